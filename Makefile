@@ -1,0 +1,57 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed-
+JOBS   ?= 2
+
+.PHONY: help demo test test-all lint format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       install into $(VENV) and run the main job on embedded data"
+	@echo "make test       install, lint, type-check and run the fast tests"
+	@echo "make test-all   the same with the slow tests"
+	@echo "make format     format the code"
+	@echo "make bench      install the peers and measure side by side (minutes)"
+	@echo "make clean      remove $(VENV) and caches"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP)base: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(STAMP)dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@ $(STAMP)base
+
+$(STAMP)bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e ".[bench]"
+	@touch $@ $(STAMP)base
+
+demo: $(STAMP)base
+	$(BIN)/python -m equipoise.demo
+
+lint: $(STAMP)dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# One thread a worker: the machine's cores are shared out between the workers, not fought over.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+test-all: lint
+	$(BIN)/pytest -m "slow or not slow"
+
+bench: $(STAMP)bench
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

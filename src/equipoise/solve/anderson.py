@@ -1,0 +1,84 @@
+"""z ← f(z) − ΔF γ with γ = argmin ‖g − ΔG γ‖, g = f(z) − z: Anderson's acceleration, a sample at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .problem import Map
+from .solver import Solver, SolverState, shared
+
+
+@dataclass
+class AndersonState(SolverState):
+    df: Tensor  # (n, memory, D) differences of f(z)
+    dg: Tensor  # (n, memory, D) differences of g = f(z) − z
+    gram: Tensor  # (n, memory, memory) = dg dgᵀ, kept up to date a row at a time
+    f_last: Tensor  # (n, D)
+    g_last: Tensor  # (n, D)
+    step: int = shared(default=0)
+
+
+@dataclass(frozen=True)
+class Anderson(Solver):
+    """z ← f(z) − ΔF γ, γ = argmin ‖g − ΔG γ‖² + λ‖γ‖², over the last `memory` differences.
+
+    `regularisation` is λ relative to the mean squared difference; by default what the dtype can resolve.
+    A row whose least-squares problem is singular takes the plain step f(z), and is counted. `damping` β
+    mixes: z ← (1 − β)(z − ΔZ γ) + β(f(z) − ΔF γ).
+    """
+
+    memory: int = 6
+    damping: float = 1.0
+    regularisation: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.memory, int) or self.memory < 1:
+            raise ValueError(f"memory must be an integer ≥ 1. Got {self.memory!r} instead.")
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"damping must lie in (0, 1]. Got {self.damping} instead.")
+        if self.regularisation is not None and not self.regularisation >= 0:
+            raise ValueError(f"regularisation must be ≥ 0. Got {self.regularisation} instead.")
+
+    def init(self, f: Map, z: Tensor) -> AndersonState:
+        n, d = z.shape
+        return AndersonState(
+            df=z.new_zeros(n, self.memory, d),
+            dg=z.new_zeros(n, self.memory, d),
+            gram=z.new_zeros(n, self.memory, self.memory),
+            f_last=z,
+            g_last=z,
+        )
+
+    def step(self, f: Map, z: Tensor, fz: Tensor, state: AndersonState) -> tuple[Tensor, AndersonState]:
+        g = fz - z
+        if state.step > 0:
+            slot = (state.step - 1) % self.memory
+            torch.sub(fz, state.f_last, out=state.df[:, slot])
+            torch.sub(g, state.g_last, out=state.dg[:, slot])
+            row = torch.einsum("nkd,nd->nk", state.dg, state.dg[:, slot])
+            state.gram[:, slot, :] = row
+            state.gram[:, :, slot] = row
+        used = min(state.step, self.memory)
+        state.f_last, state.g_last, state.step = fz, g, state.step + 1
+        if used == 0:
+            return (fz if self.damping == 1 else z.lerp(fz, self.damping)), state
+        df, dg = state.df[:, :used], state.dg[:, :used]
+        weights = self._weights(f, state.gram[:, :used, :used], torch.einsum("nkd,nd->nk", dg, g))
+        accelerated = fz - torch.einsum("nk,nkd->nd", weights, df)
+        if self.damping < 1:
+            accelerated -= (1 - self.damping) * (g - torch.einsum("nk,nkd->nd", weights, dg))
+        return accelerated, state
+
+    def _weights(self, f: Map, gram: Tensor, rhs: Tensor) -> Tensor:
+        """γ of each row; zero, which is the plain step, where the normal equations are singular."""
+        relative = torch.finfo(gram.dtype).eps if self.regularisation is None else self.regularisation
+        mean = gram.diagonal(dim1=1, dim2=2).mean(dim=1)  # (n,)
+        eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+        factor, info = torch.linalg.cholesky_ex(gram + (relative * mean)[:, None, None] * eye)
+        weights = torch.cholesky_solve(rhs[:, :, None], factor)[:, :, 0]
+        singular = (info > 0) | (mean == 0) | ~torch.isfinite(weights).all(dim=1)
+        f.counts.fallbacks += int((singular if f.working is None else singular & f.working).sum())
+        return weights.masked_fill_(singular[:, None], 0.0)

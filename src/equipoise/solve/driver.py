@@ -1,0 +1,291 @@
+"""Find z = f(z): the one loop that every solver runs in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .anderson import Anderson
+from .problem import AffineMap, Map, make_map
+from .solution import Point, Solution, State, Status, Stop, Trace
+from .solver import Solver
+
+Precision = Literal["native", "mixed"]
+
+# Rows that have ended are dropped once they are this share of the batch: below it, dropping costs more
+# (a copy of the batch and of the solver's memory) than the evaluations it saves.
+_COMPACT_SHARE = 0.15
+# A solver with a steady rate is checked when a check could pass, but never less often than this.
+_LONGEST_WAIT = 8
+
+
+def fixed_point(
+    f: Callable[..., State],
+    z0: State | Solution | None = None,
+    args: Sequence[Any] = (),
+    shared: Sequence[Any] = (),
+    *,
+    solver: Solver | Sequence[Solver] | None = None,
+    stop: Stop | None = None,
+    precision: Precision = "native",
+    trace: bool = False,
+) -> Solution:
+    """Solve z = f(z, *args, *shared) for every sample of a batch.
+
+    The state is a tensor (N, …) or a tuple of such tensors. Each sample has its own stopping test, status
+    and step count; one that ends is frozen, and dropped from the batch when that saves work.
+
+    Args:
+        f: the map; its output is checked against z at every call. An `AffineMap` also offers its parts.
+        z0: where to start, or an earlier Solution. An AffineMap may leave it out: σ(b) is used.
+        args: batch-first arguments of f: compacted with the batch, and cast with the precision.
+        shared: arguments of f that are not batched: cast with the precision. A bare closure needs neither,
+            but its samples are then never dropped, since a batch it holds would no longer fit.
+        solver: `Anderson()` by default; a sequence is tried in turn on the rows that failed.
+        stop: the tolerance and the limit on steps, by default that of the dtype.
+        precision: "mixed" iterates in float32, then polishes and verifies in float64.
+        trace: keep the iterates and residuals of every step.
+
+    Returns a Solution; nothing is raised for samples that failed: ask its `status`, or call
+    `.raise_if_failed()`.
+    """
+    chain = _chain(solver)
+    if isinstance(z0, Solution):
+        z0 = z0.value
+    if z0 is None:
+        if not isinstance(f, AffineMap):
+            raise ValueError("z0 is required: only an AffineMap has a start of its own, σ(b).")
+        z0 = f.start()
+    problem = make_map(f, z0, args, shared)
+    for one in chain:
+        if one.affine_only and problem.affine is None:
+            raise TypeError(
+                f"{type(one).__name__} splits an AffineMap(weight, bias, activation). "
+                f"Got {type(f).__name__} instead; use Anderson or Newton for a general f."
+            )
+    with torch.no_grad():
+        z = problem.layout.flat(z0)
+        if precision not in ("native", "mixed"):
+            raise ValueError(f"precision must be 'native' or 'mixed'. Got {precision!r} instead.")
+        limit = (stop or Stop()).resolve(_compute_dtype(z))
+        record = Trace() if trace else None
+        if precision == "mixed":
+            z, before = _single_precision_start(problem, z, chain[0], limit)
+        outcome = _run_chain(problem, z, chain, limit, record)
+        if precision == "mixed":
+            outcome.steps += before
+    return Solution(
+        value=problem.layout.unflat(outcome.value),
+        status=outcome.status,
+        residual=outcome.residual,
+        scale=outcome.scale,
+        steps=outcome.steps,
+        counts=problem.counts,
+        stop=limit,
+        solver=" → ".join(type(one).__name__ for one in chain),
+        trace=record,
+    )
+
+
+def extrapolate(z: Tensor, previous: Tensor | None) -> Tensor:
+    """2z_t − z_{t−1}: the start that follows a path of equilibria, second order in the step."""
+    return z if previous is None else 2 * z - previous
+
+
+@dataclass
+class _Outcome:
+    value: Tensor  # (N, D)
+    status: Tensor  # (N,)
+    residual: Tensor  # (N,)
+    scale: Tensor  # (N,)
+    steps: Tensor  # (N,)
+
+    @classmethod
+    def unsolved(cls, z: Tensor) -> _Outcome:
+        n = z.shape[0]
+        nan = torch.full((n,), math.nan, dtype=_norm_dtype(z), device=z.device)
+        steps = torch.zeros(n, dtype=torch.int64, device=z.device)
+        status = torch.full((n,), int(Status.max_steps), dtype=torch.int8, device=z.device)
+        return cls(torch.empty_like(z), status, nan, nan.clone(), steps)
+
+    def put(self, rows: Tensor, other: _Outcome) -> None:
+        self.value[rows], self.status[rows] = other.value, other.status
+        self.residual[rows], self.scale[rows] = other.residual, other.scale
+        self.steps[rows] += other.steps
+
+
+def _run_chain(f: Map, z: Tensor, chain: list[Solver], stop: Stop, record: Trace | None) -> _Outcome:
+    """Each solver in turn on the rows the one before it failed on."""
+    outcome = _iterate(f, z, chain[0], stop, record)
+    for solver in chain[1:]:
+        failed = torch.nonzero(outcome.status != Status.converged).flatten()
+        if not len(failed):
+            break
+        f.counts.retried += len(failed)
+        # Where the failed solver came near, go on from there; else start afresh.
+        near = (outcome.status == Status.max_steps) | (outcome.status == Status.stalled)
+        start = torch.where((near | (outcome.status == Status.converged))[:, None], outcome.value, z)
+        if f.compactable:
+            outcome.put(failed, _iterate(f.take(failed), start[failed], solver, stop, record, failed))
+        else:
+            again = _iterate(f, start, solver, stop, record)
+            part = {name: getattr(again, name)[failed] for name in again.__dataclass_fields__}
+            outcome.put(failed, _Outcome(**part))
+    return outcome
+
+
+def _iterate(
+    f: Map, z: Tensor, solver: Solver, stop: Stop, record: Trace | None, names: Tensor | None = None
+) -> _Outcome:
+    """The loop. `names` are the rows' numbers in the user's batch, for the record."""
+    out = _Outcome.unsolved(z)
+    rows = torch.arange(z.shape[0], device=z.device)  # where each row at work stands in `out`
+    if not len(rows):
+        return out
+    names = rows if names is None else names
+    state = solver.init(f, z)
+    progress = _Progress.start(z)
+    due = 0
+    for k in range(stop.max_steps + 1):
+        check = k >= due or k == stop.max_steps or record is not None
+        fz = f(z) if check or solver.uses_value else z
+        if check:
+            residual, scale = _row_norms(fz - z), _row_norms(fz)
+            if record is not None:
+                keep = slice(None) if f.working is None else f.working
+                record.points.append(Point(k, names[rows][keep], residual[keep], z[keep].clone()))
+            status = progress.judge(k, z, fz, residual, stop.tolerance(scale), stop)
+            ended = (status >= 0) & ~progress.done
+            if bool(ended.any()):
+                at = rows[ended]
+                out.value[at], out.status[at] = z[ended], status[ended]
+                out.residual[at], out.scale[at], out.steps[at] = residual[ended], scale[ended], k
+                progress.done |= ended
+                at_work = torch.nonzero(~progress.done).flatten()
+                if not len(at_work):
+                    break
+                if f.compactable and len(at_work) <= (1 - _COMPACT_SHARE) * len(rows):
+                    f, state, progress = f.take(at_work), state.take(at_work), progress.take(at_work)
+                    z, fz, rows = z[at_work], fz[at_work], rows[at_work]
+                else:
+                    f.working = ~progress.done
+            due = k + (progress.wait(k) if solver.smooth else 1)
+        z, state = solver.step(f, z, fz, state)
+    f.working = None
+    return out
+
+
+@dataclass
+class _Progress:
+    """What is known of each row's residuals so far: enough to tell stalled from diverged from on its way."""
+
+    first: Tensor  # (n,) first residual, or the tolerance where that is larger
+    best: Tensor  # (n,) lowest residual that counted as progress
+    best_at: Tensor  # (n,) step of it
+    done: Tensor  # (n,)
+    excess: float = math.inf  # worst residual over tolerance at the last check
+    checked: int = 0
+    rate: float = 1.0  # measured fall of the excess, a step
+
+    @classmethod
+    def start(cls, z: Tensor) -> _Progress:
+        inf = torch.full((z.shape[0],), math.inf, dtype=_norm_dtype(z), device=z.device)
+        zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
+        return cls(inf, inf.clone(), zero, zero.bool())
+
+    def take(self, rows: Tensor) -> _Progress:
+        return replace(
+            self,
+            first=self.first[rows],
+            best=self.best[rows],
+            best_at=self.best_at[rows],
+            done=self.done[rows],
+        )
+
+    def judge(self, k: int, z: Tensor, fz: Tensor, residual: Tensor, tolerance: Tensor, stop: Stop) -> Tensor:
+        """The Status of each row, −1 where it is on its way."""
+        if k == 0:
+            self.first = torch.maximum(residual, tolerance)
+        better = residual < 0.99 * self.best
+        self.best = torch.where(better, residual, self.best)
+        self.best_at = torch.where(better, k, self.best_at)
+
+        status = torch.full_like(self.best_at, -1, dtype=torch.int8)
+        if k == stop.max_steps:
+            status[:] = int(Status.max_steps)
+            status[residual > 10 * self.first] = int(Status.diverged)
+        idle = k - self.best_at >= stop.patience
+        status[idle] = int(Status.stalled)
+        status[(residual > stop.growth * self.first) | (idle & (residual > 10 * self.first))] = int(
+            Status.diverged
+        )
+        status[residual <= tolerance] = int(Status.converged)
+        broken = ~torch.isfinite(residual)
+        if bool(broken.any()):
+            bad = ~(torch.isfinite(z).all(dim=1) & torch.isfinite(fz).all(dim=1))
+            status[broken] = int(Status.diverged)  # finite values whose norm overflows
+            status[bad] = int(Status.nonfinite)
+
+        excess = (residual / tolerance)[(status < 0) & ~self.done]
+        worst = float(excess.max()) if len(excess) else 0.0
+        if worst > 0 and 0 < self.excess < math.inf and k > self.checked:
+            self.rate = (worst / self.excess) ** (1 / (k - self.checked))
+        self.excess, self.checked = worst, k
+        return status
+
+    def wait(self, k: int) -> int:
+        """Steps until a check could pass at the measured rate; 1 while there is no rate to trust."""
+        if not (0 < self.rate < 1 and 1 < self.excess < math.inf):
+            return 1
+        predicted = math.log(self.excess) / -math.log(self.rate)
+        return max(1, min(_LONGEST_WAIT, math.floor(predicted)))
+
+
+def _single_precision_start(f: Map, z: Tensor, solver: Solver, stop: Stop) -> tuple[Tensor, Tensor]:
+    """Where float32 iteration gets to, in float64 again, and its steps: the start of the verified solve."""
+    if z.dtype != torch.float64:
+        raise ValueError(f"precision='mixed' polishes in float64: z0 must be float64. Got {z.dtype} instead.")
+    if not f.compactable and not f.shared:
+        raise ValueError(
+            "precision='mixed' cannot cast what a bare closure holds: pass its tensors as args= or shared=."
+        )
+    single = torch.float32
+    assert stop.rtol is not None
+    near = replace(stop, rtol=max(stop.rtol / 2, Stop.reach(single)), patience=min(stop.patience, 4))
+    outcome = _iterate(f.to(single), z.to(single), solver, near, None)
+    found = outcome.value.double()
+    return torch.where(torch.isfinite(found).all(dim=1)[:, None], found, z), outcome.steps
+
+
+def _chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
+    chain: list[Solver] = []
+    if solver is None:
+        chain = [Anderson()]
+    else:
+        chain = [solver] if isinstance(solver, Solver) else list(solver)
+    for one in chain:
+        if not isinstance(one, Solver):
+            hint = f"{one.__name__}()" if isinstance(one, type) and issubclass(one, Solver) else "Anderson()"
+            raise TypeError(f"solver must be a Solver such as {hint}. Got {one!r} instead.")
+    if not chain:
+        raise ValueError("a chain of solvers must hold at least one.")
+    return chain
+
+
+def _compute_dtype(z: Tensor) -> torch.dtype:
+    """The dtype that limits the residual: under autocast, the lower one."""
+    kind = z.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else z.dtype
+
+
+def _norm_dtype(z: Tensor) -> torch.dtype:
+    return torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype
+
+
+def _row_norms(z: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(z, dim=1, dtype=_norm_dtype(z))

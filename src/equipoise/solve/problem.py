@@ -1,0 +1,300 @@
+"""What is solved: any f(z, *args, *shared), or an affine map with its parts in the open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .solution import Counts, State
+
+
+@dataclass(frozen=True)
+class Activation:
+    """σ with its derivative, and prox_{αφ} where σ = prox_φ has it in closed form (splitting needs that)."""
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]  # σ'(p) of the pre-activation p; at a kink the left slope: relu'(0) = 0
+    prox: Callable[[Tensor, float], Tensor] | None = None
+    lipschitz: float = 1.0
+
+    def __call__(self, p: Tensor) -> Tensor:
+        return self.value(p)
+
+
+RELU = Activation("relu", torch.relu, lambda p: (p > 0).to(p.dtype), lambda v, _: torch.relu(v))
+IDENTITY = Activation("identity", lambda p: p, torch.ones_like, lambda v, _: v)
+TANH = Activation("tanh", torch.tanh, lambda p: 1 - torch.tanh(p) ** 2)
+ACTIVATIONS = {a.name: a for a in (RELU, IDENTITY, TANH)}
+
+
+def as_activation(which: str | Activation) -> Activation:
+    """An Activation by name, or itself."""
+    if isinstance(which, Activation):
+        return which
+    if which not in ACTIVATIONS:
+        raise ValueError(
+            f"activation must be one of {sorted(ACTIVATIONS)} or an Activation. Got {which!r} instead."
+        )
+    return ACTIVATIONS[which]
+
+
+class AffineMap:
+    """f(z) = σ(W z + b), in rows `σ(Z Wᵀ + b)`.
+
+    `weight` is (m, m), `bias` is (N, m), one row a sample. What the splitting solvers derive from W alone
+    (monotonicity margin, Lipschitz constant, factorisations) is computed once and shared by every map made
+    from this one with `with_bias`, `take` or `to`.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, activation: str | Activation = "relu") -> None:
+        if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
+            raise ValueError(f"weight must be square, (m, m). Got shape {tuple(weight.shape)} instead.")
+        if bias.ndim != 2 or bias.shape[1] != weight.shape[0]:
+            raise ValueError(
+                f"bias must be (N, {weight.shape[0]}), a row a sample. Got shape {tuple(bias.shape)} instead."
+            )
+        if weight.dtype != bias.dtype or weight.device != bias.device:
+            raise ValueError(
+                f"weight and bias must share dtype and device. Got {weight.dtype} on {weight.device} and "
+                f"{bias.dtype} on {bias.device} instead."
+            )
+        if not bool(torch.isfinite(weight).all()):
+            i, j = torch.nonzero(~torch.isfinite(weight))[0].tolist()
+            raise ValueError(f"weight must be finite. Got {float(weight[i, j])} at [{i}, {j}] instead.")
+        self.weight = weight.detach()
+        self.bias = bias.detach()
+        self.activation = as_activation(activation)
+        self.cache: dict[Any, Any] = {}
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.activation(self.preactivation(z))
+
+    def preactivation(self, z: Tensor) -> Tensor:
+        return torch.addmm(self.bias, z, self.weight.T)  # (N, m)
+
+    def start(self) -> Tensor:
+        """f(0) = σ(b): a start one step ahead of zero, at no cost."""
+        return self.activation(self.bias)
+
+    def with_bias(self, bias: Tensor) -> AffineMap:
+        """The same W on other samples, sharing what was computed of it."""
+        other = AffineMap(self.weight, bias, self.activation)
+        other.cache = self.cache
+        return other
+
+    def take(self, rows: Tensor) -> AffineMap:
+        return self._with(self.weight, self.bias[rows], self.cache)
+
+    def to(self, dtype: torch.dtype) -> AffineMap:
+        if dtype == self.weight.dtype:
+            return self
+        key = ("weight", dtype)
+        if key not in self.cache:
+            self.cache[key] = self.weight.to(dtype)
+        return self._with(self.cache[key], self.bias.to(dtype), self.cache)
+
+    def _with(self, weight: Tensor, bias: Tensor, cache: dict[Any, Any]) -> AffineMap:
+        other = object.__new__(AffineMap)  # parts of a map that was checked when it was made
+        other.weight, other.bias, other.activation, other.cache = weight, bias, self.activation, cache
+        return other
+
+    @property
+    def margin(self) -> float:
+        """λ_min(sym(I − W)): positive means strongly monotone, one equilibrium for every bias."""
+        if "margin" not in self.cache:
+            w = self.weight.double()
+            eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
+            self.cache["margin"] = float(torch.linalg.eigvalsh(eye - (w + w.T) / 2)[0])
+        return self.cache["margin"]
+
+    @property
+    def lipschitz(self) -> float:
+        """‖I − W‖."""
+        if "lipschitz" not in self.cache:
+            w = self.weight.double()
+            eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
+            self.cache["lipschitz"] = float(torch.linalg.matrix_norm(eye - w, ord=2))
+        return self.cache["lipschitz"]
+
+    def __repr__(self) -> str:
+        return f"AffineMap({self.activation.name}(W z + b), m={len(self.weight)}, N={len(self.bias)})"
+
+
+@dataclass
+class Layout:
+    """How a state (a tensor, or a tuple of tensors) lies in flat rows (N, D)."""
+
+    shapes: list[torch.Size]  # per part, without the batch
+    is_tuple: bool
+
+    @classmethod
+    def of(cls, z: State) -> Layout:
+        parts = z if isinstance(z, tuple) else (z,)
+        return cls([p.shape[1:] for p in parts], isinstance(z, tuple))
+
+    def flat(self, z: State) -> Tensor:
+        if isinstance(z, tuple):
+            return torch.cat([p.reshape(len(p), -1) for p in z], dim=1)
+        return z.reshape(z.shape[0], -1) if z.shape[0] else z.reshape(0, self.width)
+
+    def unflat(self, flat: Tensor) -> State:
+        n = flat.shape[0]
+        if not self.is_tuple:
+            return flat.reshape(n, *self.shapes[0])
+        parts = flat.split([s.numel() for s in self.shapes], dim=1)
+        return tuple(p.reshape(n, *s) for p, s in zip(parts, self.shapes, strict=True))
+
+    @property
+    def width(self) -> int:
+        return sum(s.numel() for s in self.shapes)
+
+    def mismatch(self, out: Any, rows: int) -> str | None:
+        """What is wrong with `out` as a new state of `rows` samples; None when it fits."""
+        if isinstance(out, tuple) != self.is_tuple:
+            want = "a tuple of tensors" if self.is_tuple else "one tensor"
+            return f"{want}. Got {type(out).__name__} instead."
+        parts = out if isinstance(out, tuple) else (out,)
+        if len(parts) != len(self.shapes):
+            return f"{len(self.shapes)} tensors. Got {len(parts)} instead."
+        for i, (part, shape) in enumerate(zip(parts, self.shapes, strict=True)):
+            if not isinstance(part, Tensor) or tuple(part.shape) != (rows, *shape):
+                got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                which = f" for part {i} of the state" if self.is_tuple else ""
+                return f"shape {(rows, *shape)}{which}. Got {got} instead."
+        return None
+
+
+@dataclass
+class Map:
+    """The problem as a solver sees it: flat rows in, flat rows out, counted and checked at every call.
+
+    It holds the rows still at work. `take` keeps some of them where that is possible (`compactable`).
+    """
+
+    f: Callable[..., State]
+    args: tuple[Any, ...]
+    shared: tuple[Any, ...]
+    layout: Layout
+    rows: int
+    counts: Counts = field(default_factory=Counts)
+    working: Tensor | None = None  # (n,) rows not yet ended, when some have
+
+    @property
+    def affine(self) -> AffineMap | None:
+        return self.f if isinstance(self.f, AffineMap) else None
+
+    @property
+    def compactable(self) -> bool:
+        """A bare closure may hold a batch of its own, so its rows cannot be dropped."""
+        return bool(self.args) or isinstance(self.f, AffineMap)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        self.counts.evaluations += 1
+        self.counts.row_evaluations += z.shape[0]
+        return self._flat_output(self._call(z), z)
+
+    def _call(self, z: Tensor) -> State:
+        return self.f(self.layout.unflat(z), *self.args, *self.shared)
+
+    def _flat_output(self, out: State, z: Tensor) -> Tensor:
+        wrong = self.layout.mismatch(out, z.shape[0])
+        if wrong:
+            raise ValueError(
+                f"f(z, …) must return a state like z: {wrong} "
+                f"Give a start z0 of the shape f returns, or reshape inside f."
+            )
+        flat = self.layout.flat(out)
+        if flat.dtype != z.dtype:
+            if not torch.is_autocast_enabled(z.device.type):
+                raise ValueError(
+                    f"f(z, …) must return {z.dtype} like z. Got {flat.dtype} instead: "
+                    f"give z0 and the arguments one dtype."
+                )
+            flat = flat.to(z.dtype)
+        return flat
+
+    def linearise(self, z: Tensor) -> Callable[[Tensor], Tensor]:
+        """v ↦ J(z) v, the Jacobian-vector product at z for every row, exact and without forming J."""
+        if self.affine is not None:
+            affine = self.affine
+            slope = affine.activation.slope(affine.preactivation(z))
+
+            def affine_product(v: Tensor) -> Tensor:
+                self.counts.jvps += 1
+                return slope * (v @ affine.weight.T)
+
+            return affine_product
+
+        def at(z: Tensor) -> Tensor:
+            return self._flat_output(self._call(z), z)
+
+        def product(v: Tensor) -> Tensor:
+            self.counts.jvps += 1
+            return torch.func.jvp(at, (z,), (v,))[1]
+
+        return product
+
+    def take(self, rows: Tensor) -> Map:
+        """The same problem on some of its rows."""
+        f = self.f.take(rows) if isinstance(self.f, AffineMap) else self.f
+        args = tuple(_take(a, rows) for a in self.args)
+        return Map(f, args, self.shared, self.layout, len(rows), self.counts)
+
+    def to(self, dtype: torch.dtype) -> Map:
+        """The same problem in another precision."""
+        f = self.f.to(dtype) if isinstance(self.f, AffineMap) else self.f
+        args, shared = (tuple(_cast(a, dtype) for a in part) for part in (self.args, self.shared))
+        return Map(f, args, shared, self.layout, self.rows, self.counts)
+
+
+def _take(a: Any, rows: Tensor) -> Any:
+    return a[rows] if isinstance(a, Tensor) else a
+
+
+def _cast(a: Any, dtype: torch.dtype) -> Any:
+    return a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a
+
+
+def make_map(f: Callable[..., State], z: State, args: Sequence[Any], shared: Sequence[Any]) -> Map:
+    """Check the pieces of a problem against each other, in words, before anything runs."""
+    if not callable(f):
+        raise TypeError(f"f must be callable as f(z, *args, *shared). Got {type(f).__name__} instead.")
+    parts = z if isinstance(z, tuple) else (z,)
+    if not parts or not all(isinstance(p, Tensor) for p in parts):
+        raise TypeError(f"z0 must be a tensor or a tuple of tensors. Got {type(z).__name__} instead.")
+    for part in parts:
+        if part.ndim < 1:
+            raise ValueError(
+                "z0 must be batch-first, (N, …): a single sample is z0[None]. Got a scalar instead."
+            )
+        if not part.is_floating_point():
+            raise ValueError(f"z0 must be of a floating dtype. Got {part.dtype} instead.")
+        if part.dtype != parts[0].dtype or part.device != parts[0].device:
+            raise ValueError("the tensors of a state must share dtype and device.")
+        if part.shape[0] != parts[0].shape[0]:
+            raise ValueError(
+                f"the tensors of a state must share their batch size. Got {[len(p) for p in parts]} instead."
+            )
+    layout, rows = Layout.of(z), parts[0].shape[0]
+    if layout.width == 0:
+        raise ValueError(f"the state must not be empty. Got shape {[tuple(p.shape) for p in parts]} instead.")
+    for i, a in enumerate(args):
+        if isinstance(a, Tensor) and (a.ndim < 1 or a.shape[0] != rows):
+            raise ValueError(
+                f"args are batch-first: args[{i}] must have {rows} rows like z0. "
+                f"Got shape {tuple(a.shape)} instead. What every sample shares goes into shared=."
+            )
+    if isinstance(f, AffineMap):
+        if args or shared:
+            raise ValueError("an AffineMap holds its own data: args and shared must be empty.")
+        if tuple(parts[0].shape) != tuple(f.bias.shape) or len(parts) > 1:
+            raise ValueError(
+                f"z0 must be {tuple(f.bias.shape)} like the bias of the AffineMap. "
+                f"Got {[tuple(p.shape) for p in parts]} instead."
+            )
+    return Map(f, tuple(args), tuple(shared), layout, rows)

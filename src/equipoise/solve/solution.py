@@ -1,0 +1,235 @@
+"""What a solve answers: a value, and for every sample whether it can be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+State = Tensor | tuple[Tensor, ...]
+
+
+class Status(IntEnum):
+    """How the solve of one sample ended. Every member but `converged` is a failure."""
+
+    converged = 0
+    max_steps = 1
+    diverged = 2
+    stalled = 3
+    nonfinite = 4
+
+    @property
+    def meaning(self) -> str:
+        return _MEANING[self][0]
+
+    @property
+    def remedy(self) -> str:
+        return _MEANING[self][1]
+
+
+_MEANING = {
+    Status.converged: ("the residual met the tolerance", "nothing"),
+    Status.max_steps: (
+        "the residual was still falling when max_steps was reached",
+        "a larger max_steps, a looser rtol, a faster solver (Anderson, Newton), or a nearer start",
+    ),
+    Status.diverged: (
+        "the residual grew far beyond its first value",
+        "a map that contracts (smaller weights), damping, Newton; a splitting solver if f is monotone",
+    ),
+    Status.stalled: (
+        "the residual stopped improving: the iteration cycles, or sits at rounding level",
+        "damping, Anderson or Newton; a splitting solver if f is monotone; or a looser tolerance",
+    ),
+    Status.nonfinite: (
+        "NaN or infinity appeared in the start, the input or the map",
+        "finite inputs and weights; smaller weights if the iterates overflow",
+    ),
+}
+
+# rtol by dtype where none is given, and the absolute tolerance that catches equilibria at zero.
+_DEFAULT_RTOL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_DEFAULT_ATOL = {torch.float64: 1e-12, torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """‖f(z) − z‖ ≤ atol + rtol·‖f(z)‖, for each sample on its own.
+
+    `rtol` and `atol` left at None take the default of the dtype in use (rtol 1e-8 in float64, 1e-4 in
+    float32). A sample that is not there after `max_steps` steps has failed. It has `stalled` when its
+    best residual fell by less than 1 % over `patience` steps, and `diverged` when its residual is
+    `growth` times the first one.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    max_steps: int = 500
+    patience: int = 50
+    growth: float = 1e6
+
+    def __post_init__(self) -> None:
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a finite number ≥ 0. Got {value} instead.")
+        if self.rtol == 0 and self.atol == 0:
+            raise ValueError("rtol and atol cannot both be 0: no iteration ends at a residual of exactly 0.")
+        for name in ("max_steps", "patience"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
+        if not self.growth > 1:
+            raise ValueError(f"growth must be > 1. Got {self.growth} instead.")
+
+    @staticmethod
+    def reach(dtype: torch.dtype) -> float:
+        """The smallest relative residual that arithmetic in `dtype` can be expected to show."""
+        return 8 * torch.finfo(dtype).eps
+
+    def resolve(self, dtype: torch.dtype) -> Stop:
+        """The same test with its tolerances filled in for `dtype`; refused where `dtype` cannot reach it."""
+        rtol = _DEFAULT_RTOL[dtype] if self.rtol is None else self.rtol
+        atol = _DEFAULT_ATOL[dtype] if self.atol is None else self.atol
+        reach = self.reach(dtype)
+        if rtol < reach and not (self.atol is not None and self.atol > 0):
+            raise ValueError(
+                f"rtol must be at least {reach:.1e}, what {dtype} arithmetic can reach. Got {rtol:.1e} "
+                f"instead. Solve in float64 (or with precision='mixed'), or give an atol > 0."
+            )
+        return replace(self, rtol=rtol, atol=atol)
+
+    def tolerance(self, scale: Tensor) -> Tensor:
+        """The residual each sample must reach, from its ‖f(z)‖. Only of a resolved Stop."""
+        assert self.rtol is not None
+        assert self.atol is not None
+        return self.atol + self.rtol * scale
+
+
+@dataclass
+class Counts:
+    """What a solve cost."""
+
+    evaluations: int = 0  # calls of f
+    row_evaluations: int = 0  # the same, times the rows of each call
+    jvps: int = 0  # Jacobian-vector products, a call each
+    fallbacks: int = 0  # rows that took a plain step because their own step could not be formed
+    retried: int = 0  # rows handed on to the next solver of a chain
+
+    def __iadd__(self, other: Counts) -> Counts:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+
+@dataclass(frozen=True)
+class Point:
+    """One checked step of a solve, for the rows still at work in it."""
+
+    step: int
+    rows: Tensor  # (n,)
+    residual: Tensor  # (n,)
+    value: Tensor  # (n, D), flattened states
+
+
+@dataclass
+class Trace:
+    """The course of a solve, step by step, without padding: rows leave when they end."""
+
+    points: list[Point] = field(default_factory=list)
+
+    def residuals(self, row: int) -> Tensor:
+        """‖f(z) − z‖ of one sample at every step it took."""
+        return torch.stack([r for _, r, _ in self._of(row)])
+
+    def iterates(self, row: int) -> Tensor:
+        """The (flattened) iterates of one sample, a row a step."""
+        return torch.stack([z for _, _, z in self._of(row)])
+
+    def _of(self, row: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        for point in self.points:
+            (at,) = torch.nonzero(point.rows == row, as_tuple=True)
+            if len(at):
+                yield point.step, point.residual[at[0]], point.value[at[0]]
+
+
+class EquilibriumError(RuntimeError):
+    """Some samples have no equilibrium to give. `solution` holds what was found."""
+
+    def __init__(self, message: str, solution: Solution) -> None:
+        super().__init__(message)
+        self.solution = solution
+
+    def __reduce__(self) -> tuple:  # pickles with its solution, for workers
+        return type(self), (self.args[0], self.solution)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The equilibrium of every sample, or the reason why it has none.
+
+    `residual` is the true ‖f(value) − value‖ of each sample at exit.
+    """
+
+    value: State  # (N, …), or a tuple of such
+    status: Tensor  # (N,) of Status
+    residual: Tensor  # (N,) ‖f(z) − z‖
+    scale: Tensor  # (N,) ‖f(z)‖
+    steps: Tensor  # (N,)
+    counts: Counts
+    stop: Stop  # as resolved for the dtype
+    solver: str
+    trace: Trace | None = None
+
+    @property
+    def converged(self) -> Tensor:
+        return self.status == Status.converged  # (N,)
+
+    @property
+    def relative_residual(self) -> Tensor:
+        return self.residual / self.scale.clamp_min(torch.finfo(self.scale.dtype).tiny)  # (N,)
+
+    @property
+    def failed_rows(self) -> list[int]:
+        return torch.nonzero(~self.converged).flatten().tolist()
+
+    def raise_if_failed(self) -> Solution:
+        """Itself when every sample converged; an EquilibriumError that names the others otherwise."""
+        if self.failed_rows:
+            raise EquilibriumError(self.explain_failure(), self)
+        return self
+
+    def explain_failure(self, shown: int = 5) -> str:
+        """Rows, residuals and remedies of what failed; empty when nothing did."""
+        rows = self.failed_rows
+        if not rows:
+            return ""
+        relative = self.relative_residual
+        lines = [
+            f"{len(rows)} of {len(self.status)} samples have no equilibrium after {self.solver} "
+            f"(rtol={self.stop.rtol:.1e}, atol={self.stop.atol:.1e}, max_steps={self.stop.max_steps}):"
+        ]
+        for row in rows[:shown]:
+            status = Status(int(self.status[row]))
+            lines.append(
+                f"  row {row}: {status.name} after {int(self.steps[row])} steps, "
+                f"relative residual {float(relative[row]):.1e}"
+            )
+        if len(rows) > shown:
+            lines.append(f"  … and {len(rows) - shown} more rows")
+        for status in sorted({Status(int(self.status[row])) for row in rows}):
+            lines.append(f"{status.name}: {status.meaning}; try {status.remedy}.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        n = len(self.status)
+        worst = float(self.relative_residual.max()) if n else 0.0
+        steps = int(self.steps.max()) if n else 0
+        return (
+            f"Solution({int(self.converged.sum())} of {n} converged, steps ≤ {steps}, "
+            f"relative residual ≤ {worst:.1e}, {self.counts.evaluations} evaluations, {self.solver})"
+        )

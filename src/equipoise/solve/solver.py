@@ -1,0 +1,54 @@
+"""The contract of a solver: `init` and `step` on flat rows. The loop is the driver's."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from .problem import Map
+
+
+@dataclass
+class SolverState:
+    """What a solver carries from step to step: batch-first tensors, and fields declared `shared()`."""
+
+    def take(self, rows: Tensor) -> Self:
+        """The state of some of the rows."""
+        return dataclasses.replace(
+            self,
+            **{
+                f.name: getattr(self, f.name)[rows]
+                for f in dataclasses.fields(self)
+                if not f.metadata.get("shared") and isinstance(getattr(self, f.name), Tensor)
+            },
+        )
+
+
+def shared(**kwargs: Any) -> Any:
+    """A field of a SolverState that belongs to all rows together: a counter, a factorisation."""
+    return field(metadata={"shared": True}, **kwargs)
+
+
+@dataclass(frozen=True)
+class Solver(ABC):
+    """One way to move an iterate towards z = f(z). Subclasses are frozen dataclasses of their options."""
+
+    uses_value: ClassVar[bool] = True
+    """Whether `step` reads fz. Where it does not, f is evaluated only to check the residual."""
+
+    smooth: ClassVar[bool] = False
+    """Whether residuals fall at a steady rate, so that checks can wait until one could pass."""
+
+    affine_only: ClassVar[bool] = False
+    """Whether the solver needs the parts of an AffineMap."""
+
+    def init(self, f: Map, z: Tensor) -> SolverState:
+        return SolverState()
+
+    @abstractmethod
+    def step(self, f: Map, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The next iterate of every row, (n, D), from z and fz = f(z)."""

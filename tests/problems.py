@@ -1,0 +1,56 @@
+"""Problems with known solutions, for every suite."""
+
+from __future__ import annotations
+
+import torch
+
+
+def contraction(n: int, m: int, q: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """W (m, m) with ‖W‖ = q and a bias (n, m), in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(m, m, dtype=torch.float64, generator=generator)
+    weight *= q / torch.linalg.matrix_norm(weight, ord=2)
+    return weight, torch.randn(n, m, dtype=torch.float64, generator=generator)
+
+
+def monotone_weight(m: int, margin: float, scale: float, seed: int) -> torch.Tensor:
+    """W = (1 − μ)I − AᵀA + B − Bᵀ: sym(I − W) ⪰ μ I whatever its norm."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (scale * torch.randn(2, m, m, dtype=torch.float64, generator=generator) / m**0.5).unbind()
+    return (1 - margin) * torch.eye(m, dtype=torch.float64) - a.T @ a + b - b.T
+
+
+def tanh_contraction(n: int, m: int, q: float, seed: int):
+    """f(z, x, W) = tanh(W z + x) with ‖W‖ = q."""
+    weight, bias = contraction(n, m, q, seed)
+    return lambda z, x, w: torch.tanh(z @ w.T + x), weight, bias
+
+
+def exact_affine(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """z = relu(W z + b) by Lemke-like search over active sets: Newton's method on each row, verified.
+
+    Valid where the solution is unique (contraction or strongly monotone); an independent reference.
+    """
+    m = len(weight)
+    rows = []
+    for b in bias:
+        rows.append(_active_set(weight, b, m))
+    return torch.stack(rows) if rows else bias.clone()
+
+
+def _active_set(weight: torch.Tensor, b: torch.Tensor, m: int) -> torch.Tensor:
+    # Murty's least-index principal pivoting: finite for P-matrices, and I − W is one here.
+    active = torch.zeros(m, dtype=torch.bool)
+    eye = torch.eye(m, dtype=weight.dtype)
+    for _ in range(200_000):
+        z = torch.zeros(m, dtype=weight.dtype)
+        if active.any():
+            at = torch.nonzero(active).flatten()
+            z[at] = torch.linalg.solve((eye - weight)[at][:, at], b[at])
+        pre = weight @ z + b
+        wrong = torch.where(active, z < 0, pre > 1e-14 * (1 + b.abs().max()))
+        if not wrong.any():
+            return z
+        index = int(torch.nonzero(wrong)[0])
+        active[index] = ~active[index]
+    raise AssertionError("principal pivoting did not end")
