@@ -1,9 +1,10 @@
 """Find z = f(z): tensors in, Solution out."""
 
+from .activation import IDENTITY, RELU, TANH, Activation, clamp, leaky_relu, soft_threshold
 from .anderson import Anderson
 from .driver import extrapolate, fixed_point
 from .picard import Picard
-from .problem import IDENTITY, RELU, TANH, Activation, AffineMap
+from .problem import AffineMap
 from .solution import Counts, EquilibriumError, Solution, Status, Stop, Trace
 from .solver import Solver, SolverState
 
@@ -23,6 +24,9 @@ __all__ = [
     "Status",
     "Stop",
     "Trace",
+    "clamp",
     "extrapolate",
     "fixed_point",
+    "leaky_relu",
+    "soft_threshold",
 ]

@@ -9,38 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .activation import Activation, as_activation
 from .solution import Counts, State
-
-
-@dataclass(frozen=True)
-class Activation:
-    """σ with its derivative, and prox_{αφ} where σ = prox_φ has it in closed form (splitting needs that)."""
-
-    name: str
-    value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]  # σ'(p) of the pre-activation p; at a kink the left slope: relu'(0) = 0
-    prox: Callable[[Tensor, float], Tensor] | None = None
-    lipschitz: float = 1.0
-
-    def __call__(self, p: Tensor) -> Tensor:
-        return self.value(p)
-
-
-RELU = Activation("relu", torch.relu, lambda p: (p > 0).to(p.dtype), lambda v, _: torch.relu(v))
-IDENTITY = Activation("identity", lambda p: p, torch.ones_like, lambda v, _: v)
-TANH = Activation("tanh", torch.tanh, lambda p: 1 - torch.tanh(p) ** 2)
-ACTIVATIONS = {a.name: a for a in (RELU, IDENTITY, TANH)}
-
-
-def as_activation(which: str | Activation) -> Activation:
-    """An Activation by name, or itself."""
-    if isinstance(which, Activation):
-        return which
-    if which not in ACTIVATIONS:
-        raise ValueError(
-            f"activation must be one of {sorted(ACTIVATIONS)} or an Activation. Got {which!r} instead."
-        )
-    return ACTIVATIONS[which]
 
 
 class AffineMap:
