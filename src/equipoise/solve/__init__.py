@@ -3,6 +3,8 @@
 from .activation import IDENTITY, RELU, TANH, Activation, clamp, leaky_relu, soft_threshold
 from .anderson import Anderson
 from .driver import extrapolate, fixed_point
+from .forward_backward import ForwardBackward
+from .peaceman_rachford import PeacemanRachford
 from .picard import Picard
 from .problem import AffineMap
 from .solution import Counts, EquilibriumError, Solution, Status, Stop, Trace
@@ -17,6 +19,8 @@ __all__ = [
     "Anderson",
     "Counts",
     "EquilibriumError",
+    "ForwardBackward",
+    "PeacemanRachford",
     "Picard",
     "Solution",
     "Solver",

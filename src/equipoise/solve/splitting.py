@@ -1,0 +1,81 @@
+"""0 ∈ (I − W) z − b + ∂φ(z), σ = prox_φ: the equilibria of z = σ(W z + b), as zeros of a sum."""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .activation import ACTIVATIONS
+from .problem import AffineMap, Map
+from .solver import Solver
+
+
+@dataclass(frozen=True)
+class Splitting(Solver):
+    """What the splitting solvers share: the constants of I − W, and a step derived from them, never tried.
+
+    μ = λ_min(sym(I − W)) is the margin and ℓ = ‖I − W‖ the Lipschitz constant. Both are computed once for
+    each W; give `margin` or `lipschitz` where they are known (a lower bound of μ, an upper bound of ℓ).
+    """
+
+    margin: float | None = None
+    lipschitz: float | None = None
+    step_size: float | None = None
+    uses_value = False
+    smooth = True
+    affine_only = True
+
+    def __post_init__(self) -> None:
+        for name in ("margin", "lipschitz", "step_size"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a finite number > 0. Got {value} instead.")
+        if self.margin is not None and self.lipschitz is not None and self.margin > self.lipschitz:
+            raise ValueError(
+                f"margin must be ≤ lipschitz, since λ_min(sym(I − W)) ≤ ‖I − W‖. "
+                f"Got {self.margin} and {self.lipschitz} instead."
+            )
+
+    @abstractmethod
+    def alpha(self, affine: AffineMap) -> float:
+        """The step α on this map."""
+
+    @abstractmethod
+    def rate(self, affine: AffineMap) -> float:
+        """The factor by which every step comes nearer to the equilibrium, at least."""
+
+    def constants(self, affine: AffineMap) -> tuple[float, float]:
+        """μ > 0 and ℓ: as given, else of W; refused where W is not strongly monotone."""
+        lipschitz = affine.lipschitz if self.lipschitz is None else self.lipschitz
+        if self.margin is not None:
+            return self.margin, lipschitz
+        rounding = len(affine.weight) * sys.float_info.epsilon * lipschitz
+        if not affine.margin > rounding:
+            raise ValueError(
+                f"{type(self).__name__} needs a strongly monotone I − W: the margin μ = λ_min(sym(I − W)) "
+                f"must be > 0. Got μ = {affine.margin:.3g} instead; smaller weights or "
+                f"W = (1 − μ)I − AᵀA + B − Bᵀ have one, Anderson or Newton may do without."
+            )
+        return affine.margin, lipschitz
+
+    def prox(self, affine: AffineMap) -> Callable[[Tensor, float], Tensor]:
+        """prox_{αφ} of the activation."""
+        if affine.activation.prox is None:
+            works = sorted(name for name, a in ACTIVATIONS.items() if a.prox is not None)
+            raise TypeError(
+                f"{type(self).__name__} needs an activation with a proximal map: one of {works}, or an "
+                f"Activation(…, prox=…). Got {affine.activation.name!r} instead; "
+                f"Anderson and Newton need none."
+            )
+        return affine.activation.prox
+
+
+def parts(f: Map) -> AffineMap:
+    """The AffineMap in f; the driver lets no other f come this far."""
+    assert f.affine is not None
+    return f.affine
