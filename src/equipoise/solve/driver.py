@@ -92,6 +92,29 @@ def fixed_point(
     )
 
 
+def verify(
+    f: Callable[..., State],
+    z: State,
+    args: Sequence[Any] = (),
+    shared: Sequence[Any] = (),
+    *,
+    stop: Stop | None = None,
+) -> Solution:
+    """Judge a state without moving it: one evaluation, the true residual of each sample and its status."""
+    problem = make_map(f, z, args, shared)
+    with torch.no_grad():
+        flat = problem.layout.flat(z)
+        limit = (stop or Stop()).resolve(_compute_dtype(flat))
+        fz = problem(flat)
+        residual, scale = _row_norms(fz - flat), _row_norms(fz)
+        status = torch.full((len(flat),), int(Status.max_steps), dtype=torch.int8, device=flat.device)
+        status[residual <= limit.tolerance(scale)] = int(Status.converged)
+        status[~torch.isfinite(residual)] = int(Status.nonfinite)
+    steps = torch.zeros(len(flat), dtype=torch.int64, device=flat.device)
+    value = problem.layout.unflat(flat.detach())
+    return Solution(value, status, residual, scale, steps, problem.counts, limit, "verification")
+
+
 def extrapolate(z: Tensor, previous: Tensor | None) -> Tensor:
     """2z_t − z_{t−1}: the start that follows a path of equilibria, second order in the step."""
     return z if previous is None else 2 * z - previous

@@ -1,0 +1,63 @@
+"""z = f(z, *tensors): an equation with every tensor it depends on in the open."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..solve import Solution, Solver, Stop, fixed_point
+from ..solve.driver import Precision
+from ..solve.failure import OnFailure
+
+
+@dataclass(frozen=True)
+class Method:
+    """How an equation is solved, and what happens when it is not."""
+
+    solver: Solver | Sequence[Solver] | None = None
+    stop: Stop = field(default_factory=Stop)
+    precision: Precision = "native"
+    on_failure: OnFailure = field(default_factory=OnFailure)
+
+
+class Equation(ABC):
+    """z = f(z, *tensors) on flat rows (N, D), a pure function of what it is given.
+
+    The first `batched` tensors are batch-first, one row a sample; the others are shared by all samples.
+    """
+
+    batched: int
+    method: Method
+    what: str = "forward solve"
+
+    @abstractmethod
+    def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
+        """f(z, *tensors), (N, D) like z. Differentiable in everything."""
+
+    def solve(self, start: Tensor, tensors: Sequence[Tensor]) -> Solution:
+        """The equilibrium by `method`, unjudged and without a gradient."""
+        method = self.method
+        return fixed_point(
+            self,
+            start,
+            args=tensors[: self.batched],
+            shared=tensors[self.batched :],
+            solver=method.solver,
+            stop=method.stop,
+            precision=method.precision,
+        )
+
+
+
+def under_transform() -> bool:
+    """Whether a torch.func transform or forward-mode differentiation is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

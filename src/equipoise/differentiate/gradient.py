@@ -1,0 +1,57 @@
+"""The contract of a gradient: from an equation and a start to an equilibrium that autograd understands."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..solve import Solution
+from .equation import Equation
+
+
+@dataclass
+class Record:
+    """What the last call of a layer did: detached, for reading only."""
+
+    forward: Solution | None = None
+    adjoint: Solution | None = None
+    masked: int = 0  # rows left without a gradient by on_failure="mask"
+
+
+@dataclass(frozen=True)
+class Gradient(ABC):
+    """One way to differentiate an equilibrium. Subclasses are frozen dataclasses of their options."""
+
+    @abstractmethod
+    def equilibrium(
+        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
+    ) -> Tensor:
+        """The equilibrium (N, D), differentiable in `tensors`; what was done goes into `record`."""
+
+
+@dataclass(frozen=True)
+class SolvedGradient(Gradient):
+    """A gradient that is attached to an equilibrium after it was found."""
+
+    def equilibrium(
+        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
+    ) -> Tensor:
+        solution = record.forward = equation.solve(start, tensors)
+        kept = equation.method.on_failure.judge(solution, equation.what)
+        value = solution.value
+        assert isinstance(value, Tensor)
+        if kept is None:
+            return self.attach(equation, value, tensors, record)
+        # Rows that failed stay out of the graph altogether: a NaN in one would spread through a sum.
+        record.masked = len(value) - len(kept)
+        rows = tuple(t[kept] if i < equation.batched else t for i, t in enumerate(tensors))
+        frame = torch.where(torch.isfinite(value), value, 0.0)
+        return frame.index_copy(0, kept, self.attach(equation, value[kept], rows, record))
+
+    @abstractmethod
+    def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
+        """z with a gradient in `tensors`."""
