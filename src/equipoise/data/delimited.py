@@ -111,9 +111,7 @@ def _records(path: Path, delimiter: str) -> list[tuple[int, list[str]]]:
         except StopIteration:
             return records
         except csv.Error as error:
-            raise DataError(
-                f"{path.name}: line {line} is not well-formed: {error} (an open quote?)"
-            ) from error
+            raise DataError(f"{path.name}: line {line} is malformed: {error} (an open quote?)") from error
         if len(cells) > 1 or (cells and cells[0].strip()):
             records.append((line, cells))
 

@@ -163,21 +163,22 @@ def read_semeion(paths: Paths) -> Parts:
     return seeded_split(x, values[:, 256:].argmax(1).astype(np.int64))
 
 
-def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> Parts:
-    """A declared subset: an .npz with x_train, y_train, x_test, y_test, read without pickle."""
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file by name, read without pickle: arrays of objects are refused unread."""
     try:
-        with np.load(path, allow_pickle=False) as content:
-            missing = [key for key in Parts._fields if key not in content]
-            if missing:
-                raise DataError(
-                    f"{path.name} must hold {', '.join(Parts._fields)}; {', '.join(missing)} missing"
-                )
-            arrays = Parts(*(content[key] for key in Parts._fields))
-    except DataError:
-        raise
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
+            return {key: content[key] for key in content.files}
     except Exception as error:  # a damaged zip raises many kinds
         raise DataError(f"{path.name} is not an .npz of plain arrays: {error}") from error
+
+
+def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> Parts:
+    """A declared subset: an .npz with x_train, y_train, x_test, y_test."""
+    arrays = read_npz(path)
+    missing = [key for key in Parts._fields if key not in arrays]
+    if missing:
+        raise DataError(f"{path.name} must hold {', '.join(Parts._fields)}; missing: {', '.join(missing)}")
     return Parts(
-        *checked(arrays.x_train, arrays.y_train, shape, classes, f"{path.name}, training"),
-        *checked(arrays.x_test, arrays.y_test, shape, classes, f"{path.name}, test"),
+        *checked(arrays["x_train"], arrays["y_train"], shape, classes, f"{path.name}, training"),
+        *checked(arrays["x_test"], arrays["y_test"], shape, classes, f"{path.name}, test"),
     )

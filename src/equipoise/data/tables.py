@@ -16,6 +16,7 @@ import numpy as np
 from equipoise.data.dataset import Array
 from equipoise.data.delimited import Frame, name_problems, read_delimited
 from equipoise.data.errors import DataError, MissingData, optional, refuse
+from equipoise.data.formats import read_npz
 from equipoise.data.images import read_image_folder
 from equipoise.data.kinds import Kind, Targets, is_missing, read_targets, to_number
 from equipoise.data.validate import Table, checked_table, validate
@@ -128,11 +129,7 @@ def _cell(value: object) -> str:
 
 
 def _from_npz(path: Path, target: str | None, kind: Kind | None, labelled: bool) -> Draft:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {key: content[key] for key in content.files}
-    except Exception as error:  # a damaged zip raises many kinds; arrays of objects are refused unread
-        raise DataError(f"{path.name} is not an .npz of plain arrays: {error}") from error
+    arrays = read_npz(path)
     if target is not None and target not in arrays:
         raise DataError(f"{path.name}: no array is called {target!r}{_hint(target, list(arrays))}")
     ending = target[1:] if target is not None and target[:1] in "yY" else ""
