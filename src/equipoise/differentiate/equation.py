@@ -53,7 +53,6 @@ class Equation(ABC):
         )
 
 
-
 def under_transform() -> bool:
     """Whether a torch.func transform or forward-mode differentiation is at work."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

@@ -41,6 +41,7 @@ class Implicit(SolvedGradient):
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
         if under_transform():  # the solve itself must happen below the transform
+            _refuse_closed_over(equation, start, tensors)
             return _Equilibrium.apply(equation, self, record, start, *tensors)
         return super().equilibrium(equation, start, tensors, record)
 
@@ -110,12 +111,13 @@ def _refuse_random_cell(z: Tensor, fz: Tensor, equation: Equation) -> None:
     stop = equation.method.stop
     scale = fz.detach().norm(dim=1)
     allowed = 1e3 * (stop.rtol or 1e-3) * scale + 1e-3 * scale
-    off = (fz.detach() - z).norm(dim=1) > allowed
+    gap = (fz.detach() - z).norm(dim=1)
+    off = gap > allowed
     if equation.method.on_failure.policy in ("raise", "mask") and bool(off.any()):
         row = int(torch.nonzero(off)[0])
         raise RuntimeError(
-            f"the cell must give the same answer each time it is called with the same state. Got another one "
-            f"after the solve, off by {float((fz.detach() - z).norm(dim=1)[row] / scale[row]):.1e} in row {row}: "
+            f"the cell must give the same answer each time it is called with the same state. Got another "
+            f"one after the solve, off by {float(gap[row] / scale[row]):.1e} in row {row}: "
             f"draw random masks once per solve (eq.SharedDropout), and hold buffers still during it."
         )
 
@@ -134,10 +136,7 @@ class _Equilibrium(torch.autograd.Function):
         solution = record.forward = equation.solve(start, tensors)
         value = solution.value
         assert isinstance(value, Tensor)
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise RuntimeError(_closed_over_message(equation, "under a torch.func transform"))
-        if OnFailure("raise").judge(solution, equation.what) is not None:
-            raise AssertionError("unreachable: the policy raises")
+        OnFailure("raise").judge(solution, equation.what)  # inside a transform there are no rows to leave out
         return value
 
     @staticmethod
@@ -193,8 +192,8 @@ class _Equilibrium(torch.autograd.Function):
                 folded.append(t)
             else:
                 raise RuntimeError(
-                    "vmap over an equilibrium layer maps its batch-first inputs: a mapped parameter or shared "
-                    "tensor would be a different problem for each. Loop over the parameters instead."
+                    "vmap over an equilibrium layer maps its batch-first inputs: a mapped parameter or "
+                    "shared tensor would be a different problem for each. Loop over the parameters instead."
                 )
         z = _Equilibrium.apply(equation, how, record, *folded)
         return z.reshape(size, rows, *z.shape[1:]), 0
@@ -206,7 +205,9 @@ def _split(rest: Sequence[Any]) -> tuple[tuple[Tensor, ...], _Graph | None]:
     return tuple(rest), None
 
 
-def _solve_eager_adjoint(how: Implicit, equation: Equation, graph: _Graph, g: Tensor, record: Record) -> Tensor:
+def _solve_eager_adjoint(
+    how: Implicit, equation: Equation, graph: _Graph, g: Tensor, record: Record
+) -> Tensor:
     """u = g + (∂f/∂z)ᵀ u over the recorded graph; rows that fail are judged by the layer's policy."""
     solution = record.adjoint = solve_linear(graph.pull, g, None, how.solver, how.stop)
     kept = equation.method.on_failure.judge(solution, f"adjoint of the {equation.what}")
@@ -274,7 +275,11 @@ def _pullback_tensors(
 
 
 def _pushforward_tensors(
-    equation: Equation, z: Tensor, tensors: Sequence[Tensor], moving: Sequence[int], moves: Sequence[Tensor | None]
+    equation: Equation,
+    z: Tensor,
+    tensors: Sequence[Tensor],
+    moving: Sequence[int],
+    moves: Sequence[Tensor | None],
 ) -> Tensor:
     """∂f/∂θ θ̇."""
 
@@ -318,17 +323,29 @@ class _ClosedOver(torch.autograd.Function):
         return None, None, _solve_eager_adjoint(task.how, task.equation, task.graph, g, task.record)
 
 
+def _refuse_closed_over(equation: Equation, start: Tensor, tensors: Sequence[Tensor]) -> None:
+    """A tensor of the transform that f reads without having been given it would lose its derivative."""
+    level = torch._C._functorch.maybe_get_level
+    with torch.no_grad():
+        reached = level(equation(start, *tensors))
+    given = max(level(t) for t in (start, *tensors))
+    held = closed_over(getattr(equation, "cell", None), torch._C._functorch.is_functorch_wrapped_tensor)
+    if held or reached > given:
+        raise RuntimeError(_closed_over_message(equation, "under a torch.func transform"))
+
+
 def _closed_over_message(equation: Equation, when: str) -> str:
-    names = closed_over_names(getattr(equation, "cell", None))
-    which = ", ".join(names) if names else "a tensor"
+    cell = getattr(equation, "cell", None)
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    names = closed_over(cell, lambda t: t.requires_grad or wrapped(t))
     return (
-        f"the cell closes over {which}, which only first-order eager gradients can reach, and was used {when}. "
-        f"Make it a parameter of an nn.Module cell, or pass it as an input of the layer."
+        f"the cell closes over {', '.join(names) or 'a tensor'}, which only first-order eager gradients can "
+        f"reach, and was used {when}. Make it a parameter of an nn.Module cell, or an input of the layer."
     )
 
 
-def closed_over_names(cell: Any) -> list[str]:
-    """Names under which a function holds tensors that require a gradient, or modules that do."""
+def closed_over(cell: Any, which: Callable[[Tensor], bool]) -> list[str]:
+    """Names under which a function holds such tensors, or modules with such parameters."""
     function = inspect.unwrap(getattr(cell, "forward", cell)) if cell is not None else None
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function):
@@ -337,9 +354,7 @@ def closed_over_names(cell: Any) -> list[str]:
 
     def tracked(value: Any) -> bool:
         if isinstance(value, torch.nn.Module):
-            return any(p.requires_grad for p in value.parameters())
-        return isinstance(value, Tensor) and (
-            value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value)
-        )
+            return any(which(p) for p in value.parameters())
+        return isinstance(value, Tensor) and which(value)
 
     return [f"`{name}`" for name, value in {**held.globals, **held.nonlocals}.items() if tracked(value)]

@@ -48,10 +48,18 @@ def solve_linear(
         assert stop.rtol is not None
         assert stop.atol is not None
         found = gmres(
-            operator, b, start, rtol=stop.rtol, atol=stop.atol, max_steps=stop.max_steps, restart=solver.restart
+            operator,
+            b,
+            start,
+            rtol=stop.rtol,
+            atol=stop.atol,
+            max_steps=stop.max_steps,
+            restart=solver.restart,
         )
         steps, scale = found.steps, found.value.norm(dim=1)
-        if bool((found.residual > stop.tolerance(scale)).any()):  # u is smaller than b: its tolerance is tighter
+        if bool(
+            (found.residual > stop.tolerance(scale)).any()
+        ):  # u is smaller than b: its tolerance is tighter
             found = gmres(
                 operator,
                 b,

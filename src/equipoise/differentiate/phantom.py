@@ -35,4 +35,6 @@ class Phantom(SolvedGradient):
         moved = z.detach()
         for _ in range(self.steps):
             moved = torch.lerp(moved, equation(moved, *tensors), self.damping)
-        return z + (moved - moved.detach())  # the value is the equilibrium's, the gradient the recorded steps'
+        return z + (
+            moved - moved.detach()
+        )  # the value is the equilibrium's, the gradient the recorded steps'

@@ -41,8 +41,8 @@ class SharedDropout(nn.Module):
             self.mask = torch.empty_like(h).bernoulli_(1 - self.p) / (1 - self.p)
         if self.mask.shape != h.shape:
             raise ValueError(
-                f"SharedDropout holds one mask a solve, of shape {tuple(self.mask.shape)}. Got an input of shape "
-                f"{tuple(h.shape)} instead: use one SharedDropout for each place."
+                f"SharedDropout holds one mask a solve, of shape {tuple(self.mask.shape)}. Got an input of "
+                f"shape {tuple(h.shape)} instead: use one SharedDropout for each place."
             )
         return h * self.mask.to(h.dtype)
 
@@ -57,12 +57,19 @@ class CellEquation(Equation):
     """z = cell(z, *args, *shared), with the cell's parameters, buffers and masks as further tensors."""
 
     def __init__(
-        self, cell: Callable[..., State], layout: Layout, args: Sequence[Any], shared: Sequence[Any], method: Method
+        self,
+        cell: Callable[..., State],
+        layout: Layout,
+        args: Sequence[Any],
+        shared: Sequence[Any],
+        method: Method,
     ) -> None:
         self.cell, self.layout, self.method = cell, layout, method
         self.inputs = [*args, *shared]  # the tensors among them are replaced at each call
         module = cell if isinstance(cell, nn.Module) else None
-        self.dropouts = [m for m in module.modules() if isinstance(m, SharedDropout) and m.active] if module else []
+        self.dropouts = (
+            [m for m in module.modules() if isinstance(m, SharedDropout) and m.active] if module else []
+        )
         masks = [m.mask for m in self.dropouts if m.mask is not None]
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())} if module else {}
         self.names = list(named)
@@ -110,8 +117,8 @@ def refuse_unsteady(cell: nn.Module) -> None:
     """A cell must be one map for the whole solve, and a sample must not feel its neighbours."""
     for name, module in cell.named_modules():
         where = f"`{name}` ({type(module).__name__})" if name else f"the cell ({type(module).__name__})"
-        random = isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) or (
-            isinstance(module, nn.MultiheadAttention | nn.RNNBase)
+        random = isinstance(
+            module, nn.modules.dropout._DropoutNd | nn.RReLU | nn.MultiheadAttention | nn.RNNBase
         )
         p = getattr(module, "p", getattr(module, "dropout", 1.0))
         if module.training and random and (not isinstance(p, int | float) or p > 0):
@@ -123,6 +130,6 @@ def refuse_unsteady(cell: nn.Module) -> None:
             module.training or not module.track_running_stats
         ):
             raise ValueError(
-                f"{where} mixes the samples of a batch and changes at every evaluation, so the equilibrium of a "
-                f"sample depends on its neighbours. Use nn.GroupNorm or nn.LayerNorm, or put it into eval mode."
+                f"{where} mixes the samples of a batch and changes at every evaluation, so the equilibrium "
+                f"of a sample depends on its neighbours. Use nn.GroupNorm or nn.LayerNorm, or eval mode."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,10 +113,10 @@ class Equilibrium(nn.Module):
         like = x if x.is_floating_point() else next(iter(self.parameters()), torch.empty(0))
         if self.state is None:
             return torch.zeros(x.shape, dtype=like.dtype, device=x.device)
-        shapes = self.state
-        if all(isinstance(s, int) for s in shapes):
-            return torch.zeros((len(x), *shapes), dtype=like.dtype, device=x.device)
-        return tuple(torch.zeros((len(x), *s), dtype=like.dtype, device=x.device) for s in shapes)
+        single = all(isinstance(s, int) for s in self.state)
+        shapes = cast(Sequence[Shape], [self.state] if single else self.state)
+        parts = tuple(torch.zeros((len(x), *s), dtype=like.dtype, device=x.device) for s in shapes)
+        return parts[0] if single else parts
 
     def _check(self, z0: State, inputs: Sequence[Any], shared: Sequence[Any]) -> None:
         """Refuse what has no equilibrium, and draw the masks that are held through the solve."""
