@@ -1,0 +1,82 @@
+"""The house: a package imports only from those above it, and every name the user is promised is there."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import equipoise as eq
+
+SOURCE = Path(eq.__file__).parent
+HOUSE = [
+    "linalg",
+    "solve",
+    "differentiate",
+    "losses",
+    "models",
+    "kernels",
+    "history",
+    "theory",
+    "train",
+    "data",
+    "explore",
+    "plots",
+    "report",
+    "papers",
+    "estimators",
+    "cli",
+    "demo",
+]
+FLOOR = {name: i for i, name in enumerate(HOUSE)}
+MODULES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.stem in FLOOR)
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """The rooms of the house that a file imports from, relatively or absolutely."""
+    package = ["equipoise", *path.relative_to(SOURCE).parts[:-1]]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[list[str]] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = base + (node.module.split(".") if node.module else [])
+            names = [module] if len(module) > 1 else [[*module, alias.name] for alias in node.names]
+        found |= {name[1] for name in names if name[0] == "equipoise" and len(name) > 1}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_room_imports_only_from_those_above_it(path):
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert room in FLOOR, f"{room} has no place in the house: add it to HOUSE where it belongs"
+    for other in rooms_imported(path) - {room, "__version__"}:
+        assert FLOOR[other] < FLOOR[room], f"{path.name} ({room}) imports from {other}, which stands below it"
+
+
+def test_the_check_sees_relative_and_absolute_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.SOURCE", tmp_path)
+    (tmp_path / "solve").mkdir()
+    file = tmp_path / "solve" / "x.py"
+    file.write_text(
+        "from ..models import a\nfrom equipoise.theory.certificate import b\nfrom .solution import c\n"
+    )
+    assert rooms_imported(file) == {"models", "theory", "solve"}
+
+
+def test_every_promised_name_is_there():
+    assert len(eq.__all__) == len(set(eq.__all__))
+    for name in eq.__all__:
+        assert hasattr(eq, name), name
+
+
+def test_no_file_has_outgrown_its_room():
+    long = {
+        str(p.relative_to(SOURCE)): n
+        for p in SOURCE.rglob("*.py")
+        if (n := len(p.read_text().splitlines())) > 420
+    }
+    assert not long, f"split near 400 lines: {long}"
