@@ -1,0 +1,75 @@
+"""Norms, extreme singular values and eigenvalues: bounds that hold in floating point, estimates that say so.
+
+- `sound`: sharp bounds by a factorisation as witness and one trusted product; `cheap`: without an SVD.
+- `convolution`: the operator norm of a convolution. `ball`: the tier `rigorous`, in ball arithmetic.
+- `rounding`: `Interval`, in which theorems are evaluated. `estimates`: numbers that prove nothing.
+"""
+
+from .ball import lambda_min_lower_ball, norm_upper_ball, sigma_min_lower_ball
+from .cheap import SpectralWitness, gram_bounds, proves_norm_below, proves_sigma_min_above
+from .convolution import conv_norm_upper
+from .estimates import (
+    Estimate,
+    estimate_lambda_max,
+    estimate_lambda_min,
+    estimate_norm,
+    estimate_spectral_radius,
+    estimate_trace,
+)
+from .products import (
+    frobenius,
+    frobenius_lower,
+    frobenius_upper,
+    inf_norm_upper,
+    one_norm_upper,
+    product_error,
+    vector_norm_upper,
+)
+from .rounding import Interval, maximum, minimum
+from .sound import (
+    SingularBounds,
+    inverse_norm_upper,
+    lambda_max_upper,
+    lambda_min_lower,
+    norm_lower,
+    norm_upper,
+    sigma_min_lower,
+    singular_bounds,
+    symmetric_part_margin_lower,
+)
+
+__all__ = [
+    "Estimate",
+    "Interval",
+    "SingularBounds",
+    "SpectralWitness",
+    "conv_norm_upper",
+    "estimate_lambda_max",
+    "estimate_lambda_min",
+    "estimate_norm",
+    "estimate_spectral_radius",
+    "estimate_trace",
+    "frobenius",
+    "frobenius_lower",
+    "frobenius_upper",
+    "gram_bounds",
+    "inf_norm_upper",
+    "inverse_norm_upper",
+    "lambda_max_upper",
+    "lambda_min_lower",
+    "lambda_min_lower_ball",
+    "maximum",
+    "minimum",
+    "norm_lower",
+    "norm_upper",
+    "norm_upper_ball",
+    "one_norm_upper",
+    "product_error",
+    "proves_norm_below",
+    "proves_sigma_min_above",
+    "sigma_min_lower",
+    "sigma_min_lower_ball",
+    "singular_bounds",
+    "symmetric_part_margin_lower",
+    "vector_norm_upper",
+]

@@ -1,0 +1,165 @@
+"""`σ_max(W) ≤ s₁√((1+a)(1+b)) + ρ` with a, b and ρ from exact inputs in ball arithmetic: the tier `rigorous`.
+
+The formulas and witnesses of `sound.py`, but the residual products are computed by python-flint in balls, so
+nothing is assumed of the floating-point products of the machine. For matrices of a few rows there are also
+exact counts of singular values and eigenvalues above a number, from integer characteristic polynomials: the
+reference against which the float64 bounds are tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .products import FactorisationError, as_float64, as_square
+from .sound import lambda_min_lower
+
+SVD = tuple[Tensor, Tensor, Tensor]  # U (N, p), s (p,), Vᵀ (p, m)
+_BITS = 128
+
+
+def norm_upper_ball(M: Tensor, witness: SVD | None = None) -> float:
+    """≥ ‖M‖₂; inf if M is not finite."""
+    return _singular_ball(M, witness)[0]
+
+
+def sigma_min_lower_ball(M: Tensor, witness: SVD | None = None) -> float:
+    """≤ σ_min(M), the min(N, m)-th singular value; 0 if M is empty or not finite."""
+    return _singular_ball(M, witness)[1]
+
+
+@torch.no_grad()
+def lambda_min_lower_ball(G: Tensor, witness: tuple[float, Tensor] | None = None) -> float:
+    """≤ λ_min(G) of a symmetric G: `τ − ‖G − τI − LLᵀ‖` for the witness (τ, L); −inf if G is not finite."""
+    flint, G = _flint(), as_square(G)
+    if G.numel() == 0 or not G.isfinite().all():
+        return -math.inf
+    if witness is None:
+        tau = lambda_min_lower(G)
+        L = torch.linalg.cholesky_ex(G - tau * torch.eye(len(G), dtype=G.dtype, device=G.device)).L
+    else:
+        tau, L = witness[0], as_float64(witness[1])
+    if not (math.isfinite(tau) and L.isfinite().all()):
+        return -math.inf
+    with flint.ctx.workprec(_BITS):
+        factor, shift = _balls(L), flint.arb(tau)
+        shifted = _balls(G) - _scalar(len(G), shift)
+        return _down(shift - _defect(factor, factor.transpose(), shifted))
+
+
+@torch.no_grad()
+def _singular_ball(M: Tensor, witness: SVD | None) -> tuple[float, float]:
+    """≥ σ_max and ≤ σ_min."""
+    flint, M = _flint(), as_float64(M)
+    if M.numel() == 0:
+        return 0.0, 0.0
+    if not M.isfinite().all():
+        return math.inf, 0.0
+    try:
+        U, s, Vt = torch.linalg.svd(M, full_matrices=False) if witness is None else map(_exact, witness)
+    except FactorisationError:
+        return math.inf, 0.0
+    if not all(part.isfinite().all() for part in (U, s, Vt)):
+        return math.inf, 0.0
+    with flint.ctx.workprec(_BITS):
+        left, right, sizes = _balls(U), _balls(Vt), [flint.arb(x) for x in s.tolist()]
+        identity = _scalar(len(sizes), 1)
+        a = _defect(left.transpose(), left, identity)
+        b = _defect(right, right.transpose(), identity)
+        scaled = flint.arb_mat([[u * x for u, x in zip(row, sizes, strict=True)] for row in left.tolist()])
+        rho = _defect(scaled, right, _balls(M))
+        largest, smallest = s.abs().amax().item(), s.abs().amin().item()
+        upper = _up(largest * ((1 + a) * (1 + b)).sqrt() + rho)
+        if not (a < 1 and b < 1):
+            return upper, 0.0
+        return upper, max(_down(smallest * ((1 - a) * (1 - b)).sqrt() - rho), 0.0)
+
+
+# ---- exact references for small matrices ----------------------------------------------------------------
+
+
+def singular_values_above(M: Tensor, thresholds: Sequence[float]) -> list[int]:
+    """How many of the min(N, m) singular values exceed each threshold t ≥ 0, exactly."""
+    flint, M = _flint(), as_float64(M)
+    Z, exponent = _integers(M if M.shape[0] <= M.shape[1] else M.mT, thresholds)
+    polynomial = (Z * Z.transpose()).charpoly()
+    return [_roots_above(polynomial, flint.fmpz(_integer(t, exponent)) ** 2) for t in thresholds]
+
+
+def eigenvalues_above(G: Tensor, thresholds: Sequence[float]) -> list[int]:
+    """How many eigenvalues of a symmetric G exceed each threshold, exactly."""
+    flint, G = _flint(), as_square(G)
+    if not torch.equal(G, G.mT):
+        raise ValueError("eigenvalues_above needs an exactly symmetric matrix")
+    A, exponent = _integers(G, thresholds)
+    polynomial = A.charpoly()
+    return [_roots_above(polynomial, flint.fmpz(_integer(t, exponent))) for t in thresholds]
+
+
+def _roots_above(polynomial: Any, t: Any) -> int:
+    """All roots are real, so by Descartes the roots above t are the sign changes of p(x + t)."""
+    shifted = polynomial(type(polynomial)([t, 1]))
+    signs = [c > 0 for c in shifted.coeffs() if c != 0]
+    return sum(a != b for a, b in pairwise(signs))
+
+
+def _integers(M: Tensor, thresholds: Sequence[float]) -> tuple[Any, int]:
+    """M·2^exponent as an integer matrix, with an exponent that makes the thresholds integers too."""
+    rows = M.tolist()
+    numbers = chain(*rows, map(float, thresholds))
+    exponent = max(x.as_integer_ratio()[1].bit_length() - 1 for x in numbers)
+    return _flint().fmpz_mat([[_integer(x, exponent) for x in row] for row in rows]), exponent
+
+
+def _integer(x: float, exponent: int) -> int:
+    numerator, denominator = float(x).as_integer_ratio()
+    return (numerator << exponent) // denominator
+
+
+# ---- balls ----------------------------------------------------------------------------------------------
+
+
+def _flint() -> ModuleType:
+    try:
+        import flint
+    except ImportError as error:
+        raise ImportError(
+            'the rigorous tier needs python-flint, which is not installed: pip install "equipoise[rigorous]"'
+        ) from error
+    return flint
+
+
+def _exact(M: Tensor) -> Tensor:
+    return as_float64(M, ndim=None)
+
+
+def _balls(M: Tensor) -> Any:
+    """The entries of M as exact balls."""
+    return _flint().arb_mat(M.tolist())
+
+
+def _scalar(n: int, value: Any) -> Any:
+    return _flint().arb_mat([[value if i == j else 0 for j in range(n)] for i in range(n)])
+
+
+def _defect(A: Any, B: Any, C: Any) -> Any:
+    """≥ ‖C − AB‖₂ as a ball: √(‖E‖₁‖E‖_∞)."""
+    zero = _flint().arb(0)
+    E = [[x.abs_upper() for x in row] for row in (C - A * B).tolist()]
+    rows = [sum(row, zero).upper() for row in E]
+    columns = [sum(column, zero).upper() for column in zip(*E, strict=True)]
+    return (_flint().arb(max(rows)) * max(columns)).sqrt().upper()
+
+
+def _up(x: Any) -> float:
+    return math.nextafter(float(x.upper()), math.inf) if x.is_finite() else math.inf
+
+
+def _down(x: Any) -> float:
+    return math.nextafter(float(x.lower()), -math.inf) if x.is_finite() else -math.inf

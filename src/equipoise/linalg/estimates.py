@@ -1,0 +1,106 @@
+"""`K_k = span{b, Ab, …, A^{k−1}b}`: cheap looks at a spectrum through a few products. They prove nothing.
+
+A Ritz value lies inside the spectrum, so these numbers err on the flattering side: norms and radii come out
+too small, smallest eigenvalues too large. They return an `Estimate`, which is no float: `Interval` refuses it
+and `.value` must be asked for by name. The bounds are in `sound.py` and `cheap.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+Operator = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number that proves nothing: its value, the products it took, and how far it still seems to be off."""
+
+    value: float
+    products: int
+    residual: float
+
+    def __float__(self) -> NoReturn:
+        raise TypeError(
+            "an Estimate proves nothing and is no float: read .value, or use a bound of equipoise.linalg"
+        )
+
+
+def estimate_norm(M: Tensor, steps: int = 20, generator: torch.Generator | None = None) -> Estimate:
+    """About ‖M‖₂ = √λ_max(MᵀM), from below."""
+    found = estimate_lambda_max(lambda x: M.mT @ (M @ x), M.new_empty(M.shape[1]), steps, generator)
+    value = math.sqrt(max(found.value, 0.0))
+    return Estimate(value, 2 * found.products, found.residual / (2 * value) if value else 0.0)
+
+
+def estimate_lambda_max(
+    apply: Operator, like: Tensor, steps: int = 30, generator: torch.Generator | None = None
+) -> Estimate:
+    """About λ_max of a symmetric operator on tensors shaped as `like`, from below (Lanczos)."""
+    H, rest = _krylov(apply, like, steps, generator)
+    values, vectors = torch.linalg.eigh((H + H.mT) / 2)
+    return Estimate(values[-1].item(), len(H), abs(rest * vectors[-1, -1].item()))
+
+
+def estimate_lambda_min(
+    apply: Operator, like: Tensor, steps: int = 30, generator: torch.Generator | None = None
+) -> Estimate:
+    """About λ_min of a symmetric operator on tensors shaped as `like`, from above (Lanczos)."""
+    found = estimate_lambda_max(lambda x: -apply(x), like, steps, generator)
+    return Estimate(-found.value, found.products, found.residual)
+
+
+def estimate_spectral_radius(
+    matvec: Operator, z: Tensor, steps: int = 30, generator: torch.Generator | None = None
+) -> Estimate:
+    """About max|λ| of a linear operator on tensors shaped as z, symmetric or not (Arnoldi)."""
+    H, rest = _krylov(matvec, z, steps, generator)
+    values, vectors = torch.linalg.eig(H)
+    top = int(values.abs().argmax())
+    return Estimate(values[top].abs().item(), len(H), abs(rest * vectors[-1, top].abs().item()))
+
+
+def estimate_trace(
+    apply: Operator, like: Tensor, samples: int = 30, generator: torch.Generator | None = None
+) -> Estimate:
+    """About tr A, the mean of `xᵀAx` over random signs x (Hutchinson); the residual is its standard error."""
+    if samples < 2:
+        raise ValueError(f"estimate_trace needs samples ≥ 2 to know its own spread. Got {samples}")
+    draws = []
+    for _ in range(samples):
+        x = torch.randint(0, 2, like.shape, generator=generator, device=like.device).to(like.dtype) * 2 - 1
+        draws.append((x * apply(x)).sum())
+    values = torch.stack(draws).to(torch.float64)
+    return Estimate(values.mean().item(), samples, (values.std() / math.sqrt(samples)).item())
+
+
+@torch.no_grad()
+def _krylov(
+    apply: Operator, like: Tensor, steps: int, generator: torch.Generator | None
+) -> tuple[Tensor, float]:
+    """`A Q = Q H + h q eᵀ` with QᵀQ = I: H (k, k) and h, from a random start, fully reorthogonalised."""
+    if steps < 1 or like.numel() == 0:
+        raise ValueError(f"a Krylov estimate needs steps ≥ 1 and a space of dimension ≥ 1. Got steps={steps}")
+    steps = min(steps, like.numel())
+    q = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device).flatten()
+    Q = q.new_zeros(steps + 1, q.numel())
+    H = q.new_zeros(steps + 1, steps)
+    Q[0] = q / q.norm()
+    for j in range(steps):
+        w = apply(Q[j].view(like.shape)).flatten()
+        size = w.norm()
+        for _ in range(2):  # twice is enough
+            h = Q[: j + 1] @ w
+            w = w - h @ Q[: j + 1]
+            H[: j + 1, j] += h
+        H[j + 1, j] = w.norm()
+        if H[j + 1, j] <= 4 * torch.finfo(w.dtype).eps * size:  # an invariant subspace
+            return H[: j + 1, : j + 1], 0.0
+        Q[j + 1] = w / H[j + 1, j]
+    return H[:steps], H[steps, steps - 1].item()
