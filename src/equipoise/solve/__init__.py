@@ -2,6 +2,14 @@
 
 from .activation import IDENTITY, RELU, TANH, Activation, clamp, leaky_relu, soft_threshold
 from .anderson import Anderson
+from .averaging import (
+    SAM,
+    Regulariser,
+    decorrelation,
+    half_squared_distance,
+    half_squared_norm,
+    inverse_norm,
+)
 from .driver import extrapolate, fixed_point
 from .forward_backward import ForwardBackward
 from .peaceman_rachford import PeacemanRachford
@@ -13,6 +21,7 @@ from .solver import Solver, SolverState
 __all__ = [
     "IDENTITY",
     "RELU",
+    "SAM",
     "TANH",
     "Activation",
     "AffineMap",
@@ -22,6 +31,7 @@ __all__ = [
     "ForwardBackward",
     "PeacemanRachford",
     "Picard",
+    "Regulariser",
     "Solution",
     "Solver",
     "SolverState",
@@ -29,8 +39,12 @@ __all__ = [
     "Stop",
     "Trace",
     "clamp",
+    "decorrelation",
     "extrapolate",
     "fixed_point",
+    "half_squared_distance",
+    "half_squared_norm",
+    "inverse_norm",
     "leaky_relu",
     "soft_threshold",
 ]
