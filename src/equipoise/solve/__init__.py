@@ -10,8 +10,10 @@ from .averaging import (
     half_squared_norm,
     inverse_norm,
 )
+from .broyden import Broyden
 from .driver import extrapolate, fixed_point
 from .forward_backward import ForwardBackward
+from .newton import Newton
 from .peaceman_rachford import PeacemanRachford
 from .picard import Picard
 from .problem import AffineMap
@@ -26,9 +28,11 @@ __all__ = [
     "Activation",
     "AffineMap",
     "Anderson",
+    "Broyden",
     "Counts",
     "EquilibriumError",
     "ForwardBackward",
+    "Newton",
     "PeacemanRachford",
     "Picard",
     "Regulariser",

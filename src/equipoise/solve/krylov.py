@@ -90,7 +90,7 @@ def _cycle(
     """The correction of one cycle, (n, D), and the dimensions each row used, (n,).
 
     A row that ends gets zero basis vectors from there on: they cost it nothing and change nothing.
-    `turn` is the orthogonal matrix that makes the Hessenberg matrix triangular, grown by one Givens rotation a
+    `turn` is the orthogonal matrix that makes the Hessenberg matrix triangular, one Givens rotation more a
     step: its first column times ‖r‖ is the rotated right-hand side, and the last entry of that the residual.
     """
     n = len(r)

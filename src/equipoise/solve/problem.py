@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -200,12 +202,11 @@ class Map:
 
             return affine_product
 
-        def at(z: Tensor) -> Tensor:
-            return self._flat_output(self._call(z), z)
+        general = _jacobian_product(self, z)
 
         def product(v: Tensor) -> Tensor:
             self.counts.jvps += 1
-            return torch.func.jvp(at, (z,), (v,))[1]
+            return general(v)
 
         return product
 
@@ -220,6 +221,52 @@ class Map:
         f = self.f.to(dtype) if isinstance(self.f, AffineMap) else self.f
         args, shared = (tuple(_cast(a, dtype) for a in part) for part in (self.args, self.shared))
         return Map(f, args, shared, self.layout, self.rows, self.counts)
+
+
+def _jacobian_product(f: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Tensor], Tensor]:
+    """v ↦ J v with f evaluated once: the gradient in u of ⟨Jᵀu, v⟩, since Jᵀu is linear in u.
+
+    Where an operation of f cannot be differentiated twice in reverse, forward mode, one evaluation a product.
+    """
+    transposed: tuple[Tensor, Tensor] | None = None  # Jᵀu and u
+    try:
+        with torch.enable_grad():
+            at = z.detach().requires_grad_()
+            out = f(at)
+            if out.requires_grad:
+                u = torch.zeros_like(out, requires_grad=True)
+                (image,) = torch.autograd.grad(out, at, u, create_graph=True, materialize_grads=True)
+                transposed = (image, u) if image.requires_grad else None
+    except RuntimeError:  # not differentiable in reverse
+        transposed = None
+
+    def product(v: Tensor) -> Tensor:
+        nonlocal transposed
+        if transposed is not None:
+            image, u = transposed
+            try:
+                return torch.autograd.grad(image, u, v, retain_graph=True)[0]
+            except RuntimeError:  # not differentiable twice
+                transposed = None
+        try:
+            _load_forward_mode()
+            return torch.func.jvp(f, (z,), (v,))[1]
+        except RuntimeError as error:
+            raise TypeError(
+                "Jacobian-vector products need an f that is twice differentiable in reverse mode, or once in "
+                f"forward mode. Got one that is neither ({error}); use Anderson or Broyden instead."
+            ) from error
+
+    return product
+
+
+@functools.cache
+def _load_forward_mode() -> None:
+    """The first use of forward mode loads parts of torch that warn of their own deprecation: not to users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        one = torch.ones(())
+        torch.func.jvp(torch.sin, (one,), (one,))
 
 
 def _take(a: Any, rows: Tensor) -> Any:

@@ -1,0 +1,97 @@
+"""z ← z − H g, H ← H + (s − H y) sᵀH / sᵀH y, g = f(z) − z: Broyden's good method, a sample at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .problem import Map
+from .solver import Solver, SolverState, shared
+
+# A step longer than this multiple of ‖g‖ says that H is nearly singular, not that the solution is so far.
+_LONGEST = 1e4
+
+
+@dataclass
+class BroydenState(SolverState):
+    u: Tensor  # (n, memory, D)
+    v: Tensor  # (n, memory, D) of H = −I + Σ u vᵀ
+    used: Tensor  # (n,) terms of that sum
+    z_last: Tensor  # (n, D)
+    best: Tensor  # (n,) lowest ‖g‖
+    z_best: Tensor  # (n, D) where it was found
+    f_best: Tensor  # (n, D) f of that point
+    started: bool = shared(default=False)
+
+
+@dataclass(frozen=True)
+class Broyden(Solver):
+    """z ← z − H g, where H ≈ (J − I)⁻¹ begins as −I, the plain step, and learns from every step s.
+
+    H ← H + (s − H y) sᵀH / sᵀH y with y = Δg, so that H y = s. H is kept as −I and at most `memory` terms.
+    When they are used up, the row makes a fresh start: H = −I, from the best point it has seen. It does so
+    too, and is counted, where sᵀH y vanishes, where the step is out of all proportion to g, and where ‖g‖ has
+    grown beyond `growth` times its lowest. If f contracts, each fresh start lowers the lowest ‖g‖, so that
+    the method converges from any start.
+    """
+
+    memory: int = 20
+    growth: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.memory, int) or isinstance(self.memory, bool) or self.memory < 1:
+            raise ValueError(f"memory must be an integer ≥ 1. Got {self.memory!r} instead.")
+        if not 1 <= self.growth < math.inf:
+            raise ValueError(f"growth must be a finite number ≥ 1. Got {self.growth} instead.")
+
+    def init(self, f: Map, z: Tensor) -> BroydenState:
+        n, d = z.shape
+        return BroydenState(
+            u=z.new_zeros(n, self.memory, d),
+            v=z.new_zeros(n, self.memory, d),
+            used=torch.zeros(n, dtype=torch.int64, device=z.device),
+            z_last=z,
+            best=z.new_full((n,), torch.inf),
+            z_best=z,
+            f_best=z,
+        )
+
+    def step(self, f: Map, z: Tensor, fz: Tensor, state: BroydenState) -> tuple[Tensor, BroydenState]:
+        g = fz - z
+        size = torch.linalg.vector_norm(g, dim=1)
+        lower = size < state.best
+        state.best = torch.where(lower, size, state.best)
+        state.z_best = torch.where(lower[:, None], z, state.z_best)
+        state.f_best = torch.where(lower[:, None], fz, state.f_best)
+        if not state.started:
+            state.started, state.z_last = True, z
+            return fz, state
+
+        # The last step was s = −H g_last, so that H y = H g + s, and the new −H g is −(old H g)/ρ with
+        # ρ = sᵀH y / ‖s‖² [Kelley 1995, §7.3].
+        s = z - state.z_last
+        terms = int(state.used.max())
+        u, v = state.u[:, :terms], state.v[:, :terms]
+        hg = torch.einsum("nk,nkd->nd", torch.einsum("nkd,nd->nk", v, g), u) - g
+        sh = torch.einsum("nk,nkd->nd", torch.einsum("nkd,nd->nk", u, s), v) - s
+        ss = (s * s).sum(dim=1)
+        rho = 1 + (s * hg).sum(dim=1) / ss
+        step = -hg / rho[:, None]
+
+        vanished = ~(rho.abs() > torch.finfo(z.dtype).eps ** 0.5)  # also where s = 0
+        long = ~(torch.linalg.vector_norm(step, dim=1) <= _LONGEST * size)
+        unfit = vanished | long | (size > self.growth * state.best)
+        f.counts.fallbacks += int((unfit if f.working is None else unfit & f.working).sum())
+        fresh = unfit | (state.used == self.memory)
+
+        learns = torch.nonzero(~fresh).flatten()
+        state.u[learns, state.used[learns]] = step[learns] / ss[learns, None]
+        state.v[learns, state.used[learns]] = sh[learns]
+        state.used = torch.where(fresh, 0, state.used + 1)
+        if len(learns) < len(z):
+            state.u[fresh], state.v[fresh] = 0.0, 0.0
+        state.z_last = torch.where(fresh[:, None], state.z_best, z)
+        return torch.where(fresh[:, None], state.f_best, z + step), state
