@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .products import as_float64, frobenius, gamma, inflation
-from .rounding import Interval, maximum
+from .rounding import UNIT, Interval, maximum
 from .sound import Gram, SingularBounds, extreme_eigenvalues, shifted_lower, singular_bounds
 
 
@@ -45,7 +45,7 @@ def proves_norm_below(M: Tensor, t: float) -> bool:
     if gram is None:
         return False
     limit = (Interval(t).ldexp(-gram.exponent) ** 2).lo
-    tau = limit - gram.error - _expected_defect(limit - gram.G.diagonal())
+    tau = limit - gram.error - _expected_loss(limit - gram.G.diagonal(), limit)
     return gram.norm_from(-shifted_lower(-gram.G, -tau)) < t
 
 
@@ -56,14 +56,14 @@ def proves_sigma_min_above(M: Tensor, t: float) -> bool:
     if gram is None or not 0 <= t < math.inf:
         return False
     limit = (Interval(t).ldexp(-gram.exponent) ** 2).hi
-    tau = limit + gram.error + _expected_defect(gram.G.diagonal() - limit)
+    tau = limit + gram.error + _expected_loss(gram.G.diagonal() - limit, limit)
     return gram.sigma_min_from(shifted_lower(gram.G, tau)) > t
 
 
-def _expected_defect(diagonal: Tensor) -> float:
-    """About what `shifted_lower` will lose, as `(|L||L|ᵀ)_ij ≤ √(T_ii T_jj)`; if wrong, sharpness suffers."""
+def _expected_loss(diagonal: Tensor, limit: float) -> float:
+    """About what `shifted_lower` and the root lose, as `(|L||L|ᵀ)_ij ≤ √(T_ii T_jj)`; trusted for nothing."""
     root = diagonal.clamp_min(0.0).sqrt()
-    return 4 * gamma(len(root) + 4) * (root.amax() * root.sum()).item()
+    return 4 * gamma(len(root) + 4) * (root.amax() * root.sum()).item() + 16 * UNIT * limit
 
 
 @dataclass(frozen=True, eq=False)

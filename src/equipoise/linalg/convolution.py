@@ -111,7 +111,7 @@ def _symbol_error(K: Tensor) -> Interval:
 
 
 def _pair(name: str, value: Pair, least: int) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
+    pair = tuple(value) if isinstance(value, tuple | list | torch.Size) else (value, value)
     if len(pair) != 2 or any(not isinstance(v, int) or v < least for v in pair):
         raise ValueError(f"{name} must be an int or a pair of ints ≥ {least}. Got {value!r}")
     return pair[0], pair[1]

@@ -264,4 +264,6 @@ def _ldexp_up(x: float, exponent: int) -> float:
         y = math.ldexp(x, exponent)
     except OverflowError:
         return _INF if x > 0 else -_MAX
-    return y if x == 0 or abs(y) >= float_info.min else math.nextafter(y, _INF)
+    if x == 0 or abs(y) >= float_info.min:
+        return y
+    return 0.0 if y == 0 and x < 0 else math.nextafter(y, _INF)

@@ -1,0 +1,110 @@
+"""The rigorous tier: the same witnesses, residuals in balls; and the exact counts that judge everything."""
+
+import builtins
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from equipoise import linalg
+from equipoise.linalg.ball import (
+    eigenvalues_above,
+    lambda_min_lower_ball,
+    norm_upper_ball,
+    sigma_min_lower_ball,
+    singular_values_above,
+)
+
+flint = pytest.importorskip("flint")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_counts_are_exact():
+    M = torch.diag(torch.tensor([3.0, 2.0, 2.0, 0.0], dtype=torch.float64))
+    below = lambda t: math.nextafter(t, 0.0)
+    assert singular_values_above(M, [3.0, below(3.0), 2.0, below(2.0), 5e-324, 0.0]) == [0, 1, 1, 3, 3, 3]
+    assert singular_values_above(M[:2], [1.0]) == singular_values_above(M[:2].mT, [1.0]) == [2]
+    S = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    assert eigenvalues_above(S, [-1.5, -1.0, 0.0, 1.0]) == [2, 1, 1, 0]
+    wide = torch.tensor([[1e300, 0.0], [0.0, 5e-324]], dtype=torch.float64)
+    assert singular_values_above(wide, [1e300, 1e299, 5e-324, 0.0]) == [0, 1, 1, 2]
+    with pytest.raises(ValueError, match="symmetric"):
+        eigenvalues_above(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), [0.0])
+
+
+def test_counts_agree_with_lapack_away_from_ties():
+    for seed in range(20):
+        M = draw(1 + seed % 6, 1 + seed % 4, seed=seed)
+        s = torch.linalg.svdvals(M).tolist()
+        between = [(a + b) / 2 for a, b in pairwise(s)]
+        assert singular_values_above(M, between) == list(range(1, len(s)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 1e-318])
+def test_ball_bounds_hold_and_are_sharper_than_the_float_ones(scale):
+    for seed in range(25):
+        M = draw(1 + seed % 6, 1 + seed % 9, seed=seed) * scale
+        p = min(M.shape)
+        upper, lower = norm_upper_ball(M), sigma_min_lower_ball(M)
+        assert singular_values_above(M, [upper, lower]) == [0, p] or (lower == 0 and scale < 1e-310)
+        if scale > 1e-310:
+            assert upper <= linalg.singular_bounds(M).norm_upper
+            assert lower >= linalg.singular_bounds(M).sigma_min_lower
+        if 1e-100 < scale < 1e100:
+            S = torch.tril(M @ M.mT) + torch.tril(M @ M.mT, -1).mT
+            assert eigenvalues_above(S, [lambda_min_lower_ball(S)]) == [len(S)]
+            assert lambda_min_lower_ball(S) > linalg.lambda_min_lower(S) - 1e-12
+
+
+def test_a_lying_witness_cannot_make_a_bound_false():
+    M = draw(4, 6)
+    U, s, Vt = torch.linalg.svd(M, full_matrices=False)
+    for witness in (
+        (U * 1.01, s, Vt), (U, s * 0.5, Vt), (U, -s, Vt), (U, s * 0, Vt), (U * 0, s, Vt),
+        (U, s, draw(4, 6, seed=9)),
+        (U * 1e200, s * 1e-250, Vt), (U.float(), s.float(), Vt.float()), (U * math.nan, s, Vt),
+    ):  # fmt: skip
+        upper, lower = norm_upper_ball(M, witness), sigma_min_lower_ball(M, witness)
+        assert upper == math.inf or singular_values_above(M, [upper]) == [0]
+        assert lower == 0 or singular_values_above(M, [lower]) == [4]
+    S = M[:, :4] + M[:, :4].mT
+    low, L = torch.linalg.eigvalsh(S)[0].item(), torch.eye(4).double()
+    for tau in (low, low + 1.0, low - 1.0, -1e300, math.nan):
+        bound = lambda_min_lower_ball(S, (tau, L))
+        assert bound == -math.inf or eigenvalues_above(S, [bound]) == [4]
+
+
+def test_nothing_is_proved_of_what_is_not_finite_or_empty():
+    M = draw(3, 3)
+    M[0, 0] = math.inf
+    assert (norm_upper_ball(M), sigma_min_lower_ball(M), lambda_min_lower_ball(M)) == (
+        math.inf,
+        0.0,
+        -math.inf,
+    )
+    empty = torch.empty(0, 0)
+    assert (norm_upper_ball(empty), sigma_min_lower_ball(empty)) == (0.0, 0.0)
+    assert lambda_min_lower_ball(empty) == -math.inf
+
+
+def test_the_precision_of_the_user_is_left_alone():
+    before = flint.ctx.prec
+    norm_upper_ball(draw(3, 3))
+    assert flint.ctx.prec == before
+
+
+def test_without_flint_the_error_names_the_remedy(monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name == "flint":
+            raise ImportError("no flint")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ImportError, match=r'pip install "equipoise\[rigorous\]"'):
+        norm_upper_ball(torch.ones(2, 2))

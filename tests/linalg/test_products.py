@@ -1,0 +1,138 @@
+"""The trusted product: its error bound against exact rationals, and sums of non-negative numbers."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from equipoise.linalg import (
+    frobenius,
+    frobenius_lower,
+    frobenius_upper,
+    inf_norm_upper,
+    one_norm_upper,
+    product_error,
+    vector_norm_upper,
+)
+from equipoise.linalg.ball import singular_values_above
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def exact(M):
+    return [[Fraction(x) for x in row] for row in M.tolist()]
+
+
+def exact_defect_squared(A, B, C):
+    """‖C − AB‖_F² / p ≤ ‖C − AB‖₂², as a rational."""
+    A, B, C = exact(A), exact(B), exact(C)
+    total = Fraction(0)
+    for i, row in enumerate(A):
+        for j, column in enumerate(zip(*B, strict=True)):
+            total += (C[i][j] - sum((a * b for a, b in zip(row, column, strict=True)), Fraction(0))) ** 2
+    return total / min(len(C), len(C[0]))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e150, 1e-150, 1e-160])
+@pytest.mark.parametrize("seed", range(20))
+def test_product_error_is_no_less_than_the_exact_defect(seed, scale):
+    n, k, m = (1 + seed % 7, 1 + seed * 5 % 11, 1 + seed * 3 % 5)
+    A, B = draw(n, k, seed=seed) * scale, draw(k, m, seed=seed + 100) * scale
+    for C in (A @ B, A @ B + scale**2 * 1e-3 * draw(n, m, seed=seed + 200), torch.zeros(n, m).double()):
+        bound = product_error(A, B, C)
+        assert Fraction(bound) ** 2 >= exact_defect_squared(A, B, C)
+    assert product_error(A, B, A @ B) < 1e-13 * scale**2 * n * m * k + 1e-322
+
+
+def test_the_float_residual_alone_would_be_too_small():
+    too_small = 0
+    for seed in range(50):
+        A, B = draw(4, 8, seed=seed), draw(8, 4, seed=seed + 100)
+        C = A @ B  # fl(AB) itself: the computed residual is zero, the true one is not
+        too_small += exact_defect_squared(A, B, C) > 0
+        assert product_error(A, B, C) > 0
+    assert too_small == 50
+
+
+def test_product_error_of_a_rank_one_defect_is_sharp():
+    A, B = torch.eye(5).double(), draw(5, 5)
+    C = B.clone()
+    C[1, 2] += 0.5
+    assert 0.5 < product_error(A, B, C) < 0.5 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e300, 1e-300, 1e-320])
+def test_frobenius_encloses_the_exact_norm(scale):
+    for seed in range(20):
+        M = draw(1 + seed % 5, 1 + seed % 7, seed=seed) * scale
+        square = sum((x * x for row in exact(M) for x in row), Fraction(0))
+        assert Fraction(frobenius_lower(M)) ** 2 <= square <= Fraction(frobenius_upper(M)) ** 2
+        assert Fraction(vector_norm_upper(M.flatten())) ** 2 >= square
+        if scale > 1e-310:
+            assert frobenius(M).hi / frobenius(M).lo < 1 + 1e-13
+
+
+def test_frobenius_of_any_shape():
+    assert 3 in frobenius(torch.tensor(-3.0))
+    assert 3 in frobenius(torch.ones(1, 3, 3))
+    assert 3 in frobenius(torch.ones(9))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e300, 1e-320])
+def test_one_and_inf_norm_are_no_less_than_the_exact_sums(scale):
+    for seed in range(20):
+        M = draw(1 + seed % 5, 1 + seed % 7, seed=seed) * scale
+        rows = [sum(map(abs, row)) for row in exact(M)]
+        columns = [sum(map(abs, column)) for column in zip(*exact(M), strict=True)]
+        assert (
+            max(rows)
+            <= Fraction(inf_norm_upper(M))
+            <= max(rows) * (1 + Fraction(1, 10**13)) + Fraction(1e-323)
+        )
+        assert max(columns) <= Fraction(one_norm_upper(M))
+
+
+def test_nothing_is_proved_of_what_is_not_finite():
+    for bad in (math.nan, math.inf, -math.inf):
+        M = draw(3, 3)
+        M[1, 1] = bad
+        assert frobenius_upper(M) == inf_norm_upper(M) == one_norm_upper(M) == math.inf
+        assert vector_norm_upper(M[1]) == math.inf
+        assert frobenius_lower(M) == 0.0
+        good = draw(3, 3)
+        assert product_error(M, good, good) == product_error(good, M, good) == math.inf
+        assert product_error(good, good, M) == math.inf
+    huge = torch.full((2, 2), 1.7e308, dtype=torch.float64)
+    assert frobenius_upper(huge) == inf_norm_upper(huge) == math.inf
+    assert product_error(huge, huge, huge) == math.inf
+
+
+def test_empty_and_zero():
+    empty, zero = torch.empty(0, 3), torch.zeros(2, 3)
+    assert frobenius_upper(empty) == inf_norm_upper(empty) == one_norm_upper(empty) == 0.0
+    assert frobenius_upper(zero) == inf_norm_upper(zero) == frobenius_lower(zero) == 0.0
+    assert product_error(torch.empty(2, 0), torch.empty(0, 3), torch.ones(2, 3)) >= math.sqrt(6)
+    assert product_error(empty, torch.empty(3, 2), torch.empty(0, 2)) == 0.0
+
+
+def test_shapes_and_dtypes_are_checked():
+    with pytest.raises(TypeError, match="floating-point"):
+        frobenius_upper(torch.ones(2, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="floating-point"):
+        frobenius_upper(torch.ones(2, 2, dtype=torch.complex128))
+    with pytest.raises(TypeError, match="list"):
+        frobenius_upper([[1.0]])
+    with pytest.raises(ValueError, match="2-dimensional"):
+        one_norm_upper(torch.ones(2))
+    with pytest.raises(ValueError, match="product_error needs"):
+        product_error(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3))
+
+
+def test_single_precision_is_read_exactly():
+    M = draw(4, 4).float()
+    assert frobenius_upper(M) == frobenius_upper(M.double())
+    assert frobenius_upper(M.requires_grad_()) == frobenius_upper(M.double())
+    assert singular_values_above(M, [frobenius_upper(M)]) == [0]
