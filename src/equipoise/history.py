@@ -1,0 +1,66 @@
+"""History: what was measured at each step of a training run, next to what was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class History:
+    """Measurements of a run. `loss[0]` is the start, `loss[k]` the loss after k steps.
+
+    Series that are measured at every step are arrays of `steps + 1` numbers; those that are measured at chosen
+    steps are maps from step to number.
+    """
+
+    loss: np.ndarray  # (steps + 1,)
+    times: np.ndarray  # (steps + 1,) of the dynamics: k·η for descent with one step size, t for a flow
+    step_sizes: Mapping[str, float] = field(default_factory=dict)
+    loss_name: str = "half_square"
+    test_loss: dict[int, float] = field(default_factory=dict)
+    norms: dict[str, np.ndarray] = field(default_factory=dict)  # ‖θ‖_F by parameter, (steps + 1,)
+    contraction: dict[int, float] = field(default_factory=dict)  # q of the map, where measured
+    sigma_min: dict[int, float] = field(default_factory=dict)  # σ_min(Z), where measured
+    movement: dict[int, float] = field(default_factory=dict)  # ‖Z − Z(0)‖_F / ‖Z(0)‖_F
+    forward_steps: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))  # solver steps
+    adjoint_steps: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
+    residual: np.ndarray = field(default_factory=lambda: np.zeros(0))  # largest relative residual of Z
+    promised: np.ndarray | None = None  # bound of loss[k]/loss[0], when a certificate gave one
+    accepted: dict[str, np.ndarray] = field(default_factory=dict)  # of safeguarded runs
+    seconds: float = 0.0
+    stopped: str = ""  # why the run ended early, if it did
+
+    @property
+    def steps(self) -> int:
+        return len(self.loss) - 1
+
+    @property
+    def relative_loss(self) -> np.ndarray:
+        """L(k)/L(0)."""
+        return self.loss / self.loss[0] if self.loss[0] > 0 else np.zeros_like(self.loss)
+
+    def violations(self) -> list[int]:
+        """The steps at which the loss is above what was promised; none, if the promise is worth its name."""
+        if self.promised is None:
+            return []
+        return np.nonzero(~(self.relative_loss <= self.promised))[0].tolist()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value.tolist()
+            if isinstance(value, Mapping):
+                return {str(k): plain(v) for k, v in value.items()}
+            return value
+
+        return {name: plain(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    def __repr__(self) -> str:
+        end = f", stopped: {self.stopped}" if self.stopped else ""
+        return f"History({self.steps} steps, loss {self.loss[0]:.4g} → {self.loss[-1]:.4g}{end})"
