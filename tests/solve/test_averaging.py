@@ -140,6 +140,12 @@ def test_the_constants_of_simple_regularisers_are_attained():
         assert torch.linalg.matrix_norm(hessian, ord=2) == pytest.approx(regulariser.lipschitz, rel=1e-12)
 
 
+def test_a_target_follows_the_precision_of_the_state():
+    gradient = half_squared_distance(TARGET).gradient(torch.ones(2, 6))
+    assert gradient.dtype == torch.float32
+    torch.testing.assert_close(gradient[0], 1 - TARGET.float())
+
+
 def test_convexity_is_labelled():
     assert [r.convex for r, _ in ENERGIES] == [True, True, False, False, False]
 
