@@ -13,8 +13,8 @@ import numpy as np
 class History:
     """Measurements of a run. `loss[0]` is the start, `loss[k]` the loss after k steps.
 
-    Series that are measured at every step are arrays of `steps + 1` numbers; those that are measured at chosen
-    steps are maps from step to number.
+    Series that are measured at every step are arrays of `steps + 1` numbers; those that are measured at
+    chosen steps are maps from step to number.
     """
 
     loss: np.ndarray  # (steps + 1,)

@@ -1,0 +1,34 @@
+"""Every example in the README and the docs runs as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = [
+    (page, i, code)
+    for page in PAGES
+    for i, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL))
+]
+
+
+@pytest.mark.parametrize(("page", "index", "code"), EXAMPLES, ids=[f"{p.name}-{i}" for p, i, _ in EXAMPLES])
+def test_example_runs_as_printed(page, index, code, capsys):
+    exec(compile(code, f"{page.name}[{index}]", "exec"), {"__name__": "__main__"})
+    for expected in re.findall(r"print\(.*\)\s+# (\S.*)$", code, flags=re.MULTILINE):
+        assert expected.split("…")[0].strip() in capsys.readouterr().out
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 2
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
