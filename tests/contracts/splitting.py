@@ -95,8 +95,8 @@ class SplittingContract(SolverContract):
                 eq.fixed_point(eq.AffineMap(scale * torch.eye(3).double(), bias), solver=self.solver)
 
     def test_a_margin_that_is_rounding_is_none(self):
-        for seed in range(8):  # I − W = AᵀA of rank 4: λ_min is 0, computed as ±1e-16
-            a = torch.randn(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        for seed in range(8):  # I − W = AᵀA of rank 8: λ_min is 0, computed as ±1e-16
+            a = torch.randn(8, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
             problem = eq.AffineMap(torch.eye(9, dtype=a.dtype) - a.T @ a, a)
             with pytest.raises(ValueError, match="strongly monotone"):
                 eq.fixed_point(problem, solver=self.solver)
