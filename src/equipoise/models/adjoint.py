@@ -1,0 +1,209 @@
+"""Λ = D ∘ (G + Λ W): the one linear equation behind every derivative of Z = σ(Z Wᵀ + u).
+
+With the masks D = σ'(Z Wᵀ + u), constant almost everywhere for a piecewise linear σ:
+
+    pullback      a cotangent G of Z gives Λ, and from it ∇u = Λ, ∇W = Λᵀ Z
+    push-forward  tangents u', W' give Z' = D ∘ ((u' + Z W'ᵀ) + Z' Wᵀ): the same equation with Wᵀ
+    both again    Λ is differentiated by the same two rules, so derivatives of every order are exact
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..differentiate import Method, Record
+from ..solve import Activation, AffineMap, EquilibriumError, Solution, Solver, Stop, fixed_point
+
+
+class MaskedMap(AffineMap):
+    """f(λ) = D ∘ (W λ + b), in rows `D ∘ (Λ Wᵀ + b)`: an AffineMap whose σ is a mask of its own for each row.
+
+    D ∘ · projects on the active coordinates of a row, so the splitting solvers take it like a relu.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, mask: Tensor) -> None:
+        super().__init__(weight, bias, _projection(mask))
+        self.mask = mask  # (N, m) of 0 and 1
+
+    def take(self, rows: Tensor) -> MaskedMap:
+        return self._masked(self.weight, self.bias[rows], self.mask[rows])
+
+    def to(self, dtype: torch.dtype) -> MaskedMap:
+        cast = super().to(dtype)
+        return self._masked(cast.weight, cast.bias, self.mask.to(dtype))
+
+    def _masked(self, weight: Tensor, bias: Tensor, mask: Tensor) -> MaskedMap:
+        other = object.__new__(MaskedMap)
+        other.weight, other.bias, other.mask, other.cache = weight, bias, mask, self.cache
+        other.activation = _projection(mask)
+        return other
+
+
+def _projection(mask: Tensor) -> Activation:
+    return Activation("mask", lambda p: mask * p, lambda p: mask, lambda v, _: mask * v)
+
+
+def transposed(cache: dict[Any, Any]) -> dict[Any, Any]:
+    """What was derived of W, as of Wᵀ: numbers are shared, and rational functions of W transpose with it."""
+    square = {k: v.T for k, v in cache.items() if isinstance(v, Tensor) and v.ndim == 2}
+    return square | {k: v for k, v in cache.items() if isinstance(v, float)}
+
+
+@dataclass
+class Task:
+    """How one equilibrium is found and differentiated, and where that is recorded."""
+
+    solve: Callable[[Tensor, Tensor, Tensor | None, Task], tuple[Tensor, Tensor]]  # W, u, start ↦ Z, D
+    solver: Callable[[AffineMap], Solver | Sequence[Solver]]  # for a linear problem, where `how` names none
+    how: Method
+    record: Record = field(default_factory=Record)
+    cache: dict[Any, Any] = field(default_factory=dict)  # derived of W by the forward solve
+
+    def resolvent(self, weight: Tensor, g: Tensor, mask: Tensor, flipped: bool) -> Tensor:
+        """Λ = D ∘ (G + Λ W), solved, recorded and judged."""
+        problem = MaskedMap(weight.T, g, mask)
+        problem.cache = self.cache if flipped else transposed(self.cache)
+        how = replace(self.how, solver=self.how.solver or self.solver(problem))
+        solution = self.record.adjoint = solve_linear(problem, how)
+        if solution.failed_rows:
+            raise EquilibriumError(f"adjoint solve: {solution.explain_failure()}", solution)
+        return _tensor(solution)
+
+
+def solve_linear(problem: MaskedMap, how: Method, start: Tensor | None = None) -> Solution:
+    return fixed_point(problem, start, solver=how.solver, stop=how.stop, precision=how.precision)
+
+
+def linear_stop(stop: Stop | None) -> Stop:
+    """The same test, relative alone unless an atol was asked for: gradients are small where training ends."""
+    stop = stop or Stop()
+    return replace(stop, atol=0.0) if stop.atol is None else stop
+
+
+def _tensor(solution: Solution) -> Tensor:
+    assert isinstance(solution.value, Tensor)
+    return solution.value
+
+
+def differentiable_equilibrium(weight: Tensor, u: Tensor, start: Tensor | None, task: Task) -> Tensor:
+    """Z = σ(Z Wᵀ + u), differentiable in W (m, m) and u (N, m) to every order, under torch.func too."""
+    return _Equilibrium.apply(weight, u, start, task)[0]
+
+
+class _Equilibrium(torch.autograd.Function):
+    """(W, u) ↦ Z = σ(Z Wᵀ + u), with its masks D."""
+
+    @staticmethod
+    def forward(weight: Tensor, u: Tensor, start: Tensor | None, task: Task) -> tuple[Tensor, Tensor]:
+        return task.solve(weight, u, start, task)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        weight, _, _, ctx.task = inputs
+        z, mask = output
+        ctx.mark_non_differentiable(mask)
+        ctx.save_for_backward(weight, z, mask)
+        ctx.save_for_forward(weight, z, mask)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple:
+        weight, z, mask = ctx.saved_tensors
+        adjoint = _Resolvent.apply(weight, g, mask, ctx.task, False)
+        grad_weight = adjoint.T @ z if ctx.needs_input_grad[0] else None
+        return grad_weight, adjoint, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dweight: Tensor | None, du: Tensor | None, *_: Any) -> tuple[Tensor, None]:
+        weight, z, mask = ctx.saved_tensors
+        push = z @ dweight.T if dweight is not None else torch.zeros_like(z)
+        push = push if du is None else push + du
+        return _Resolvent.apply(weight.T, push, mask, ctx.task, True), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple, weight: Tensor, u: Tensor, start: Tensor | None, task: Task
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        w_dim, u_dim, start_dim, _ = in_dims
+        size = info.batch_size
+        if w_dim is None:
+            rows = u.shape[0] if u_dim is None else u.movedim(u_dim, 0).shape[1]
+            begin = None if start is None else _fold(start, start_dim, size)
+            z, mask = _Equilibrium.apply(weight, _fold(u, u_dim, size), begin, task)
+            return (_unfold(z, size, rows), _unfold(mask, size, rows)), (0, 0)
+        each = [
+            _Equilibrium.apply(_at(weight, w_dim, i), _at(u, u_dim, i), _at(start, start_dim, i), alone(task))
+            for i in range(size)
+        ]
+        return (torch.stack([z for z, _ in each]), torch.stack([d for _, d in each])), (0, 0)
+
+
+class _Resolvent(torch.autograd.Function):
+    """(W, G) ↦ Λ = D ∘ (G + Λ W). `flipped`: this W is the transpose of the one the task has solved with."""
+
+    @staticmethod
+    def forward(weight: Tensor, g: Tensor, mask: Tensor, task: Task, flipped: bool) -> Tensor:
+        return task.resolvent(weight, g, mask, flipped)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        weight, _, mask, ctx.task, ctx.flipped = inputs
+        ctx.save_for_backward(weight, mask, output)
+        ctx.save_for_forward(weight, mask, output)
+
+    @staticmethod
+    def backward(ctx: Any, h: Tensor) -> tuple:
+        weight, mask, adjoint = ctx.saved_tensors
+        t = _Resolvent.apply(weight.T, h, mask, ctx.task, not ctx.flipped)  # T = D ∘ (H + T Wᵀ)
+        grad_weight = adjoint.T @ t if ctx.needs_input_grad[0] else None
+        return grad_weight, t, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dweight: Tensor | None, dg: Tensor | None, *_: Any) -> Tensor:
+        weight, mask, adjoint = ctx.saved_tensors
+        push = adjoint @ dweight if dweight is not None else torch.zeros_like(adjoint)
+        push = push if dg is None else push + dg
+        return _Resolvent.apply(weight, push, mask, ctx.task, ctx.flipped)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple, weight: Tensor, g: Tensor, mask: Tensor, task: Task, flipped: bool
+    ) -> tuple[Tensor, int]:
+        w_dim, g_dim, mask_dim, _, _ = in_dims
+        size = info.batch_size
+        if w_dim is None:
+            rows = g.shape[0] if g_dim is None else g.movedim(g_dim, 0).shape[1]
+            folded = _Resolvent.apply(
+                weight, _fold(g, g_dim, size), _fold(mask, mask_dim, size), task, flipped
+            )
+            return _unfold(folded, size, rows), 0
+        each = [
+            _Resolvent.apply(
+                _at(weight, w_dim, i), _at(g, g_dim, i), _at(mask, mask_dim, i), alone(task), flipped
+            )
+            for i in range(size)
+        ]
+        return torch.stack(each), 0
+
+
+def alone(task: Task) -> Task:
+    """The same task on a W of its own: nothing derived of another W is shared."""
+    return replace(task, cache={})
+
+
+def _fold(t: Tensor, dim: int | None, size: int) -> Tensor:
+    """The mapped dimension in front of the rows: samples are independent, so that is the same problem."""
+    t = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    return t.reshape(size * t.shape[1], *t.shape[2:])
+
+
+def _unfold(t: Tensor, size: int, rows: int) -> Tensor:
+    return t.reshape(size, rows, *t.shape[1:])
+
+
+def _at(t: Any, dim: int | None, i: int) -> Any:
+    return t if dim is None else t.select(dim, i)

@@ -1,0 +1,366 @@
+"""Z = σ(Z W(θ)ᵀ + u(X; θ)),  ŷ = readout(Z): what the affine families share.
+
+Samples are rows: X is (N, d), Z is (N, m). A family gives its effective weight W(θ), its injection u(X; θ),
+its readout, and two formulas: the pullback of a residual and the tangent kernel. Both are products of Z, X
+and the adjoint V of the readout,
+
+    V = D ∘ (1 aᵀ + V W),   D = σ'(Z Wᵀ + u)          V is (N, m), or (N, k, m) for k > 1 outputs,
+
+one linear equation with the contraction factor of the forward one. No Jacobian is formed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..differentiate import Method, Record
+from ..differentiate.equation import needs_gradient, under_transform
+from ..linalg import estimate_norm
+from ..solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Solver, Stop, fixed_point
+from ..solve.driver import Precision
+from .adjoint import MaskedMap, Task, differentiable_equilibrium, linear_stop, solve_linear
+from .saving import Saved
+
+Solvers = Solver | Sequence[Solver]
+
+
+class AffineFamily(Saved, ABC):
+    """Z = σ(Z W(θ)ᵀ + u(X; θ)),  ŷ = readout(Z).
+
+    `forward` and `equilibrium` are differentiable in the parameters and in X, to every order. They raise an
+    EquilibriumError that names the rows when a sample has no equilibrium; `solve` returns the Solution as it
+    is. `start=` is any earlier Z; `rtol` of `stop=` serves the forward and the adjoint solve alike.
+
+    `last` records the last call: `last.forward` and, after a backward pass, `last.adjoint`. It is neither
+    copied nor saved with the model.
+    """
+
+    readout_name: ClassVar[str]  # the parameter of the last, linear layer; the others are the hidden ones
+    activation: Activation = RELU
+    relu_at_zero: float = 0  # relu'(0), 0 or 1: the slope that masks take at a tie
+    inputs: int  # d
+    width: int  # m
+    outputs: int  # k
+
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        for name, value in (("inputs", inputs), ("width", width), ("outputs", outputs)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
+        self.inputs, self.width, self.outputs = inputs, width, outputs
+        self._last = Record()
+
+    # -- what a family is --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """W(θ), the effective weight (m, m)."""
+
+    @abstractmethod
+    def injection(self, X: Tensor) -> Tensor:
+        """u(X; θ), (N, m)."""
+
+    @abstractmethod
+    def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
+        """Σ_ip R_ip ∂ŷ_ip/∂θ for every parameter by name; with R = ∂L/∂ŷ (like ŷ) the gradient of L."""
+
+    @abstractmethod
+    def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:
+        """⟨∂ŷ_ip/∂θ, ∂ŷ_jq/∂θ⟩ for every parameter by name: (N, N2), or (N, k, N2, k) for k > 1."""
+
+    @abstractmethod
+    def check_wellposed(self) -> None:
+        """A ValueError, by how much and what to do, unless the weights give every input one equilibrium."""
+
+    def contraction(self) -> float | None:
+        """q = ‖W(θ)‖, where it is below 1 and plain iteration thus contracts; else None."""
+        q = spectral_norm(self.weight())
+        return q if q < 1 else None
+
+    def resolvent_bound(self) -> float:
+        """R with ‖z(u) − z(u')‖ ≤ R‖u − u'‖: 1/(1 − q). A float64 number, not a proof."""
+        q = self.contraction()
+        return float("inf") if q is None else 1 / (1 - q)
+
+    def default_solver(self, problem: AffineMap) -> Solvers:
+        return Picard()
+
+    @property
+    def readout_weight(self) -> Tensor:
+        """(m,), or (m, k) for k > 1 outputs."""
+        return getattr(self, self.readout_name)
+
+    def readout(self, Z: Tensor) -> Tensor:
+        """ŷ = Z a: (N,), or (N, k) for k > 1 outputs."""
+        return Z @ self.readout_weight
+
+    @property
+    def hidden_names(self) -> tuple[str, ...]:
+        """Every parameter but the readout."""
+        return tuple(name for name, _ in self.named_parameters() if name != self.readout_name)
+
+    # -- equilibria --------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        X: Tensor,
+        *,
+        stop: Stop | None = None,
+        start: Tensor | Solution | None = None,
+        solver: Solvers | None = None,
+        precision: Precision = "native",
+    ) -> Tensor:
+        """ŷ = readout(Z), (N,) or (N, k)."""
+        return self.readout(self.equilibrium(X, stop=stop, start=start, solver=solver, precision=precision))
+
+    def equilibrium(
+        self,
+        X: Tensor,
+        *,
+        stop: Stop | None = None,
+        start: Tensor | Solution | None = None,
+        solver: Solvers | None = None,
+        precision: Precision = "native",
+    ) -> Tensor:
+        """Z (N, m), differentiable."""
+        self._check_inputs(X)
+        how = Method(solver, stop or Stop(), precision)
+        linear = replace(how, stop=linear_stop(stop))
+        z0 = self._check_start(start, (len(X), self.width))
+        weight, u = self.weight(), self.injection(X)
+        record = self._last = Record()
+        if not (needs_gradient((weight, u)) or under_transform()):
+            return self._solved(AffineMap(weight, u, self.activation), z0, how, record)
+
+        def solve(weight: Tensor, u: Tensor, z0: Tensor | None, task: Task) -> tuple[Tensor, Tensor]:
+            problem = AffineMap(weight, u, self.activation)
+            Z = self._solved(problem, z0, how, record)
+            task.cache = problem.cache
+            return Z, self._masks(problem, Z)
+
+        return differentiable_equilibrium(weight, u, z0, Task(solve, self.default_solver, linear, record))
+
+    @torch.no_grad()
+    def solve(
+        self,
+        X: Tensor,
+        *,
+        stop: Stop | None = None,
+        start: Tensor | Solution | None = None,
+        solver: Solvers | None = None,
+        precision: Precision = "native",
+    ) -> Solution:
+        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
+        z0 = self._check_start(start, (len(self._check_inputs(X)), self.width))
+        return self._solve(self.affine_map(X), z0, Method(solver, stop or Stop(), precision))
+
+    @torch.no_grad()
+    def affine_map(self, X: Tensor) -> AffineMap:
+        """f(Z) = σ(Z Wᵀ + u), the problem that `solve` hands to the solvers."""
+        return AffineMap(self.weight(), self.injection(X), self.activation)
+
+    def _solve(self, problem: AffineMap, z0: Tensor | None, how: Method) -> Solution:
+        solver = how.solver or self.default_solver(problem)
+        return fixed_point(problem, z0, solver=solver, stop=how.stop, precision=how.precision)
+
+    def _solved(self, problem: AffineMap, z0: Tensor | None, how: Method, record: Record) -> Tensor:
+        solution = record.forward = self._solve(problem, z0, how)
+        if solution.failed_rows:
+            message = f"{solution.explain_failure()}\n{self._diagnosis()}"
+            raise EquilibriumError(message, solution)
+        Z = solution.value
+        assert isinstance(Z, Tensor)
+        record.forward = replace(solution, value=Z.detach())  # Z itself is about to get a gradient
+        return Z
+
+    def _diagnosis(self) -> str:
+        """Whether the weights are to blame. An SVD, so only asked of a solve that failed."""
+        try:
+            self.check_wellposed()
+        except ValueError as error:
+            return str(error)
+        return "The weights are well-posed: each of these samples has exactly one equilibrium."
+
+    # -- the adjoint of the readout ----------------------------------------------------------------------
+
+    def adjoint(self, Z: Tensor, X: Tensor, **options: Any) -> Tensor:
+        """V = D ∘ (1 aᵀ + V W): (N, m), or (N, k, m) for k > 1. Options and failures as `solve_adjoint`'s."""
+        solution = self.solve_adjoint(Z, X, **options)
+        if solution.failed_rows:
+            raise EquilibriumError(f"adjoint solve: {solution.explain_failure()}", solution)
+        assert isinstance(solution.value, Tensor)
+        return solution.value
+
+    @torch.no_grad()
+    def solve_adjoint(
+        self,
+        Z: Tensor,
+        X: Tensor,
+        *,
+        masks: Tensor | None = None,
+        stop: Stop | None = None,
+        start: Tensor | Solution | None = None,
+        solver: Solvers | None = None,
+        precision: Precision = "native",
+    ) -> Solution:
+        """The Solution of V = D ∘ (1 aᵀ + V W): one solve serves every residual, and the tangent kernel.
+
+        `masks` are those of Z, where they are known already; `start` is an earlier V.
+        """
+        N, k, m = len(self._check_inputs(X)), self.outputs, self.width
+        v0 = self._check_start(start, (N, m) if k == 1 else (N, k, m))
+        problem = self.affine_map(X)
+        D = self._masks(problem, Z) if masks is None else masks
+        rows = self.readout_weight.reshape(m, k).T.expand(N, k, m).reshape(N * k, m)  # 1 aᵀ
+        linear = MaskedMap(problem.weight.T, rows, D.repeat_interleave(k, dim=0))
+        how = Method(solver or self.default_solver(linear), linear_stop(stop), precision)
+        solution = solve_linear(linear, how, None if v0 is None else v0.reshape(N * k, m))
+        return solution if k == 1 else _by_sample(solution, N, k, m)
+
+    @torch.no_grad()
+    def masks(self, Z: Tensor, X: Tensor) -> Tensor:
+        """D = σ'(Z Wᵀ + u), (N, m), read at an approximate equilibrium Z.
+
+        Where a coordinate is zero within the error of Z, the pre-activations are formed as if it were zero.
+        So a coordinate that decays to a tie at 0 from above reads as the tie it is, whatever the start, and
+        the slope there is `relu_at_zero`: 0, or 1 where the family was asked for that.
+        """
+        return self._masks(self.affine_map(X), Z)
+
+    def _masks(self, problem: AffineMap, Z: Tensor) -> Tensor:
+        P = problem.preactivation(Z)
+        radius = self._error(problem, self.activation(P) - Z)  # (N,)
+        near = (Z != 0) & (Z.abs() <= radius[:, None])
+        if bool(near.any()):
+            P = problem.preactivation(Z.masked_fill(near, 0.0))
+        return self.slope(P)
+
+    def slope(self, P: Tensor) -> Tensor:
+        """σ'(P), (N, m), with the family's choice of relu'(0)."""
+        return (P >= 0).to(P.dtype) if self.relu_at_zero == 1 else self.activation.slope(P)
+
+    def _error(self, problem: AffineMap, change: Tensor) -> Tensor:
+        """About ‖z − z*‖ of each row from f(z) − z: ‖f(z) − z‖ / (1 − ‖W‖), with ‖W‖ from a few products."""
+        q = min(norm_estimate(problem.weight), 0.999)
+        return change.norm(dim=1) / (1 - q)
+
+    # -- housekeeping ------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> Record:
+        """The forward and adjoint Solution of the last call."""
+        return self._last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": Record()}
+
+    def _check_inputs(self, X: Tensor) -> Tensor:
+        if not isinstance(X, Tensor):
+            raise TypeError(f"X must be a tensor, (N, {self.inputs}). Got {type(X).__name__} instead.")
+        if X.ndim != 2 or X.shape[1] != self.inputs:
+            hint = " A single sample is X[None]." if X.ndim == 1 else ""
+            raise ValueError(
+                f"X must be (N, {self.inputs}), a row a sample. Got shape {tuple(X.shape)} instead.{hint}"
+            )
+        like = self.readout_weight
+        if X.dtype != like.dtype or X.device != like.device:
+            raise ValueError(
+                f"X must be {like.dtype} on {like.device} like the parameters. "
+                f"Got {X.dtype} on {X.device} instead: X.to(…) or model.to(…) makes them agree."
+            )
+        if not under_transform():
+            bad = torch.nonzero(~torch.isfinite(X).all(dim=1)).flatten().tolist()
+            if bad:
+                more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+                rows = ", ".join(f"row {i}" for i in bad[:5])
+                raise ValueError(f"X must be finite. Got NaN or infinity in {rows}{more}.")
+        return X
+
+    def _check_start(self, start: Tensor | Solution | None, shape: tuple[int, ...]) -> Tensor | None:
+        value = start.value if isinstance(start, Solution) else start
+        if value is None:
+            return None
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"start must be {shape}, {shape[0]} rows like X. Got {got} instead.")
+        return value.detach()
+
+
+# -- pieces of the families' formulas ------------------------------------------------------------------------
+
+
+def weigh(V: Tensor, R: Tensor) -> Tensor:
+    """Σ_p R_ip v_ip: the adjoint of one weighted sum of outputs, (N, m)."""
+    if R.shape != V.shape[:-1]:
+        raise ValueError(f"R must be {tuple(V.shape[:-1])} like ŷ. Got shape {tuple(R.shape)} instead.")
+    return R[:, None] * V if V.ndim == 2 else torch.einsum("nk,nkm->nm", R, V)
+
+
+def pairs(P: Tensor, Q: Tensor) -> Tensor:
+    """⟨p_i, q_j⟩ of every pair, (N, k, N2, k): 1 stands for k where a tensor has one row a sample."""
+    P, Q = (T[:, None, :] if T.ndim == 2 else T for T in (P, Q))
+    return torch.tensordot(P, Q, dims=([2], [2]))
+
+
+def readout_block(Z: Tensor, Z2: Tensor, outputs: int) -> Tensor:
+    """δ_pq ⟨z_i, z_j⟩, (N, k, N2, k)."""
+    return pairs(Z, Z2) * torch.eye(outputs, dtype=Z.dtype, device=Z.device)[:, None, :]
+
+
+def squeeze_blocks(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
+    """(N, 1, N2, 1) as (N, N2); more outputs are left as they are."""
+    return {name: b[:, 0, :, 0] if b.shape[1] == b.shape[3] == 1 else b for name, b in blocks.items()}
+
+
+def slope_at_zero(value: float) -> float:
+    """relu'(0) as chosen: 0 or 1."""
+    if value not in (0, 1):
+        raise ValueError(f"relu_at_zero must be 0 or 1, the slope of relu at a tie. Got {value!r} instead.")
+    return value
+
+
+def open_unit(name: str, value: float) -> float:
+    """`value`, which must lie in (0, 1)."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie in (0, 1). Got {value} instead.")
+    return float(value)
+
+
+def choice(name: str, value: str, allowed: Sequence[str]) -> str:
+    """`value`, which must be one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}. Got {value!r} instead.")
+    return value
+
+
+def spectral_norm(W: Tensor) -> float:
+    """‖W‖ by a float64 SVD: accurate, not rounded outward."""
+    return float(torch.linalg.matrix_norm(W.detach().double(), ord=2))
+
+
+def norm_estimate(W: Tensor) -> float:
+    """About ‖W‖: √(‖W‖₁‖W‖_∞) where that shows it below 1 (exact if diagonal), else by Lanczos."""
+    size = W.abs()
+    bound = float(size.sum(dim=0).amax() * size.sum(dim=1).amax()) ** 0.5
+    if bound < 1:
+        return bound
+    return estimate_norm(W, steps=8, generator=torch.Generator(W.device).manual_seed(0)).value
+
+
+def _by_sample(solution: Solution, N: int, k: int, m: int) -> Solution:
+    """A solve of N·k rows as one of N samples: a sample is as good as its worst output."""
+    assert isinstance(solution.value, Tensor)
+    return replace(
+        solution,
+        value=solution.value.reshape(N, k, m),
+        status=solution.status.reshape(N, k).amax(dim=1),
+        residual=solution.residual.reshape(N, k).norm(dim=1),
+        scale=solution.scale.reshape(N, k).norm(dim=1),
+        steps=solution.steps.reshape(N, k).amax(dim=1),
+    )
