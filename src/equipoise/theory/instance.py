@@ -110,6 +110,11 @@ class Instance:
         return self.equilibria.Z
 
     @cached_property
+    def sigma_N(self) -> Interval:
+        """√λ_min(ZZᵀ): σ_min(Z) where the width allows N independent rows, 0 where m < N."""
+        return self.equilibria.spectrum.sigma_min if self.model.width >= self.N else Interval(0.0)
+
+    @cached_property
     def readout_norm(self) -> Interval:
         """‖a‖, the operator norm for k > 1 outputs."""
         return self.norm(self.model.readout_name)

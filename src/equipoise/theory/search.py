@@ -1,0 +1,41 @@
+"""Choose a theorem's free constants for the best margin. Untrusted: what is chosen is then proved with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.optimize import minimize
+
+
+def best_constants(
+    score: Callable[[Sequence[float]], float], starts: Sequence[Sequence[float]], tries: int = 400
+) -> tuple[float, ...]:
+    """Positive constants that maximise `score`, by Nelder-Mead on their logarithms from each start."""
+
+    def cost(logs: np.ndarray) -> float:
+        with np.errstate(over="ignore"):
+            value = score([float(c) for c in np.exp(logs)])
+        return -value if math.isfinite(value) else 1e300
+
+    best, best_cost = tuple(starts[0]), math.inf
+    for start in starts:
+        first = np.log(np.asarray(start, dtype=float))
+        # A simplex a factor of e wide in every direction: the scale on which these constants matter.
+        simplex = np.vstack([first, first + np.eye(len(first))])
+        options = {"maxfev": tries, "initial_simplex": simplex, "xatol": 1e-4, "fatol": 1e-6}
+        found = minimize(cost, first, method="Nelder-Mead", options=options)
+        if found.fun < best_cost:
+            best, best_cost = tuple(float(c) for c in np.exp(found.x)), float(found.fun)
+    return best
+
+
+def log_margin(*pairs: tuple[float, float]) -> float:
+    """The worst log(lhs/rhs) of claims lhs ≥ rhs: what to maximise; −∞ where a side makes no sense."""
+    worst = math.inf
+    for lhs, rhs in pairs:
+        if not (lhs > 0 and math.isfinite(rhs)):
+            return -math.inf
+        worst = min(worst, math.inf if rhs <= 0 else math.log(lhs) - math.log(rhs))
+    return worst
