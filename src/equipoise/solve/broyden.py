@@ -11,8 +11,9 @@ from torch import Tensor
 from .problem import Map
 from .solver import Solver, SolverState, shared
 
-# A step longer than this multiple of ‖g‖ says that H is nearly singular, not that the solution is so far.
-_LONGEST = 1e4
+# A step longer than this multiple of the lowest ‖g‖ says that H is nearly singular, not that the solution is
+# so far away. Taken, it throws a contraction back by at most 2e5, which a Stop does not yet call diverged.
+_LONGEST = 1e5
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Broyden(Solver):
     """
 
     memory: int = 20
-    growth: float = 10.0
+    growth: float = 1e3
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory, int) or isinstance(self.memory, bool) or self.memory < 1:
@@ -62,7 +63,7 @@ class Broyden(Solver):
     def step(self, f: Map, z: Tensor, fz: Tensor, state: BroydenState) -> tuple[Tensor, BroydenState]:
         g = fz - z
         size = torch.linalg.vector_norm(g, dim=1)
-        lower = size < state.best
+        lower = size <= state.best  # of equals the latest, which has moved on
         state.best = torch.where(lower, size, state.best)
         state.z_best = torch.where(lower[:, None], z, state.z_best)
         state.f_best = torch.where(lower[:, None], fz, state.f_best)
@@ -82,7 +83,7 @@ class Broyden(Solver):
         step = -hg / rho[:, None]
 
         vanished = ~(rho.abs() > torch.finfo(z.dtype).eps ** 0.5)  # also where s = 0
-        long = ~(torch.linalg.vector_norm(step, dim=1) <= _LONGEST * size)
+        long = ~(torch.linalg.vector_norm(step, dim=1) <= _LONGEST * state.best)
         unfit = vanished | long | (size > self.growth * state.best)
         f.counts.fallbacks += int((unfit if f.working is None else unfit & f.working).sum())
         fresh = unfit | (state.used == self.memory)

@@ -75,7 +75,7 @@ def gmres(
         residual = torch.where(better, after, residual)
         steps += used
         at_work = gained & (residual > tolerance)
-    return Krylov(x, residual, steps, residual <= tolerance)
+    return Krylov(x, residual, steps, torch.isfinite(residual) & (residual <= tolerance))
 
 
 def _cycle(
@@ -107,11 +107,9 @@ def _cycle(
         size = torch.linalg.vector_norm(w, dim=1)
         h, w = _orthogonalise(span, w)
         beyond = torch.linalg.vector_norm(w, dim=1)
-        closed = beyond <= 10 * eps * size  # A maps the space into itself: nothing is left of w but rounding
-        beyond = torch.where(closed, 0.0, beyond)
         column = (turn[:, : k + 1, : k + 1] @ h[:, :, None])[:, :, 0]  # (n, k + 1)
         pivot = torch.hypot(column[:, k], beyond)
-        usable = live & torch.isfinite(size) & (pivot > 10 * eps * size)
+        usable = live & torch.isfinite(size) & (pivot > 10 * eps * size)  # else A is singular here
         cosine = torch.where(usable, column[:, k] / pivot, 1.0)[:, None]
         sine = torch.where(usable, beyond / pivot, 0.0)[:, None]
         column[:, k] = pivot
@@ -121,7 +119,7 @@ def _cycle(
         turn[:, k] = cosine * upper + sine * lower
         turn[:, k + 1] = cosine * lower - sine * upper
         used += usable
-        live = usable & ~closed & (turn[:, k + 1, 0].abs() * residual > aim)
+        live = usable & (turn[:, k + 1, 0].abs() * residual > aim)
         if not bool(live.any()):
             break
         basis[:, k + 1] = torch.where(live[:, None], w / beyond[:, None], 0.0)
