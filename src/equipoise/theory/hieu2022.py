@@ -1,12 +1,13 @@
 """L(t) ≤ e^{−λ₀²t/2} L(0): gradient flow and (repaired) descent of Monotone [hieu2022, ch. 3].
 
-With radii R_A, R_B, R_U, R_u > 0, ā = ‖A(0)‖ + R_A, Ū = ‖U(0)‖ + R_U, ū = ‖u(0)‖ + R_u, λ₀ = σ_N(Z(0)), margin μ:
+With margin μ, λ₀ = σ_N(Z(0)), radii R_A, R_B, R_U, R_u > 0, ā = ‖A(0)‖ + R_A, Ū = ‖U(0)‖ + R_U,
+ū = ‖u(0)‖ + R_u:
 
     flow     (3.8)  λ₀² ≥ 4‖X‖_F r₀ max{2Ūūā/(μ²R_A), 2Ūū/(μ²R_B), ū/(μR_U), Ū/(μR_u)}
              (3.9)  λ₀³ ≥ 8‖X‖_F² r₀ (ū/μ²)(4(Ū²ā² + Ū²)/μ² + 1)
     descent  (3.16) = (3.8) with 8
-             (3.17) λ₀³ ≥ 16‖X‖_F² r₀ (ū/μ²)[1 + (6Ū²ā² + 4Ū²)/μ²]        powers of μ restored
-             (3.18) λ₀² ≥ 16 C₁₃                                             replaces a condition that cannot hold
+             (3.17) λ₀³ ≥ 16‖X‖_F² r₀ (ū/μ²)[1 + (6Ū²ā² + 4Ū²)/μ²]   powers of μ restored
+             (3.18) λ₀² ≥ 16 C₁₃                                        replaces a condition that cannot hold
              η ≤ min{4/λ₀², 1/(32 C₁₂), λ₀²/(25 C₁₁²)}
 
     C₁₁ = ‖X‖_F²[(ū² + Ū²)/μ² + 4ū²Ū²(1 + ā²)/μ⁴],  C₁₂ = ‖X‖_F²ū²Ū²ā²/(4μ⁴),  C₁₃ = C₁₁ − ‖X‖_F²Ū²/μ²

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from ..models.affine import AffineFamily
 from ..solve import Stop
 from .certificate import fingerprint
 from .enclosure import Enclosure, Equilibria, enclose, product_rounding
+
+T = TypeVar("T")
 
 # Tight enough that the equilibrium's error is lost in the margins, loose enough for float64 to reach.
 _TIGHT = Stop(rtol=1e-13, max_steps=5000)
@@ -33,6 +37,7 @@ class Instance:
         self.original, self.fingerprint = model, fingerprint(model, X, y)
         self.model = copy.deepcopy(model).double().requires_grad_(False)
         self._norms: dict[str, Interval] = {}
+        self._kept: dict[str, Any] = {}
         self.X = self._matrix(X)
         self.y = None if y is None else self._targets(y)
         self.obstacle = self._obstacle()
@@ -74,6 +79,12 @@ class Instance:
     def enclosure(self) -> Enclosure:
         with torch.no_grad():
             return enclose(self.model, self.X)
+
+    def keep(self, name: str, compute: Callable[[], T]) -> T:
+        """A number of one theorem, computed when first asked for and kept."""
+        if name not in self._kept:
+            self._kept[name] = compute()
+        return self._kept[name]
 
     def norm(self, name: str) -> Interval:
         """‖θ‖ of one parameter: the operator norm of a matrix, the Euclidean of a vector."""
