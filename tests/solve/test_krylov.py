@@ -33,7 +33,7 @@ def test_equals_the_direct_solve_in_at_most_as_many_steps_as_dimensions(n, d, sp
 
 @pytest.mark.parametrize("k", [1, 2, 5, 9])
 def test_the_residual_is_the_least_over_the_krylov_space(k):
-    a, b, product = systems(4, 20, seed=1, spread=1.9)
+    _, b, product = systems(4, 20, seed=1, spread=1.9)
     found = gmres(product, b, rtol=0.0, max_steps=k, restart=k)
     powers = [product(b)]
     for _ in range(k - 1):

@@ -13,8 +13,8 @@ from .krylov import gmres
 from .problem import Map
 from .solver import Solver, SolverState
 
-# Full steps without a record (a merit below _RECORD of the lowest) that a row may take before it is guarded:
-# on piecewise linear maps they usually end the search sooner than any search along the step.
+# Full steps without a record (a merit below _RECORD of the lowest) that a row of z = relu(W z + b) may take
+# before it is guarded: they usually find the active set sooner than any search along the step.
 _SPARE = 8
 _RECORD = 0.9
 _GROWTH = 100.0  # a full step beyond this multiple of the record is refused at once
@@ -46,10 +46,10 @@ class Newton(Solver):
     else by GMRES in at most `krylov` dimensions, each a Jacobian-vector product, to a tolerance that tightens
     as the residual falls.
 
-    Full steps, t = 1, are taken on trust at first. A row that they do not serve goes back to its best point
-    and is guarded: t is halved until the residual falls. A guarded row of z = relu(W z + b) follows the
-    Fischer-Burmeister function, whose norm is a smooth merit with no false minimum where I − W is a P-matrix
-    (contraction, strongly monotone), so that it reaches the one equilibrium from any start
+    Every row is guarded: t is halved until the residual falls. On z = relu(W z + b) full steps are taken on
+    trust at first; a row that they do not serve goes back to its best point, and follows the
+    Fischer-Burmeister function from there, whose norm is a smooth merit with no false minimum where I − W is
+    a P-matrix (contraction, strongly monotone), so that it reaches the one equilibrium from any start
     [De Luca, Facchinei & Kanzow 1996]. A row whose system is singular, or whose search fails, takes the plain
     step f(z), and is counted.
     """
@@ -65,7 +65,7 @@ class Newton(Solver):
 
     def init(self, f: Map, z: Tensor) -> NewtonState:
         inf = z.new_full((len(z),), torch.inf)
-        spare = torch.full((len(z),), _SPARE, dtype=torch.int64, device=z.device)
+        spare = torch.full((len(z),), _SPARE if _is_relu(f) else -1, dtype=torch.int64, device=z.device)
         return NewtonState(merit=inf, record=inf, record_z=z, spare=spare)
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: NewtonState) -> tuple[Tensor, NewtonState]:
@@ -113,7 +113,7 @@ class Newton(Solver):
         rhs, idle = g, ~working[:, None]
         if f.affine is not None and p is not None:
             affine, slope = f.affine, f.affine.activation.slope(p)
-            if affine.activation is RELU and bool(guarded.any()):
+            if _is_relu(f) and bool(guarded.any()):
                 smooth_slope, smooth_rhs = _fischer_burmeister_system(z, z - p)
                 slope = torch.where(guarded[:, None], smooth_slope, slope)
                 rhs = torch.where(guarded[:, None], smooth_rhs, rhs)
@@ -135,6 +135,10 @@ class Newton(Solver):
         ).value
 
 
+def _is_relu(f: Map) -> bool:
+    return f.affine is not None and f.affine.activation is RELU
+
+
 def _forcing(merit: Tensor, before: Tensor) -> Tensor:
     """0.9 (‖g‖ / ‖g_last‖)²: loose while far, tight where the steps succeed [Eisenstat & Walker 1996]."""
     return torch.where(before.isinf(), _FORCING[1], 0.9 * (merit / before) ** 2).clamp(*_FORCING)
@@ -142,7 +146,7 @@ def _forcing(merit: Tensor, before: Tensor) -> Tensor:
 
 def _merit(f: Map, z: Tensor, g: Tensor, p: Tensor | None) -> Tensor:
     """What a step must lower: ‖f(z) − z‖, or its smooth equivalent where f(z) = relu(p)."""
-    if f.affine is not None and f.affine.activation is RELU and p is not None:
+    if _is_relu(f) and p is not None:
         g = _fischer_burmeister(z, z - p)
     return torch.linalg.vector_norm(g, dim=1)
 
