@@ -102,6 +102,8 @@ def test_resize():
     ramp = np.broadcast_to(np.arange(32.0), (1, 32, 32))
     small = prepare.resize(ramp, 16)  # linear stays linear; the centre of pixel j is j + ½
     assert small[0, 0, 2:-2] == pytest.approx(2 * np.arange(16)[2:-2] + 0.5)
+    stripes = np.broadcast_to(np.arange(64) % 4 == 0, (1, 64, 64))  # shrinking must not step over pixels
+    assert prepare.resize(stripes, 16)[0, 2:-2, 2:-2] == pytest.approx(np.full((12, 12), 0.25))
     colour = RNG.random((2, 32, 32, 3))
     assert prepare.resize(colour, 28)[..., 1] == pytest.approx(prepare.resize(colour[..., 1], 28))
     for bad, size in ((np.zeros((3, 3)), 28), (images, 0)):
@@ -150,6 +152,9 @@ def test_standardise():
     a, b = prepare.standardise(train, test, constant="centre")
     assert np.abs(a[:, 1]).max() < 1e-15
     assert b[:, 1] == pytest.approx(test[:, 1] - 0.1)
+    train[:, 1] = np.arange(40) * 1e-200  # not constant, but its deviation is 0 in floating point
+    with pytest.raises(DataError, match="column 1"):
+        prepare.standardise(train, test)
     with pytest.raises(DataError, match="same columns; got 3 and 2"):
         prepare.standardise(train, test[:, :2])
     with pytest.raises(DataError, match="'raise' or 'centre'"):

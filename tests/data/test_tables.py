@@ -499,6 +499,14 @@ def test_bad_image_folders(folder):
         read_table(folder, "cats")
 
 
+def test_a_decompression_bomb_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 4)  # Pillow warns above, and raises above twice as much
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(DataError, match="cats/0.png cannot be read: .*decompression bomb"):
+            read_table(folder)
+
+
 def test_image_folders_with_too_little(folder, tmp_path):
     (folder / "dogs" / "0.png").unlink()
     with pytest.raises(DataError, match="one class only"):

@@ -87,7 +87,8 @@ UINT8 = DTYPE + b"(S'u1'\ntR"
         NDARRAY + b")\x81}b",  # NEWOBJ, BUILD
         DTYPE + b"(S'O'\ntR",  # an array of objects
         DTYPE + b"(S'f8'\ntR",
-        RECONSTRUCT + DTYPE + b"K\x00\x85C\x01b\x87R",  # a foreign subtype
+        # a foreign subtype, all else well
+        RECONSTRUCT + DTYPE + b"K\x00\x85C\x01b\x87R(K\x01K\x01\x85" + UINT8 + b"\x89C\x01atb",
         ARRAY,  # never given its bytes
         ARRAY + b"N\x85b",  # a state of another length
         ARRAY + b"(K\x01K\x04\x85" + UINT8 + b"\x89C\x01atb",

@@ -7,7 +7,6 @@ it is looked up.
 
 from __future__ import annotations
 
-import math
 import pickle
 from typing import IO, Any
 
@@ -58,9 +57,8 @@ class _Array:
             and all(type(n) is int and n >= 0 for n in shape)
             and isinstance(dtype, _Dtype)
             and isinstance(data, bytes)
-            and len(data) == math.prod(shape)
         ):
-            raise pickle.UnpicklingError("an array whose shape, dtype and bytes disagree")
+            raise pickle.UnpicklingError("an array with a malformed shape, dtype or content")
         self.value = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C").copy()
 
 
