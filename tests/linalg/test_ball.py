@@ -65,7 +65,8 @@ def test_a_lying_witness_cannot_make_a_bound_false():
     U, s, Vt = torch.linalg.svd(M, full_matrices=False)
     for witness in (
         (U * 1.01, s, Vt), (U, s * 0.5, Vt), (U, -s, Vt), (U, s * 0, Vt), (U * 0, s, Vt),
-        (U, s, draw(4, 6, seed=9)),
+        (U, s, draw(4, 6, seed=9)), (1.2 * U, s / 1.2, Vt), (0.8 * U, s / 0.8, Vt), (U, s / 1.2, 1.2 * Vt),
+        (U, s / 0.8, 0.8 * Vt),
         (U * 1e200, s * 1e-250, Vt), (U.float(), s.float(), Vt.float()), (U * math.nan, s, Vt),
     ):  # fmt: skip
         upper, lower = norm_upper_ball(M, witness), sigma_min_lower_ball(M, witness)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.linalg import conv_norm_upper, norm_lower, norm_upper
+from equipoise.linalg.convolution import _exponentials, _symbol_error, _symbols
 
 
 def dense(kernel, size, stride=1, padding=0, dilation=1, groups=1):
@@ -88,6 +89,28 @@ def test_a_single_tap_is_its_channel_matrix():
 def test_scales_carry_over(scale):
     kernel = draw(2, 3, 3, 3)
     assert conv_norm_upper(kernel * scale, 5) == pytest.approx(conv_norm_upper(kernel, 5) * scale, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [5, 8, 17])
+def test_the_symbol_is_as_accurate_as_its_error_claims(n):
+    flint = pytest.importorskip("flint")
+    K = draw(1, 2, 3, 3, 4, seed=n)  # (g, out, in, kh, kw)
+    rows, columns = (_exponentials(n, taps, 1, K.device) for taps in (3, 4))
+    worst = 0.0
+    for w in range(n):
+        Z = _symbols(K, rows[w : w + 1], columns, 1)[:, 0]  # (n, 4, 6)
+        for v in range(n):
+            difference = torch.empty(2, 3, dtype=torch.float64)
+            for o, i in ((o, i) for o in range(2) for i in range(3)):
+                with flint.ctx.workprec(200):
+                    exact = flint.acb(0)
+                    for a, b in ((a, b) for a in range(3) for b in range(4)):
+                        turn = flint.acb(flint.arb(2 * (w * a + v * b)) / n).exp_pi_i()
+                        exact += flint.arb(K[0, o, i, a, b].item()) * turn
+                    re, im = (flint.arb(Z[v, o + 2 * part, i].item()) for part in (0, 1))
+                    difference[o, i] = float(abs(exact - flint.acb(re, im)))
+            worst = max(worst, torch.linalg.matrix_norm(difference).item())
+    assert 0 < worst < _symbol_error(K).hi < 1e-12
 
 
 def test_edges():

@@ -75,6 +75,16 @@ def test_frobenius_encloses_the_exact_norm(scale):
             assert frobenius(M).hi / frobenius(M).lo < 1 + 1e-13
 
 
+@pytest.mark.parametrize("lanes", [1, 4, 8, 16, 32, 64])
+def test_squares_that_vanish_in_long_sums_are_accounted_for(lanes):
+    """Ones in every lane of a vectorised sum, then squares just below half an ulp: each is rounded away."""
+    small = math.sqrt(0.9) * 2.0**-26.5
+    v = torch.tensor(([1.0] * lanes + [small] * 15 * lanes) * 8, dtype=torch.float64)
+    square = sum(Fraction(x) ** 2 for x in v.tolist())
+    for M in (v, v[None], v[:, None], v.view(8, -1)):
+        assert Fraction(frobenius_lower(M)) ** 2 <= square <= Fraction(frobenius_upper(M)) ** 2
+
+
 def test_frobenius_of_any_shape():
     assert 3 in frobenius(torch.tensor(-3.0))
     assert 3 in frobenius(torch.ones(1, 3, 3))

@@ -201,6 +201,31 @@ def test_a_lying_factorisation_cannot_make_a_bound_false(lie, monkeypatch):
                     assert eigenvalues_above(S, [high]) == [0]
 
 
+@pytest.mark.parametrize("side", [0, 2])
+@pytest.mark.parametrize("c", [1.2, 0.8])
+def test_factors_whose_errors_cancel_in_the_product_do_not_deceive(c, side, monkeypatch):
+    honest = torch.linalg.svd
+
+    def compensated(*args, **kwargs):  # (cU) diag(s/c) Vᵀ is M again, but s/c are not its singular values
+        factors = list(honest(*args, **kwargs))
+        factors[side], factors[1] = factors[side] * c, factors[1] / c
+        return tuple(factors)
+
+    monkeypatch.setattr(torch.linalg, "svd", compensated)
+    for n, m in ((1, 1), (3, 3), (5, 2), (4, 7)):
+        M = draw(n, m, seed=n)
+        check_singular(M)
+        assert linalg.singular_bounds(M).sigma_min_lower > 0
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 8, 16, 32, 64])
+def test_products_that_vanish_in_the_gram_matrix_are_accounted_for(lanes):
+    small = math.sqrt(0.9) * 2.0**-26.5  # its square is rounded away next to a one
+    row = torch.tensor([[1.0] * lanes + [small] * 40 * lanes], dtype=torch.float64)
+    assert singular_values_above(row, [linalg.norm_upper(row), linalg.sigma_min_lower(row)]) == [0, 1]
+    assert singular_values_above(row, [linalg.gram_bounds(row).sigma_min_lower]) == [1]
+
+
 def test_autocast_and_default_dtype_change_nothing():
     M = draw(6, 6)
     expected = linalg.singular_bounds(M), linalg.norm_upper(M)
