@@ -160,7 +160,7 @@ def test_lemma_4_3_bounds_the_change_of_the_equilibrium(seed, size):
     assert change.norm() <= bound * (1 + 1e-12)
 
 
-# -- initialisations ------------------------------------------------------------------------------------------
+# -- initialisations ------------------------------------------------------------------------------
 
 
 def test_start_of_the_experiments():

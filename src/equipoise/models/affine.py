@@ -214,14 +214,17 @@ class AffineFamily(Saved, ABC):
         `masks` are those of Z, where they are known already; `start` is an earlier V.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
-        v0 = self._check_start(start, (N, m) if k == 1 else (N, k, m))
+        v0 = self._check_start(start, self.adjoint_shape(N))
         problem = self.affine_map(X)
         D = self._masks(problem, Z) if masks is None else masks
         rows = self.readout_weight.reshape(m, k).T.expand(N, k, m).reshape(N * k, m)  # 1 aᵀ
         linear = MaskedMap(problem.weight.T, rows, D.repeat_interleave(k, dim=0))
         how = Method(solver or self.default_solver(linear), linear_stop(stop), precision)
         solution = solve_linear(linear, how, None if v0 is None else v0.reshape(N * k, m))
-        return solution if k == 1 else _by_sample(solution, N, k, m)
+        return solution if len(self.adjoint_shape(N)) == 2 else _by_sample(solution, N, k, m)
+
+    def adjoint_shape(self, N: int) -> tuple[int, ...]:
+        return (N, self.width) if self.outputs == 1 else (N, self.outputs, self.width)
 
     @torch.no_grad()
     def masks(self, Z: Tensor, X: Tensor) -> Tensor:
@@ -274,12 +277,7 @@ class AffineFamily(Saved, ABC):
                 f"X must be {like.dtype} on {like.device} like the parameters. "
                 f"Got {X.dtype} on {X.device} instead: X.to(…) or model.to(…) makes them agree."
             )
-        if not under_transform():
-            bad = torch.nonzero(~torch.isfinite(X).all(dim=1)).flatten().tolist()
-            if bad:
-                more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-                rows = ", ".join(f"row {i}" for i in bad[:5])
-                raise ValueError(f"X must be finite. Got NaN or infinity in {rows}{more}.")
+        refuse_nonfinite("X", X)
         return X
 
     def _check_start(self, start: Tensor | Solution | None, shape: tuple[int, ...]) -> Tensor | None:
@@ -316,6 +314,16 @@ def readout_block(Z: Tensor, Z2: Tensor, outputs: int) -> Tensor:
 def squeeze_blocks(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
     """(N, 1, N2, 1) as (N, N2); more outputs are left as they are."""
     return {name: b[:, 0, :, 0] if b.shape[1] == b.shape[3] == 1 else b for name, b in blocks.items()}
+
+
+def refuse_nonfinite(name: str, T: Tensor) -> None:
+    """A ValueError that names the rows of T (N, …) with NaN or infinity; not under a transform."""
+    if under_transform() or bool(torch.isfinite(T).all()):
+        return
+    bad = torch.nonzero(~torch.isfinite(T).flatten(1).all(dim=1)).flatten().tolist()
+    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    rows = ", ".join(f"row {i}" for i in bad[:5])
+    raise ValueError(f"{name} must be finite. Got NaN or infinity in {rows}{more}.")
 
 
 def slope_at_zero(value: float) -> float:
