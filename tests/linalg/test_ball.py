@@ -79,6 +79,13 @@ def test_a_lying_witness_cannot_make_a_bound_false():
         assert bound == -math.inf or eigenvalues_above(S, [bound]) == [4]
 
 
+def test_a_truncated_witness_is_refused():
+    M = draw(4, 1) @ draw(1, 6) + 1e-9 * draw(4, 6, seed=1)  # near rank one: the truncated residual is tiny
+    U, s, Vt = torch.linalg.svd(M, full_matrices=False)
+    with pytest.raises(ValueError, match="all 4 singular values"):
+        sigma_min_lower_ball(M, (U[:, :1], s[:1], Vt[:1]))
+
+
 def test_nothing_is_proved_of_what_is_not_finite_or_empty():
     M = draw(3, 3)
     M[0, 0] = math.inf

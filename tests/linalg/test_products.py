@@ -10,7 +10,9 @@ from equipoise.linalg import (
     frobenius,
     frobenius_lower,
     frobenius_upper,
+    gamma,
     inf_norm_upper,
+    inflation,
     one_norm_upper,
     product_error,
     vector_norm_upper,
@@ -139,6 +141,27 @@ def test_shapes_and_dtypes_are_checked():
         one_norm_upper(torch.ones(2))
     with pytest.raises(ValueError, match="product_error needs"):
         product_error(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3))
+
+
+def test_a_thread_that_flushes_subnormal_numbers_is_refused():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        for dtype in (torch.float16, torch.float32, torch.float64):
+            with pytest.raises(RuntimeError, match="set_flush_denormal"):
+                frobenius_upper(torch.ones(2, 2, dtype=dtype))
+    finally:
+        torch.set_flush_denormal(False)
+    assert frobenius_upper(torch.ones(2, 2)) >= 2
+
+
+def test_gamma_and_inflation_bound_what_they_say():
+    u = Fraction(1, 2**53)
+    for k in (1, 2, 3, 7, 100, 12345, 10**7):
+        assert Fraction(gamma(k)) >= k * u / (1 - k * u)
+        assert gamma(k) < 1.001 * k * 2.0**-53
+        if k <= 12345:
+            assert Fraction(inflation(k)) * (1 - u) ** k >= 1
 
 
 def test_single_precision_is_read_exactly():

@@ -20,12 +20,14 @@ from .products import (
     frobenius,
     frobenius_lower,
     frobenius_upper,
+    gamma,
     inf_norm_upper,
+    inflation,
     one_norm_upper,
     product_error,
     vector_norm_upper,
 )
-from .rounding import Interval, maximum, minimum
+from .rounding import UNIT, Interval, maximum, minimum
 from .sound import (
     SingularBounds,
     inverse_norm_upper,
@@ -39,6 +41,7 @@ from .sound import (
 )
 
 __all__ = [
+    "UNIT",
     "Estimate",
     "Interval",
     "SingularBounds",
@@ -52,8 +55,10 @@ __all__ = [
     "frobenius",
     "frobenius_lower",
     "frobenius_upper",
+    "gamma",
     "gram_bounds",
     "inf_norm_upper",
+    "inflation",
     "inverse_norm_upper",
     "lambda_max_upper",
     "lambda_min_lower",

@@ -65,6 +65,10 @@ def _singular_ball(M: Tensor, witness: SVD | None) -> tuple[float, float]:
         U, s, Vt = torch.linalg.svd(M, full_matrices=False) if witness is None else map(_exact, witness)
     except FactorisationError:
         return math.inf, 0.0
+    p = min(M.shape)  # a truncated SVD says nothing of σ_min
+    if (U.shape, s.shape, Vt.shape) != ((len(M), p), (p,), (p, M.shape[1])):
+        shapes = ", ".join(str(tuple(part.shape)) for part in (U, s, Vt))
+        raise ValueError(f"the witness must be a thin SVD U, s, Vᵀ of all {p} singular values. Got {shapes}")
     if not all(part.isfinite().all() for part in (U, s, Vt)):
         return math.inf, 0.0
     with flint.ctx.workprec(_BITS):

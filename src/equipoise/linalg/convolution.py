@@ -62,14 +62,14 @@ def conv_norm_upper(
     bound = Interval(0.0)
     for w in range(classes // 2 + 1):  # K is real: K̂(−ω) is the conjugate of K̂(ω)
         Z = _symbols(K, rows[w::classes], columns, steps[1])
-        bound = maximum(bound, gram_norm(Z))
+        bound = maximum(bound, _largest_norm(Z))
     aliases = Interval(steps[0] * steps[1]).sqrt()
     return (bound / aliases + symbol_error).ldexp(e).hi
 
 
-def gram_norm(Z: Tensor) -> float:
+def _largest_norm(Z: Tensor) -> float:
     """≥ the largest 2-norm in a batch of matrices with entries near 1."""
-    gram = Gram.near_one(Z, 0)
+    gram = Gram.of_scaled(Z, 0)
     return gram.norm_upper(*extreme_eigenvalues(gram.G))
 
 

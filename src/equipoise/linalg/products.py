@@ -2,7 +2,8 @@
 
 Everything that `equipoise.linalg` proves about a matrix rests on this bound and on sums of non-negative
 floats. Hypotheses: float64 arithmetic rounds to nearest, dot products and sums are conventional (any order,
-fused or not, no Strassen). Underflow, gradual or flushed inside a product, is in `tiny`.
+fused or not, no Strassen). Underflow inside a product is in `tiny`; a thread that flushes subnormal numbers
+to zero is refused.
 
 The row sums of `|A||B|` are `|A|(|B|1)`: a bound costs one matrix product and a few passes over the entries.
 """
@@ -10,6 +11,7 @@ The row sums of `|A||B|` are `|A|(|B|1)`: a bound costs one matrix product and a
 from __future__ import annotations
 
 import math
+from sys import float_info
 
 import torch
 from torch import Tensor
@@ -22,12 +24,12 @@ _UNSCALED = 30  # a peak in 2^±30 is near 1: such a matrix is left alone
 
 
 def gamma(k: int) -> float:
-    """γ_k = ku/(1−ku), which bounds the relative error of k roundings (a fraction of an ulp aside)."""
-    return k * UNIT / (1.0 - k * UNIT)
+    """≥ γ_k = ku/(1−ku), the relative error of k roundings; k is far below 1/u = 2^53."""
+    return math.nextafter(k * UNIT / (1.0 - k * UNIT), math.inf)
 
 
 def inflation(k: int) -> float:
-    """≥ (1−u)^{−k}: what k roundings may have taken off a sum or product of non-negative floats."""
+    """≥ (1−u)^{−k}: what k roundings may have taken off a sum or product of non-negative floats (exact)."""
     return 1.0 + (2 * k + 2) * UNIT
 
 
@@ -40,6 +42,11 @@ def as_float64(M: Tensor, ndim: int | None = 2) -> Tensor:
         )
     if ndim is not None and M.ndim != ndim:
         raise ValueError(f"a bound needs a {ndim}-dimensional tensor. Got shape {tuple(M.shape)}")
+    if float_info.min / 2 == 0:
+        raise RuntimeError(
+            "bounds need gradual underflow, but this thread flushes subnormal numbers to zero: "
+            "call torch.set_flush_denormal(False) first"
+        )
     M = M.detach()
     return (M.cpu() if M.device.type == "mps" else M).to(torch.float64)
 

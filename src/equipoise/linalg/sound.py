@@ -103,8 +103,10 @@ def inverse_norm_upper(M: Tensor) -> float:
 def norm_upper(M: Tensor) -> float:
     """≥ ‖M‖₂ = √λ_max(MMᵀ), by a Cholesky factor of `τI − MMᵀ`: a third of the cost of an SVD."""
     gram = Gram.of(M)
-    if gram is None or not gram.Z.any():
-        return 0.0 if not M.any() else math.inf
+    if gram is None:
+        return 0.0 if M.numel() == 0 else math.inf
+    if not gram.Z.any():
+        return 0.0
     return gram.norm_upper(*extreme_eigenvalues(gram.G))
 
 
@@ -165,10 +167,10 @@ class Gram:
         """None if M is empty or not finite."""
         M = as_float64(M)
         near = near_one(M)
-        return None if near is None or M.numel() == 0 else Gram.near_one(*near)
+        return None if near is None or M.numel() == 0 else Gram.of_scaled(*near)
 
     @staticmethod
-    def near_one(Z: Tensor, exponent: int) -> Gram:
+    def of_scaled(Z: Tensor, exponent: int) -> Gram:
         if Z.shape[-2] > Z.shape[-1]:
             Z = Z.mT
         p, k = Z.shape[-2:]
