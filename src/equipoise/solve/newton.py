@@ -33,7 +33,6 @@ _STACK = 1 << 20
 class NewtonState(SolverState):
     merit: Tensor  # (n,) one step before
     record: Tensor  # (n,) lowest merit
-    record_z: Tensor  # (n, D) where it was found
     spare: Tensor  # (n,) full steps without a record still allowed; below 0 the row is guarded
 
 
@@ -47,11 +46,10 @@ class Newton(Solver):
     as the residual falls.
 
     Every row is guarded: t is halved until the residual falls. On z = relu(W z + b) full steps are taken on
-    trust at first; a row that they do not serve goes back to its best point, and follows the
-    Fischer-Burmeister function from there, whose norm is a smooth merit with no false minimum where I − W is
-    a P-matrix (contraction, strongly monotone), so that it reaches the one equilibrium from any start
-    [De Luca, Facchinei & Kanzow 1996]. A row whose system is singular, or whose search fails, takes the plain
-    step f(z), and is counted.
+    trust at first; a row that they do not serve follows the Fischer-Burmeister function, whose norm is a
+    smooth merit with no false minimum where I − W is a P-matrix (contraction, strongly monotone), so that it
+    reaches the one equilibrium from any start [De Luca, Facchinei & Kanzow 1996]. A row whose system is
+    singular, or whose search fails, takes the plain step f(z), and is counted.
     """
 
     dense_limit: int = 256
@@ -66,15 +64,13 @@ class Newton(Solver):
     def init(self, f: Map, z: Tensor) -> NewtonState:
         inf = z.new_full((len(z),), torch.inf)
         spare = torch.full((len(z),), _SPARE if _is_relu(f) else -1, dtype=torch.int64, device=z.device)
-        return NewtonState(merit=inf, record=inf, record_z=z, spare=spare)
+        return NewtonState(merit=inf, record=inf, spare=spare)
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: NewtonState) -> tuple[Tensor, NewtonState]:
         p = None if f.affine is None else f.affine.preactivation(z)
         merit, guarded = _merit(f, z, fz - z, p), state.spare < 0
         working = torch.isfinite(merit) if f.working is None else torch.isfinite(merit) & f.working
-        best = merit < state.record
-        state.record = torch.where(best, merit, state.record)
-        state.record_z = torch.where(best[:, None], z, state.record_z)
+        state.record = torch.minimum(state.record, merit.nan_to_num(nan=torch.inf))
 
         delta = self._direction(f, z, fz - z, p, working, guarded, _forcing(merit, state.merit))
         usable = working & torch.isfinite(delta).all(dim=1) & (delta != 0).any(dim=1)
@@ -85,10 +81,8 @@ class Newton(Solver):
         trusted = usable & ~guarded & (after <= _GROWTH * state.record)
         state.spare = state.spare - (trusted & (after > _RECORD * state.record)).long()
         trusted &= state.spare >= 0
-        sent_back = usable & ~guarded & ~trusted
-        state.spare = state.spare.masked_fill(sent_back, -1)
+        state.spare = state.spare.masked_fill(usable & ~trusted, -1)
         z_new = torch.where(trusted[:, None], full, z_new)
-        z_new = torch.where(sent_back[:, None], state.record_z, z_new)
 
         searched = usable & guarded
         if bool(searched.any()):
