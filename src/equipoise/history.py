@@ -29,7 +29,8 @@ class History:
     forward_steps: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))  # solver steps
     adjoint_steps: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
     residual: np.ndarray = field(default_factory=lambda: np.zeros(0))  # largest relative residual of Z
-    promised: np.ndarray | None = None  # bound of loss[k]/loss[0], when a certificate gave one
+    least_loss: float = 0.0  # L*, where a promise is on the gap L − L*
+    promised: np.ndarray | None = None  # bound of relative_loss, when a certificate gave one
     accepted: dict[str, np.ndarray] = field(default_factory=dict)  # of safeguarded runs
     seconds: float = 0.0
     stopped: str = ""  # why the run ended early, if it did
@@ -40,8 +41,9 @@ class History:
 
     @property
     def relative_loss(self) -> np.ndarray:
-        """L(k)/L(0)."""
-        return self.loss / self.loss[0] if self.loss[0] > 0 else np.zeros_like(self.loss)
+        """(L(k) − L*)/(L(0) − L*), with L* = 0 unless the run says otherwise."""
+        gap = self.loss - self.least_loss
+        return gap / gap[0] if gap[0] > 0 else np.zeros_like(gap)
 
     def violations(self) -> list[int]:
         """The steps at which the loss is above what was promised; none, if the promise is worth its name."""
