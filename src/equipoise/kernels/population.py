@@ -147,10 +147,9 @@ class _Excess:
         sine.addcmul_(sine, x).sqrt_()  # √((1−x)(1+x))
         h = torch.addcmul(sine, x, theta, value=-1, out=x).sub_(e, alpha=math.pi * (1 - v))  # −π h
         slope = torch.add(self.offset, theta, alpha=v, out=theta)
-        numerator = sine.clamp_(min=torch.finfo(c.dtype).eps).mul_(
-            slope
-        )  # sin θ = 0 only at c = 1, where h = 0
-        denominator = slope.mul_(numerator).sub_(h, alpha=v * v / 2)  # both are times sin θ
+        sine.clamp_(min=torch.finfo(c.dtype).eps)  # it is 0 at c = 1 only, where h = 0
+        numerator = sine.mul_(slope)  # times sin θ, as the denominator
+        denominator = slope.mul_(numerator).sub_(h, alpha=v * v / 2)
         e.addcdiv_(numerator.mul_(h), denominator)
 
 
