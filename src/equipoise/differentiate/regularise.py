@@ -1,0 +1,97 @@
+"""‖∂f/∂z‖_F² / D and ρ(∂f/∂z) at the equilibrium: estimates that a loss may add, to keep a map contracting.
+
+Both are random estimates that prove nothing about the map: they steer training. The equilibrium is held
+fixed, so a penalty pulls on the parameters and inputs of the cell through f alone; the cell must be twice
+differentiable. What is proved to contract is in the model families and their certificates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..solve.problem import Layout
+from ..solve.solution import State
+
+
+def jacobian_penalty(
+    layer: Any,
+    x: Any,
+    *args: Any,
+    shared: Sequence[Any] = (),
+    z: State | None = None,
+    samples: int = 1,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """mean_n ‖vᵀ J_n‖² / D over random signs v: an unbiased estimate of the mean of ‖∂f/∂z‖_F² / D.
+
+    `z` is the equilibrium of `layer(x, *args, shared=shared)` where it is at hand; it is solved for
+    otherwise. `samples` draws of v are averaged. Differentiable in the parameters of the cell.
+    """
+    if samples < 1:
+        raise ValueError(f"samples must be ≥ 1. Got {samples} instead.")
+    at, fz = _evaluate(layer, (x, *args), shared, z)
+    total = fz.new_zeros(())
+    for _ in range(samples):
+        v = torch.randint(0, 2, fz.shape, generator=generator, device=fz.device).to(fz.dtype) * 2 - 1
+        total = total + _pull(at, fz, v, record=True).square().sum()
+    return total / (samples * max(fz.numel(), 1))
+
+
+def spectral_radius_penalty(
+    layer: Any,
+    x: Any,
+    *args: Any,
+    shared: Sequence[Any] = (),
+    z: State | None = None,
+    steps: int = 10,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """mean_n ‖J_nᵀ u_n‖, u ← Jᵀu / ‖Jᵀu‖: an estimate of the mean of ρ(∂f/∂z), by power iteration.
+
+    `steps` products with Jᵀ from a random start; the last one is differentiable in the parameters of the
+    cell, with u held. Exact in the limit where one real eigenvalue leads; a leading complex pair makes the
+    estimate swing about ρ. `z` is as in `jacobian_penalty`.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be ≥ 1. Got {steps} instead.")
+    at, fz = _evaluate(layer, (x, *args), shared, z)
+    u = torch.randn(fz.shape, generator=generator, dtype=fz.dtype, device=fz.device)
+    for _ in range(steps - 1):
+        u = _pull(at, fz, _unit(u))
+    return _pull(at, fz, _unit(u), record=True).norm(dim=1).sum() / max(len(fz), 1)
+
+
+def _evaluate(
+    layer: Any, inputs: Sequence[Any], shared: Sequence[Any], z: State | None
+) -> tuple[Tensor, Tensor]:
+    """z as a leaf and f(z) with its graph, both flat (N, D), on the samples that have an equilibrium."""
+    if not hasattr(layer, "cell"):
+        raise TypeError(f"layer must be an Equilibrium. Got {type(layer).__name__} instead.")
+    with torch.enable_grad():
+        if z is None:
+            z = layer(*inputs, shared=shared)
+            if layer.last.masked:
+                kept = torch.nonzero(layer.last.forward.converged).flatten()
+                inputs = [a[kept] if isinstance(a, Tensor) else a for a in inputs]
+                z = tuple(part[kept] for part in z) if isinstance(z, tuple) else z[kept]
+        layout = Layout.of(z)
+        at = layout.flat(z).detach().requires_grad_()
+        return at, layout.flat(layer.cell(layout.unflat(at), *inputs, *shared))
+
+
+def _pull(z: Tensor, fz: Tensor, u: Tensor, record: bool = False) -> Tensor:
+    """Jᵀu of every row; with `record`, differentiable where gradients are wanted at all."""
+    if not fz.requires_grad:
+        return torch.zeros_like(z)
+    (image,) = torch.autograd.grad(
+        fz, z, u, create_graph=record and torch.is_grad_enabled(), retain_graph=True, materialize_grads=True
+    )
+    return image
+
+
+def _unit(u: Tensor) -> Tensor:
+    return u / u.norm(dim=1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny)

@@ -1,0 +1,220 @@
+"""z = f(z, x) as every solver sees it: what a diagnosis measures on the problem behind a layer."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..differentiate import Equation, Gradient, Record
+from ..linalg import estimate_lambda_max, estimate_spectral_radius
+from ..solve import (
+    AffineMap,
+    Anderson,
+    Broyden,
+    ForwardBackward,
+    Newton,
+    PeacemanRachford,
+    Picard,
+    Solution,
+    Solver,
+    Status,
+    Stop,
+    fixed_point,
+)
+from ..solve.driver import Precision
+from ..solve.problem import Layout, Map, make_map
+from .affine import AffineFamily
+from .equilibrium import Equilibrium
+
+_TRACED = 60  # Picard steps of which the contraction factor is read off
+_TAIL = 10  # the last of them that count
+_PAIRS = 16  # random pairs of states for each row
+_NEWTON_STEPS = 25  # a Newton that has not converged by then will not
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One solver on the whole batch, from the layer's start, to the layer's tolerance."""
+
+    solver: Solver | Sequence[Solver]
+    own: bool  # the layer's
+    solution: Solution
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        chain = [self.solver] if isinstance(self.solver, Solver) else self.solver
+        return " → ".join(_name(one) for one in chain)
+
+    @property
+    def converged(self) -> int:
+        return int(self.solution.converged.sum())
+
+    @property
+    def solves_all(self) -> bool:
+        return self.converged == len(self.solution.status)
+
+    @property
+    def cost(self) -> int:
+        """Evaluations of f and products with its Jacobian, which cost about the same."""
+        return self.solution.counts.evaluations + self.solution.counts.jvps
+
+    @property
+    def failures(self) -> str:
+        names = Counter(Status(int(s)).name for s in self.solution.status[~self.solution.converged])
+        return ", ".join(f"{count} {name}" for name, count in names.most_common())
+
+
+def best_of(trials: Sequence[Trial]) -> Trial:
+    """The solver of most samples, and of those the cheapest."""
+    return max(trials, key=lambda one: (one.converged, -one.cost))
+
+
+def _name(solver: Solver) -> str:
+    """The solver as one would write it, defaults left out."""
+    given = {f.name: getattr(solver, f.name) for f in fields(solver) if getattr(solver, f.name) != f.default}
+    return f"{type(solver).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+@dataclass(frozen=True)
+class _Probe(Gradient):
+    """No gradient: it keeps what the layer would differentiate."""
+
+    caught: list[tuple[Equation, Tensor, Sequence[Tensor]]] = field(default_factory=list)
+
+    def equilibrium(
+        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
+    ) -> Tensor:
+        self.caught.append((equation, start, tensors))
+        return start
+
+
+@dataclass(frozen=True)
+class Problem:
+    """z = f(z, *args, *shared) on flat rows, with the solver and the stopping test of its layer."""
+
+    f: Callable[..., Any]
+    start: Tensor  # (N, D)
+    args: tuple[Any, ...]
+    shared: tuple[Any, ...]
+    layout: Layout  # of the state as the layer knows it
+    solver: Solver | Sequence[Solver]
+    stop: Stop
+    precision: Precision = "native"
+
+    @classmethod
+    def of(cls, layer: nn.Module, inputs: Sequence[Any], shared: Sequence[Any]) -> Problem:
+        if isinstance(layer, AffineFamily):
+            affine = layer.affine_map(*inputs)
+            start = affine.start()
+            return cls(affine, start, (), (), Layout.of(start), layer.default_solver(affine), Stop())
+        if not isinstance(layer, Equilibrium):
+            raise TypeError(
+                f"layer must be an Equilibrium or a model family. Got {type(layer).__name__} instead; "
+                f"of a network, diagnose the layer on what the network feeds it."
+            )
+        probe, twin = _Probe(), copy.deepcopy(layer)  # a call in training mode may move buffers
+        twin.gradient = probe
+        state = twin(*inputs, shared=shared)
+        ((f, start, tensors),) = probe.caught
+        args, rest, method = tuple(tensors[: f.batched]), tuple(tensors[f.batched :]), layer.method
+        solver = method.solver or Anderson()
+        return cls(f, start, args, rest, Layout.of(state), solver, method.stop, method.precision)
+
+    def take(self, rows: Tensor) -> Problem:
+        f = self.f.take(rows) if isinstance(self.f, AffineMap) else self.f
+        args = tuple(a[rows] if isinstance(a, Tensor) else a for a in self.args)
+        return replace(self, f=f, start=self.start[rows], args=args)
+
+    def map(self) -> Map:
+        return make_map(self.f, self.start, self.args, self.shared)
+
+    def solve(self, solver: Solver | Sequence[Solver], stop: Stop, **how: Any) -> Solution:
+        return fixed_point(self.f, self.start, self.args, self.shared, solver=solver, stop=stop, **how)
+
+    def trials(self) -> tuple[Trial, ...]:
+        """The layer's solver, then every other that applies."""
+        others: list[Solver] = [Picard(), Picard(damping=0.5), Anderson(), Broyden()]
+        if self.jacobian(self.start) is not None:
+            others.append(Newton())
+        if isinstance(self.f, AffineMap) and self.f.margin > 0 and self.f.activation.prox is not None:
+            others += [ForwardBackward(), PeacemanRachford()]
+        return tuple(self._try(one) for one in [self.solver, *(o for o in others if o != self.solver)])
+
+    def jacobian(self, z: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """v ↦ J(z) v; None where f has no such product."""
+        try:
+            product = self.map().linearise(z)
+            product(torch.zeros_like(z))
+        except TypeError:
+            return None
+        return product
+
+    def _try(self, solver: Solver | Sequence[Solver]) -> Trial:
+        own, stop = solver is self.solver, self.stop
+        if isinstance(solver, Newton) and not own:
+            stop = replace(stop, max_steps=min(stop.max_steps, _NEWTON_STEPS))
+        begin = time.perf_counter()
+        solution = self.solve(solver, stop, precision=self.precision if own else "native")
+        return Trial(solver, own, solution, time.perf_counter() - begin)
+
+    def contraction(self) -> float | None:
+        """q in ‖f(z⁺) − z⁺‖ ≈ q ‖f(z) − z‖ at the end of a Picard trace; the largest of the rows."""
+        if not len(self.start):
+            return None
+        stop = replace(self.stop, max_steps=min(self.stop.max_steps, _TRACED))
+        trace = self.solve(Picard(), stop, trace=True).trace
+        assert trace is not None
+        rates = [_rate(trace.residuals(row)) for row in range(len(self.start))]
+        known = [rate for rate in rates if rate is not None]
+        return max(known) if known else None
+
+    def estimates(
+        self, z: Tensor, generator: torch.Generator
+    ) -> tuple[float | None, float | None, float | None]:
+        """ρ(J) and ‖J‖₂ at z, and the stretch of f between random states around it."""
+        push = self.jacobian(z) if len(z) else None
+        if push is None or not bool(torch.isfinite(push(torch.ones_like(z))).all()):
+            return None, None, None
+        f, pull = self.map(), self._transposed(z)
+        radius = estimate_spectral_radius(push, z, steps=40, generator=generator).value
+        square = estimate_lambda_max(lambda v: pull(push(v)), z, steps=20, generator=generator).value
+        size = z.norm(dim=1, keepdim=True) / z.shape[1] ** 0.5
+        size = torch.where(size > 0, size, 1.0)
+        stretch = 0.0
+        for i in range(_PAIRS):
+            noise = torch.randn(2, *z.shape, generator=generator, dtype=z.dtype, device=z.device)
+            a, b = z + (1.0 if i % 2 else 0.1) * size * noise  # far apart, and near
+            ratio = (f(a) - f(b)).norm(dim=1) / (a - b).norm(dim=1)
+            stretch = max(stretch, float(ratio.nan_to_num(nan=math.inf).max()))
+        return radius, math.sqrt(max(square, 0.0)), stretch
+
+    def _transposed(self, z: Tensor) -> Callable[[Tensor], Tensor]:
+        """u ↦ J(z)ᵀ u."""
+        with torch.enable_grad():
+            at = z.detach().requires_grad_()
+            out = self.map()(at)
+
+        def pull(u: Tensor) -> Tensor:
+            if not out.requires_grad:
+                return torch.zeros_like(u)
+            return torch.autograd.grad(out, at, u, retain_graph=True, materialize_grads=True)[0]
+
+        return pull
+
+
+def _rate(residuals: Tensor) -> float | None:
+    """The factor of a step at the end of a trace; None of a trace without a step."""
+    tail = residuals[-_TAIL - 1 :]
+    if len(tail) < 2 or not bool(torch.isfinite(tail[0])) or float(tail[0]) == 0:
+        return None
+    ratio = float(tail[-1] / tail[0])
+    return ratio ** (1 / (len(tail) - 1)) if math.isfinite(ratio) else math.inf
