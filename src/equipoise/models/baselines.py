@@ -73,9 +73,10 @@ class ReLUNetwork(nn.Module):
         super().__init__()
         _positive(inputs=inputs, width=width, outputs=outputs, depth=depth)
         sizes = [inputs, *[width] * (depth - 1), outputs]
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias, dtype=dtype) for a, b in pairwise(sizes))
+        layers = [nn.Linear(a, b, bias=bias, dtype=dtype) for a, b in pairwise(sizes)]
+        self.layers = nn.ModuleList(layers)
         with torch.no_grad():
-            for layer in self.layers:
+            for layer in layers:
                 a = layer.weight.shape[1]
                 layer.weight.copy_(
                     torch.randn(layer.weight.shape, dtype=dtype, generator=generator) * (2 / a) ** 0.5

@@ -71,8 +71,10 @@ class _Theorem:
         well_posed(claims, instance)
         a0 = independent_rows(claims, instance).left
         C = self.C or self._choose(instance)
+        model = instance.model
+        assert isinstance(model, ScaledReLU)
         k = _Constants.of(
-            Interval(instance.model.gamma),
+            Interval(model.gamma),
             instance.norm("W"),
             instance.norm("A"),
             instance.norm("b"),

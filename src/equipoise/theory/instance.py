@@ -13,6 +13,7 @@ from torch import Tensor
 from ..linalg import Interval, frobenius, gamma, singular_bounds
 from ..models.affine import AffineFamily
 from ..solve import Stop
+from . import families  # noqa: F401  (registers what is known of each family)
 from .certificate import fingerprint
 from .enclosure import Enclosure, Equilibria, enclose, product_rounding
 

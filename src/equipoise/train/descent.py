@@ -1,0 +1,311 @@
+"""θ ← θ − η ∇L(θ), on the full batch: the dynamics the theorems speak of, measured as it goes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..history import History
+from ..losses import Loss, as_loss
+from ..models.affine import AffineFamily
+from ..models.linear import LinearEquilibrium
+from ..solve import EquilibriumError, Stop, extrapolate
+from ..solve.driver import Precision
+from ..theory import Certificate, fingerprint
+from .readout import Readout
+
+
+def gradient_descent(
+    model: AffineFamily,
+    X: Tensor,
+    y: Tensor,
+    steps: int,
+    step_size: float | Mapping[str, float] | Certificate,
+    *,
+    loss: str | Loss | None = None,
+    X_test: Tensor | None = None,
+    y_test: Tensor | None = None,
+    measure: int | None = None,
+    stop: Stop | None = None,
+    precision: Precision = "native",
+    progress: Callable[[int, float], None] | None = None,
+) -> History:
+    """Full-batch gradient descent, in place, with what was measured at every step.
+
+    Args:
+        model, X, y: the network (left at its last weights) and its data.
+        step_size: one number; a number for each of "readout" and "hidden", or for each parameter; or a proved
+            Certificate, whose steps are used and whose bound is kept beside the run. A certificate of other
+            weights, data or loss is refused.
+        loss: of the family by default: "half_square", or "square" for LinearEquilibrium.
+        X_test, y_test: measured where σ_min(Z) is.
+        measure: record σ_min(Z), the contraction factor, the movement of Z and the test loss every so many
+            steps (and at the last). By default only at the first and last step: each costs an SVD.
+        stop: of the forward and adjoint solves, verified at every step.
+        precision: "mixed" solves in float32 first, then polishes and verifies in float64.
+        progress: called with (step, loss).
+
+    A run whose loss is not finite, or whose equilibria are lost, stops there and says so in `stopped`.
+    """
+    if not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps must be an integer ≥ 0. Got {steps!r} instead.")
+    certificate = step_size if isinstance(step_size, Certificate) else None
+    if certificate is not None:
+        loss = _checked_loss(certificate, model, X, y, loss)
+    chosen = as_loss(loss if loss is not None else default_loss(model))
+    if isinstance(step_size, Certificate):
+        rates = block_steps(model, step_size.step_sizes or step_size.step_size)
+    else:
+        rates = block_steps(model, step_size)
+    run = _Run(model, X, y, chosen, rates, certificate, stop, precision)
+    recorder = _Recorder(run, X_test, y_test, steps, measure)
+    began, stopped = time.perf_counter(), ""
+    for k in range(steps + 1):
+        try:
+            value = run.evaluate(last=k == steps)
+        except EquilibriumError as error:
+            stopped = f"step {k}: no equilibrium. {error}"
+            break
+        recorder.add(k, value)
+        if progress is not None:
+            progress(k, value)
+        if not math.isfinite(value):
+            stopped = f"step {k}: the loss is not finite; a smaller step size may help."
+            break
+        if k < steps:
+            run.step()
+    return recorder.history(stopped, time.perf_counter() - began)
+
+
+def default_loss(model: AffineFamily) -> str:
+    """½‖r‖², or ‖r‖² for the linear family, as their papers have it."""
+    return "square" if isinstance(model, LinearEquilibrium) else "half_square"
+
+
+def block_steps(model: AffineFamily, step_size: float | Mapping[str, float] | None) -> dict[str, float]:
+    """A step size for every parameter, from one number, from {"readout", "hidden"}, or from names."""
+    names = [name for name, _ in model.named_parameters()]
+    if isinstance(step_size, Mapping):
+        if set(step_size) == {"readout", "hidden"}:
+            rates = {n: step_size["readout" if n == model.readout_name else "hidden"] for n in names}
+        elif set(step_size) == set(names):
+            rates = dict(step_size)
+        else:
+            raise ValueError(
+                f"step_size must be a number, or give one for 'readout' and 'hidden', or for each of "
+                f"{', '.join(names)}. Got {', '.join(step_size)} instead."
+            )
+    elif step_size is None:
+        raise ValueError(
+            "the certificate gives no step size: certify a descent theorem, such as 'two_timescale'."
+        )
+    else:
+        rates = dict.fromkeys(names, step_size)
+    for name, rate in rates.items():
+        if not (isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0):
+            raise ValueError(f"step sizes must be finite numbers ≥ 0. Got {rate!r} for {name} instead.")
+    return {name: float(rate) for name, rate in rates.items()}
+
+
+def _checked_loss(certificate: Certificate, model: AffineFamily, X: Tensor, y: Tensor, loss: Any) -> str:
+    """The certificate's loss, after making sure that it speaks of this run."""
+    check_certificate(certificate, model, X, y)
+    if certificate.theorem == "safeguarded":
+        raise ValueError(
+            "a 'safeguarded' certificate is kept by safeguarded_descent, not by gradient_descent."
+        )
+    if certificate.kind != "descent":
+        raise ValueError(f"{certificate.theorem} is about {certificate.kind}, not about gradient descent.")
+    if loss is not None and as_loss(loss) != as_loss(certificate.loss):
+        raise ValueError(f"the certificate is about the loss {certificate.loss!r}. Got {loss!r} instead.")
+    return certificate.loss
+
+
+def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, y: Tensor) -> None:
+    """Refuse a certificate that is not proved, or that is about other weights or data."""
+    if not certificate.proved:
+        raise ValueError(
+            f"the certificate must be proved. Got {certificate.verdict}:\n{certificate.explain()}"
+        )
+    now = fingerprint(model, X, y)
+    differ = [name for name in now if certificate.fingerprint.get(name) != now[name]]
+    if differ:
+        raise ValueError(
+            f"the certificate is about other {' and '.join(differ)}: certify this model on these data."
+        )
+
+
+class _Run:
+    """The weights on their way: equilibria and adjoints started where the last two steps point."""
+
+    def __init__(
+        self,
+        model: AffineFamily,
+        X: Tensor,
+        y: Tensor,
+        loss: Loss,
+        rates: dict[str, float],
+        certificate: Certificate | None,
+        stop: Stop | None,
+        precision: Precision,
+    ) -> None:
+        self.model, self.X, self.loss, self.rates = model, X, loss, rates
+        with torch.no_grad():
+            shape = model.readout(torch.zeros(len(X), model.width, dtype=X.dtype, device=X.device)).shape
+        if tuple(y.shape) != tuple(shape):
+            raise ValueError(
+                f"y must be {tuple(shape)} like the network's output. Got {tuple(y.shape)} instead."
+            )
+        self.y = y
+        constants = certificate.constants if certificate else {}
+        self.stop = stop or (Stop(rtol=constants["rtol"], max_steps=5000) if "rtol" in constants else Stop())
+        self.precision, self.certificate = precision, certificate
+        own = constants.get("readout") == "gauss-newton" or constants.get("slack", 0.0) > 0
+        a = model.readout_weight.detach().reshape(model.width, model.outputs)
+        self.readout = (
+            Readout(a, y.reshape(len(X), -1), constants["slack"], constants["readout"]) if own else None
+        )
+        self.closed_form = isinstance(model, LinearEquilibrium) and self.readout is None
+        self.Z: Tensor | None = None
+        self.V: Tensor | None = None
+        self._Z_before: Tensor | None = None
+        self._V_before: Tensor | None = None
+        self.forward_steps = self.adjoint_steps = 0
+        self.residual = 0.0
+        self.gradients: dict[str, Tensor] = {}
+        self._R: Tensor | None = None
+
+    def evaluate(self, last: bool) -> float:
+        """The loss at the current weights, and (unless it is the last) every gradient."""
+        if self.closed_form:
+            return self._evaluate_closed(last)
+        Z = self._equilibria()
+        with torch.no_grad():
+            if self.readout is not None:
+                self.readout.a = self.model.readout_weight.detach().reshape(self.model.width, -1)
+                R = self.readout.residual(Z)
+                scale = 1.0 if self.loss == as_loss("square") else 0.5
+                value = scale * float(R.square().sum())
+                R = (2 * scale * R).reshape(self.y.shape)
+            else:
+                yhat = self.model.readout(Z)
+                value = float(self.loss(yhat, self.y))
+                R = self.loss.gradient(yhat, self.y)
+        self._R = R
+        if not last and math.isfinite(value):
+            self.gradients = self._pullback(Z, R)
+        return value
+
+    def _evaluate_closed(self, last: bool) -> float:
+        parameters = dict(self.model.named_parameters())
+        value = self.loss(self.model(self.X), self.y)
+        if not last:
+            found = torch.autograd.grad(value, list(parameters.values()))
+            self.gradients = dict(zip(parameters, found, strict=True))
+        return float(value.detach())
+
+    def _equilibria(self) -> Tensor:
+        start = None if self.Z is None else extrapolate(self.Z, self._Z_before)
+        solution = self.model.solve(self.X, stop=self.stop, start=start, precision=self.precision)
+        solution.raise_if_failed()
+        assert isinstance(solution.value, Tensor)
+        self._Z_before, self.Z = self.Z, solution.value
+        self.forward_steps = int(solution.steps.max()) if len(solution.steps) else 0
+        self.residual = float(solution.relative_residual.max()) if len(solution.steps) else 0.0
+        return solution.value
+
+    def _pullback(self, Z: Tensor, R: Tensor) -> dict[str, Tensor]:
+        start = None if self.V is None else extrapolate(self.V, self._V_before)
+        adjoint = self.model.solve_adjoint(Z, self.X, stop=self.stop, start=start, precision=self.precision)
+        if adjoint.failed_rows:
+            raise EquilibriumError(f"adjoint solve: {adjoint.explain_failure()}", adjoint)
+        assert isinstance(adjoint.value, Tensor)
+        self._V_before, self.V = self.V, adjoint.value
+        self.adjoint_steps = int(adjoint.steps.max()) if len(adjoint.steps) else 0
+        with torch.no_grad():
+            return self.model.pullback(adjoint.value, R, Z, self.X)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.readout is not None:
+            assert self.Z is not None
+            eta = self.rates[self.model.readout_name]
+            r = self.readout.residual(self.Z)
+            factor = 2.0 if self.loss == as_loss("square") and self.readout.kind == "gradient" else 1.0
+            a, self.readout.e = self.readout.stepped(self.Z, r, factor * eta)
+        for name, parameter in self.model.named_parameters():
+            if self.readout is None or name != self.model.readout_name:
+                parameter.sub_(self.gradients[name], alpha=self.rates[name])
+        if self.readout is not None:
+            self.model.readout_weight.copy_(a.reshape(self.model.readout_weight.shape))
+
+
+class _Recorder:
+    """Collects the series of a run, and at chosen steps what costs an SVD."""
+
+    def __init__(
+        self, run: _Run, X_test: Tensor | None, y_test: Tensor | None, steps: int, measure: int | None
+    ) -> None:
+        if (X_test is None) != (y_test is None):
+            raise ValueError("X_test and y_test go together.")
+        self.run, self.X_test, self.y_test = run, X_test, y_test
+        self.at = {0, steps} if measure is None else {*range(0, steps + 1, measure), steps}
+        self.series: dict[str, list[float]] = {}
+        self.norms: dict[str, list[float]] = {name: [] for name, _ in run.model.named_parameters()}
+        self.maps: dict[str, Any] = {n: {} for n in ("test_loss", "contraction", "sigma_min", "movement")}
+        self.Z0: Tensor | None = None
+
+    @torch.no_grad()
+    def add(self, k: int, value: float) -> None:
+        run = self.run
+        for name, number in (
+            ("loss", value),
+            ("forward_steps", run.forward_steps),
+            ("adjoint_steps", run.adjoint_steps),
+            ("residual", run.residual),
+        ):
+            self.series.setdefault(name, []).append(number)
+        for name, parameter in run.model.named_parameters():
+            self.norms[name].append(float(parameter.norm()))
+        if k in self.at and math.isfinite(value):
+            self._measure(k)
+
+    def _measure(self, k: int) -> None:
+        model = self.run.model
+        Z = self.run.Z if self.run.Z is not None else model.equilibrium(self.run.X).detach()
+        self.Z0 = Z if self.Z0 is None else self.Z0
+        q = model.contraction()
+        if q is not None:
+            self.maps["contraction"][k] = float(q)
+        self.maps["sigma_min"][k] = float(torch.linalg.svdvals(Z)[-1]) if Z.numel() else 0.0
+        self.maps["movement"][k] = float((Z - self.Z0).norm() / self.Z0.norm().clamp_min(1e-300))
+        if self.X_test is not None and self.y_test is not None:
+            self.maps["test_loss"][k] = float(self.run.loss(model(self.X_test), self.y_test))
+
+    def history(self, stopped: str, seconds: float) -> History:
+        run, loss = self.run, np.array(self.series.get("loss", []), dtype=float)
+        one_step = len(set(run.rates.values())) == 1
+        step = next(iter(run.rates.values())) if one_step else math.nan
+        promised = None
+        if run.certificate is not None:
+            promised = np.array([run.certificate.bound(k) for k in range(len(loss))])
+        return History(
+            loss=loss,
+            times=np.arange(len(loss)) * step,
+            step_sizes=dict(run.rates),
+            loss_name=run.loss.name,
+            norms={name: np.array(values) for name, values in self.norms.items()},
+            forward_steps=np.array(self.series.get("forward_steps", []), dtype=int),
+            adjoint_steps=np.array(self.series.get("adjoint_steps", []), dtype=int),
+            residual=np.array(self.series.get("residual", []), dtype=float),
+            promised=promised,
+            stopped=stopped,
+            seconds=seconds,
+            **self.maps,
+        )
