@@ -126,10 +126,29 @@ def test_a_step_that_makes_things_worse_is_undone_and_counted():
     assert len(rises)
     for k in rises.tolist():
         best = tame[int(g[:k].argmin())]
-        torch.testing.assert_close(tame[k + 1], f(best))
+        again = f(best)
+        torch.testing.assert_close(tame[k + 1], again)
+        slope = ((f(again) - again) - (f(best) - best)) / (again - best)  # learnt from the best point alone
+        torch.testing.assert_close(tame[k + 2], again - (f(again) - again) / slope)
     assert guarded.counts.fallbacks == len(rises)
     assert free.counts.fallbacks == 0
     assert not torch.equal(wild[-2:], tame[-2:])
+
+
+def test_rows_that_start_afresh_at_different_steps_do_not_mix():
+    weight, bias = contraction(6, 12, 0.95, seed=5)
+    weight = weight + weight.T
+    weight *= 0.95 / torch.linalg.matrix_norm(weight, ord=2)  # eigenvalues of both signs make residuals rise
+    problem = eq.AffineMap(weight, bias, "identity")
+    start = 5 * bias.flip(1)
+    together = eq.fixed_point(problem, start, solver=Broyden(growth=1.0), trace=True).raise_if_failed()
+    assert together.counts.fallbacks > 2
+    for row in range(6):
+        only = torch.tensor([row])
+        alone = eq.fixed_point(problem.take(only), start[only], solver=Broyden(growth=1.0), trace=True)
+        torch.testing.assert_close(
+            together.trace.iterates(row), alone.trace.iterates(0), rtol=1e-7, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize(

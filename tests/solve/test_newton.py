@@ -138,6 +138,16 @@ def test_a_step_that_overflows_is_not_taken():
     assert solution.converged.all()
 
 
+def test_a_full_step_out_of_all_proportion_is_not_trusted():
+    # I − W = 1e-9: from the active start 2 the full step goes to −1e9. The equilibrium is relu(−1) = 0.
+    weight = torch.tensor([[1 - 1e-9]], dtype=torch.float64)
+    problem = eq.AffineMap(weight, torch.full((1, 1), -1.0, dtype=torch.float64))
+    solution = eq.fixed_point(problem, torch.full((1, 1), 2.0, dtype=torch.float64), solver=DENSE, trace=True)
+    solution.raise_if_failed()
+    assert abs(float(solution.value)) < 1e-9
+    assert float(solution.trace.iterates(0).abs().max()) < 1e3
+
+
 @pytest.mark.parametrize("solver", [DENSE, KRYLOV])
 def test_a_singular_system_takes_a_counted_plain_step(solver):
     # I − J = 2z is singular at the start 0 of the first two rows, whose plain step f(0) = 1 is the solution.
@@ -163,10 +173,21 @@ def test_solving_on_the_active_coordinates_solves_the_whole_system(n, m, keep, s
     slope = slope * (torch.rand(n, m, generator=generator) < keep)
     whole = torch.eye(m, dtype=torch.float64) - slope[:, :, None] * weight
     exact = torch.linalg.solve(whole, rhs)
-    for stack in (1, 1 << 20):  # a row at a time, and all together
+    sizes, solve = [], newton._solve
+    for stack in (100, 1 << 20):  # a row or a few at a time, and all together
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(newton, "_STACK", stack)
+            patch.setattr(newton, "_solve", lambda a, b: sizes.append(a.numel()) or solve(a, b))
             torch.testing.assert_close(newton._solve_affine(weight, slope, rhs), exact)
+        assert max(sizes) <= stack
+
+
+def test_inexact_steps_tighten_as_the_residual_falls():
+    merit = torch.tensor([1.0, 1.0, 0.08, 1e-9], dtype=torch.float64)
+    before = torch.tensor([torch.inf, 0.5, 1.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(
+        newton._forcing(merit, before), torch.tensor([1e-2, 1e-2, 0.9 * 0.08**2, 1e-3], dtype=torch.float64)
+    )
 
 
 def test_direct_and_krylov_steps_agree_and_count_their_products():

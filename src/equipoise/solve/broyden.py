@@ -82,9 +82,10 @@ class Broyden(Solver):
         rho = 1 + (s * hg).sum(dim=1) / ss
         step = -hg / rho[:, None]
 
-        vanished = ~(rho.abs() > torch.finfo(z.dtype).eps ** 0.5)  # also where s = 0
-        long = ~(torch.linalg.vector_norm(step, dim=1) <= _LONGEST * state.best)
-        unfit = vanished | long | (size > self.growth * state.best)
+        long = ~(
+            torch.linalg.vector_norm(step, dim=1) <= _LONGEST * state.best
+        )  # infinite or NaN where ρ = 0
+        unfit = long | (size > self.growth * state.best)
         f.counts.fallbacks += int((unfit if f.working is None else unfit & f.working).sum())
         fresh = unfit | (state.used == self.memory)
 
