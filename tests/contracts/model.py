@@ -32,6 +32,7 @@ class ModelContract:
     equation: str  # as the repr tells it
     curved: str  # a parameter in which ŷ is not quadratic
     learning_rate = 0.01
+    loss_falls_to = 0.7  # of the first loss, in 30 steps
 
     def build(self, outputs: int = 1, seed: int = 0, dtype: torch.dtype = torch.float64, **options):
         """A small well-posed model, width ≤ 6, with no tie at 0 and a readout that is not zero."""
@@ -146,7 +147,7 @@ class ModelContract:
         def f(X, *values):
             return functional_call(model, dict(zip(names, values, strict=True)), (X,), {"stop": TIGHT})
 
-        assert torch.autograd.gradcheck(f, (X, *parameters))
+        assert torch.autograd.gradcheck(f, (X, *parameters), fast_mode=True)
         assert torch.autograd.gradgradcheck(f, (X, *parameters), fast_mode=True)
         assert torch.autograd.gradcheck(lambda X: model.equilibrium(X, stop=TIGHT), (X,))
 
@@ -343,7 +344,7 @@ class ModelContract:
                 optimiser.step()
                 losses.append(loss.item())
             runs.append(losses)
-        assert runs[0][-1] < 0.7 * runs[0][0]
+        assert runs[0][-1] < self.loss_falls_to * runs[0][0]
         assert all(b < a for a, b in zip(runs[0], runs[0][1:], strict=False))
         assert runs[0] == runs[1]
 

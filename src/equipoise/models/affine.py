@@ -24,7 +24,7 @@ from ..differentiate.equation import needs_gradient, under_transform
 from ..linalg import estimate_norm
 from ..solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Solver, Stop, fixed_point
 from ..solve.driver import Precision
-from .adjoint import MaskedMap, Task, differentiable_equilibrium, linear_stop, solve_linear
+from .adjoint import MaskedMap, Task, differentiable_equilibrium, linear_stop, solve_linear, transposed
 from .saving import Saved
 
 Solvers = Solver | Sequence[Solver]
@@ -133,10 +133,9 @@ class AffineFamily(Saved, ABC):
         how = Method(solver, stop or Stop(), precision)
         linear = replace(how, stop=linear_stop(stop))
         z0 = self._check_start(start, (len(X), self.width))
-        weight, u = self.weight(), self.injection(X)
         record = self._last = Record()
-        if not (needs_gradient((weight, u)) or under_transform()):
-            return self._solved(AffineMap(weight, u, self.activation), z0, how, record)
+        if not (needs_gradient((X, *self.parameters())) or under_transform()):
+            return self._solved(self.affine_map(X), z0, how, record)
 
         def solve(weight: Tensor, u: Tensor, z0: Tensor | None, task: Task) -> tuple[Tensor, Tensor]:
             problem = AffineMap(weight, u, self.activation)
@@ -144,6 +143,7 @@ class AffineFamily(Saved, ABC):
             task.cache = problem.cache
             return Z, self._masks(problem, Z)
 
+        weight, u = self.weight(), self.injection(X)
         return differentiable_equilibrium(weight, u, z0, Task(solve, self.default_solver, linear, record))
 
     @torch.no_grad()
@@ -219,6 +219,7 @@ class AffineFamily(Saved, ABC):
         D = self._masks(problem, Z) if masks is None else masks
         rows = self.readout_weight.reshape(m, k).T.expand(N, k, m).reshape(N * k, m)  # 1 aᵀ
         linear = MaskedMap(problem.weight.T, rows, D.repeat_interleave(k, dim=0))
+        linear.cache = transposed(problem.cache)
         how = Method(solver or self.default_solver(linear), linear_stop(stop), precision)
         solution = solve_linear(linear, how, None if v0 is None else v0.reshape(N * k, m))
         return solution if len(self.adjoint_shape(N)) == 2 else _by_sample(solution, N, k, m)
@@ -318,9 +319,11 @@ def squeeze_blocks(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def refuse_nonfinite(name: str, T: Tensor) -> None:
     """A ValueError that names the rows of T (N, …) with NaN or infinity; not under a transform."""
-    if under_transform() or bool(torch.isfinite(T).all()):
+    if under_transform() or bool(torch.isfinite(T.sum())):  # one pass; an overflow goes on to the rows
         return
     bad = torch.nonzero(~torch.isfinite(T).flatten(1).all(dim=1)).flatten().tolist()
+    if not bad:
+        return
     more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
     rows = ", ".join(f"row {i}" for i in bad[:5])
     raise ValueError(f"{name} must be finite. Got NaN or infinity in {rows}{more}.")
