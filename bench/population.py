@@ -10,6 +10,7 @@ import math
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -37,6 +38,7 @@ def neural_tangents_gram(sigma_w2: float) -> Callable[[Tensor], Tensor]:
     from neural_tangents import stax
 
     jax.config.update("jax_enable_x64", True)
+    warnings.filterwarnings("ignore", message="`FanIn` layers assume independent inputs")  # they are
     inject = lambda: stax.Dense(1, W_std=math.sqrt(2))
     recur = lambda: stax.Dense(1, W_std=math.sqrt(2 * sigma_w2))
     network = stax.serial(inject(), stax.Relu())

@@ -279,6 +279,14 @@ class TestTangentKernel:
         torch.testing.assert_close(kernel.blocks["U"], X @ X.T * B)
         torch.testing.assert_close(kernel.at_width(50), 50 * (K + K * B) + X @ X.T * B)
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_diagonal_is_exact(self, dtype):
+        kernel = population_tangent_kernel(rows(200, 7, dtype=dtype, spread=0.3), 0.2)
+        ratio = kernel.blocks["W"].diagonal() / kernel.blocks["a"].diagonal()  # B_ii = (1/2)/(1−σ_w²)
+        torch.testing.assert_close(
+            ratio, torch.full_like(ratio, 0.625), rtol=4 * torch.finfo(dtype).eps, atol=0
+        )
+
     def test_one_layer(self):
         X = rows(5, 3, spread=0.3)
         kernel = population_tangent_kernel(X, 0.2, depth=1)
