@@ -433,6 +433,8 @@ class ModelContract:
         with pytest.raises(ValueError, match=r"start must be \(5, 6\), 5 rows like X\. Got \(4, 6\)"):
             model.solve(X, start=torch.zeros(4, model.width, dtype=X.dtype))
         Z = model.solve(X).value
+        with pytest.raises(ValueError, match=r"Z must be \(5, 6\), 5 rows like X\. Got \(4, 6\)"):
+            model.masks(Z[:4], X)
         V = model.adjoint(Z, X)
         with pytest.raises(ValueError, match=r"R must be \(5.* like ŷ\. Got shape \(4,\)"):
             model.pullback(V, torch.ones(4, dtype=X.dtype), Z, X)

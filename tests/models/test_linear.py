@@ -112,6 +112,32 @@ def test_the_gradient_is_the_printed_one_with_g_of_the_linear_model():
         )
 
 
+@pytest.mark.parametrize("gamma", [0.5, 0.8, 0.9999])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_wide_models_factor_in_single_and_answer_in_double(gamma, spoilt, monkeypatch):
+    model, _ = draw(m=280, k=2, gamma=gamma, scale=20.0)
+    factor, kinds = torch.linalg.lu_factor, []
+
+    def spoil(matrix):
+        LU, pivots = factor(matrix)
+        kinds.append(LU.dtype)
+        return (LU.flip(0) if spoilt else LU), pivots  # no correction converges from a wrong one
+
+    monkeypatch.setattr(torch.linalg, "lu_factor", spoil)
+    M = model.predictor()
+    assert kinds == [torch.float32]
+    G = torch.randn(M.shape, dtype=M.dtype, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad(M, (model.A, model.B), G)
+    exact = torch.linalg.solve(model.umat(), model.B, left=False)
+    scale = 1e-15 * 280 / (1 - gamma)  # the conditioning of Umat, in float64
+    for got, want in zip(
+        (M, *gradients), (exact, *torch.autograd.grad(exact, (model.A, model.B), G)), strict=True
+    ):
+        assert (got - want).norm() <= scale * want.norm()
+    residual = (M @ model.umat() - model.B).norm() / (M.norm() + model.B.norm())
+    assert residual <= 1e-14
+
+
 def test_column_sums_of_a_are_conserved_by_gradient_steps():
     model, X = draw(k=2, m=7)
     y = torch.randn(9, 2, dtype=X.dtype, generator=torch.Generator().manual_seed(1))

@@ -214,6 +214,7 @@ class AffineFamily(Saved, ABC):
         `masks` are those of Z, where they are known already; `start` is an earlier V.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
+        self._check_start(Z, (N, m), "Z")
         v0 = self._check_start(start, self.adjoint_shape(N))
         problem = self.affine_map(X)
         D = self._masks(problem, Z) if masks is None else masks
@@ -235,14 +236,16 @@ class AffineFamily(Saved, ABC):
         So a coordinate that decays to a tie at 0 from above reads as the tie it is, whatever the start, and
         the slope there is `relu_at_zero`: 0, or 1 where the family was asked for that.
         """
+        self._check_start(Z, (len(self._check_inputs(X)), self.width), "Z")
         return self._masks(self.affine_map(X), Z)
 
     def _masks(self, problem: AffineMap, Z: Tensor) -> Tensor:
         P = problem.preactivation(Z)
         radius = self._error(problem, self.activation(P) - Z)  # (N,)
-        near = (Z != 0) & (Z.abs() <= radius[:, None])
-        if bool(near.any()):
-            P = problem.preactivation(Z.masked_fill(near, 0.0))
+        near = (Z.abs() <= radius[:, None]) & (Z != 0)
+        rows = torch.nonzero(near.any(dim=1)).flatten()
+        if len(rows):
+            P[rows] = problem.take(rows).preactivation(Z[rows].masked_fill(near[rows], 0.0))
         return self.slope(P)
 
     def slope(self, P: Tensor) -> Tensor:
@@ -281,13 +284,15 @@ class AffineFamily(Saved, ABC):
         refuse_nonfinite("X", X)
         return X
 
-    def _check_start(self, start: Tensor | Solution | None, shape: tuple[int, ...]) -> Tensor | None:
+    def _check_start(
+        self, start: Tensor | Solution | None, shape: tuple[int, ...], name: str = "start"
+    ) -> Tensor | None:
         value = start.value if isinstance(start, Solution) else start
         if value is None:
             return None
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"start must be {shape}, {shape[0]} rows like X. Got {got} instead.")
+            raise ValueError(f"{name} must be {shape}, {shape[0]} rows like X. Got {got} instead.")
         return value.detach()
 
 
