@@ -2,26 +2,110 @@
 
 __version__ = "0.1.0"
 
-from .differentiate import GMRES, Implicit, Phantom, Unrolled
-from .models import Equilibrium, SharedDropout
-from .solve import AffineMap, Anderson, EquilibriumError, Picard, Solution, Status, Stop, fixed_point
+from . import data, kernels, linalg, losses, models, solve, theory, train
+from .differentiate import (
+    GMRES,
+    Implicit,
+    Phantom,
+    Unrolled,
+    audit,
+    jacobian_penalty,
+    spectral_radius_penalty,
+)
+from .history import History
+from .kernels import (
+    kernel_prediction,
+    population_gram,
+    population_lambda_min,
+    population_tangent_kernel,
+    tangent_kernel,
+)
+from .models import (
+    Equilibrium,
+    GaussianReLU,
+    LinearEquilibrium,
+    Monotone,
+    ScaledReLU,
+    SharedDropout,
+    diagnose,
+    load,
+    repeat,
+    unroll,
+)
+from .solve import (
+    SAM,
+    AffineMap,
+    Anderson,
+    Broyden,
+    EquilibriumError,
+    ForwardBackward,
+    Newton,
+    PeacemanRachford,
+    Picard,
+    Solution,
+    Status,
+    Stop,
+    extrapolate,
+    fixed_point,
+)
+from .solve.driver import verify
 from .solve.failure import EquilibriumWarning, OnFailure
+from .theory import Certificate, Claim, certify, equilibrium_error
+from .train import gradient_descent, train_many
 
 __all__ = [
     "GMRES",
+    "SAM",
     "AffineMap",
     "Anderson",
+    "Broyden",
+    "Certificate",
+    "Claim",
     "Equilibrium",
     "EquilibriumError",
     "EquilibriumWarning",
+    "ForwardBackward",
+    "GaussianReLU",
+    "History",
     "Implicit",
+    "LinearEquilibrium",
+    "Monotone",
+    "Newton",
     "OnFailure",
+    "PeacemanRachford",
     "Phantom",
     "Picard",
+    "ScaledReLU",
     "SharedDropout",
     "Solution",
     "Status",
     "Stop",
     "Unrolled",
+    "audit",
+    "certify",
+    "data",
+    "diagnose",
+    "equilibrium_error",
+    "extrapolate",
     "fixed_point",
+    "gradient_descent",
+    "jacobian_penalty",
+    "kernel_prediction",
+    "kernels",
+    "linalg",
+    "load",
+    "losses",
+    "models",
+    "population_gram",
+    "population_lambda_min",
+    "population_tangent_kernel",
+    "repeat",
+    "solve",
+    "spectral_radius_penalty",
+    "tangent_kernel",
+    "theory",
+    "train",
+    "train_many",
+    "unroll",
+    "verify",
 ]

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
 from .instance import Instance
+from .two_timescale import TwoTimescale
 from .wellposed import WellPosed
 
 
@@ -23,7 +25,17 @@ class Theorem(Protocol):
     def prove(self, instance: Instance) -> Certificate: ...
 
 
-THEOREMS: dict[str, type[Theorem]] = {t.name: t for t in (WellPosed,)}
+_KNOWN: tuple[type[Theorem], ...] = (
+    WellPosed,
+    TwoTimescale,
+    gao2022.Flow,
+    gao2022.Descent,
+    ling2023.Descent,
+    hieu2022.Flow,
+    hieu2022.Descent,
+    kawaguchi2021.Theorem1,
+)
+THEOREMS: dict[str, type[Theorem]] = {t.name: t for t in _KNOWN}
 
 
 def make_theorem(name: str, **constants: Any) -> Theorem:

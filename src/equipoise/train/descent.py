@@ -232,6 +232,15 @@ class _Run:
             return self.model.pullback(adjoint.value, R, Z, self.X)
 
     @torch.no_grad()
+    def least_loss(self) -> float:
+        """L* of what is promised: least squares on Φ for the linear family, 0 where the rows are independent."""
+        if not self.closed_form:
+            return 0.0
+        Phi = self.model.injection(self.X)
+        M = torch.linalg.lstsq(Phi, self.y, driver="gelsd").solution
+        return float(self.loss(Phi @ M, self.y))
+
+    @torch.no_grad()
     def step(self) -> None:
         if self.readout is not None:
             assert self.Z is not None
@@ -304,6 +313,7 @@ class _Recorder:
             forward_steps=np.array(self.series.get("forward_steps", []), dtype=int),
             adjoint_steps=np.array(self.series.get("adjoint_steps", []), dtype=int),
             residual=np.array(self.series.get("residual", []), dtype=float),
+            least_loss=run.least_loss() if promised is not None else 0.0,
             promised=promised,
             stopped=stopped,
             seconds=seconds,

@@ -1,0 +1,281 @@
+"""Many runs as one tensor program: seeds and step sizes along a leading dimension, trained together.
+
+Parameters are stacked to (runs, …); a step of all runs is a handful of batched products instead of a loop
+over small ones. Families: those whose map contracts (GaussianReLU, ScaledReLU), and LinearEquilibrium.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..history import History
+from ..losses import Loss, as_loss
+from ..models.affine import AffineFamily, norm_estimate
+from ..models.linear import LinearEquilibrium
+from ..models.monotone import Monotone
+from ..solve import Picard, Stop, extrapolate, fixed_point
+from .descent import default_loss
+
+Parameters = dict[str, Tensor]
+
+
+def train_many(
+    models: Sequence[AffineFamily],
+    X: Tensor,
+    y: Tensor,
+    steps: int,
+    step_sizes: Sequence[float] | float,
+    *,
+    loss: str | Loss | None = None,
+    momentum: float = 0.0,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+    X_test: Tensor | None = None,
+    y_test: Tensor | None = None,
+    measure: int | None = None,
+    stop: Stop | None = None,
+) -> list[History]:
+    """Train every model with its own step size, all at once; each is left at its last weights.
+
+    Args:
+        models: of one family and one size; they may differ in weights (seeds), not in shape or options.
+        X, y: shared by the runs, (N, d) and like one model's output, or with a leading dimension of runs.
+        steps: gradient steps. With `batch_size`, mini-batches are drawn by `generator` (the same for all
+            runs), shuffled every epoch; the loss recorded is that of the batch scaled to the full set.
+        step_sizes: one for all, or one a run.
+        momentum: β of v ← βv + ∇L, θ ← θ − ηv.
+        X_test, y_test, measure: the test loss every `measure` steps (and at the last).
+        stop: of a run's equilibria, tested on the Frobenius norm over its samples.
+
+    A run whose loss is not finite stops moving and says so; the others go on.
+    """
+    stack = _Stack(models, X, y, loss, stop)
+    rates = torch.as_tensor(step_sizes, dtype=X.dtype).expand(len(models)).clone()
+    if not bool((torch.isfinite(rates) & (rates >= 0)).all()):
+        raise ValueError(f"step_sizes must be finite numbers ≥ 0. Got {step_sizes} instead.")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must lie in [0, 1). Got {momentum} instead.")
+    if batch_size is not None and not 1 <= batch_size <= stack.N:
+        raise ValueError(f"batch_size must lie in [1, {stack.N}]. Got {batch_size} instead.")
+    began = time.perf_counter()
+    losses = np.full((steps + 1, len(models)), math.nan)
+    tests: list[dict[int, float]] = [{} for _ in models]
+    at = {0, steps} if measure is None else {*range(0, steps + 1, measure), steps}
+    alive = torch.ones(len(models), dtype=torch.bool)
+    velocity = {name: torch.zeros_like(p) for name, p in stack.parameters.items()}
+    batches = _Batches(stack.N, batch_size, generator)
+    for k in range(steps + 1):
+        rows = batches.next()
+        value, gradients = stack.evaluate(rows, gradient=k < steps)
+        losses[k] = (value * (stack.N / len(rows) if rows is not None else 1)).double().numpy()
+        alive &= torch.isfinite(value)
+        if k in at and X_test is not None and y_test is not None:
+            for i, number in enumerate(stack.test_loss(X_test, y_test).tolist()):
+                tests[i][k] = number
+        if k < steps:
+            step = torch.where(alive, rates, 0.0)
+            for name, parameter in stack.parameters.items():
+                shape = (-1, *[1] * (parameter.ndim - 1))
+                clean = torch.where(alive.reshape(shape), gradients[name], 0.0)
+                velocity[name] = momentum * velocity[name] + clean if momentum else clean
+                parameter.sub_(step.reshape(shape) * velocity[name])
+    stack.write_back()
+    seconds = time.perf_counter() - began
+    return [
+        _history(losses[:, i], float(rates[i]), stack.loss.name, tests[i], seconds / len(models))
+        for i in range(len(models))
+    ]
+
+
+def _history(loss: np.ndarray, rate: float, name: str, tests: dict[int, float], seconds: float) -> History:
+    bad = np.nonzero(~np.isfinite(loss))[0]
+    stopped = f"step {bad[0]}: the loss is not finite; a smaller step size may help." if len(bad) else ""
+    kept = loss[: bad[0] + 1] if len(bad) else loss
+    return History(
+        loss=kept,
+        times=np.arange(len(kept)) * rate,
+        step_sizes={"all": rate},
+        loss_name=name,
+        test_loss=tests,
+        stopped=stopped,
+        seconds=seconds,
+    )
+
+
+class _Batches:
+    """Row numbers of one mini-batch after another, reshuffled every epoch; None for the full batch."""
+
+    def __init__(self, N: int, size: int | None, generator: torch.Generator | None) -> None:
+        self.N, self.size, self.generator = N, size, generator
+        self.order = torch.empty(0, dtype=torch.int64)
+
+    def next(self) -> Tensor | None:
+        if self.size is None:
+            return None
+        if not len(self.order):
+            self.order = torch.randperm(self.N, generator=self.generator)
+        batch, self.order = self.order[: self.size], self.order[self.size :]
+        return batch
+
+
+class _Method(nn.Module):
+    """Any method of a model as a forward, so that functional_call and vmap reach it."""
+
+    def __init__(self, model: AffineFamily) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *args: Tensor) -> Any:
+        return getattr(self.model, method)(*args)
+
+
+class _Stack:
+    """The parameters of all runs, stacked, and the gradients of all losses."""
+
+    def __init__(
+        self, models: Sequence[AffineFamily], X: Tensor, y: Tensor, loss: str | Loss | None, stop: Stop | None
+    ) -> None:
+        if not models:
+            raise ValueError("models must hold at least one model. Got none.")
+        first = models[0]
+        if isinstance(first, Monotone):
+            raise TypeError(
+                "many runs are batched for maps that contract; train a Monotone by gradient_descent."
+            )
+        for i, model in enumerate(models):
+            if type(model) is not type(first) or repr(model) != repr(first):
+                raise ValueError(
+                    f"models must be alike but for their weights. Model {i} is {model}, the first {first}."
+                )
+        self.models, self.runs, self.stop = models, len(models), stop or Stop()
+        self.loss = as_loss(loss if loss is not None else default_loss(first))
+        self.method = _Method(first)
+        names = [name for name, _ in first.named_parameters()]
+        self.parameters: Parameters = {
+            n: torch.stack([m.get_parameter(n).detach() for m in models]).clone() for n in names
+        }
+        self.X = X if X.ndim == 3 else X.expand(self.runs, *X.shape)
+        shape = (
+            (self.X.shape[1], first.outputs)
+            if isinstance(first, LinearEquilibrium) or first.outputs > 1
+            else (self.X.shape[1],)
+        )
+        self.y = y if y.ndim == len(shape) + 1 else y.expand(self.runs, *y.shape)
+        if tuple(self.y.shape[1:]) != shape or self.X.shape[0] != self.runs or self.y.shape[0] != self.runs:
+            raise ValueError(
+                f"X must be (N, d) or ({self.runs}, N, d), and y like one model's output {shape} or one a "
+                f"run. Got {tuple(X.shape)} and {tuple(y.shape)} instead."
+            )
+        self.N = self.X.shape[1]
+        self.Z: Tensor | None = None
+        self.Z_before: Tensor | None = None
+        self.V: Tensor | None = None
+
+    def call(self, method: str, *args: Tensor) -> Any:
+        """A method of every run at once, over its own arguments."""
+
+        def one(parameters: Parameters, *some: Tensor) -> Any:
+            named = {f"model.{n}": p for n, p in parameters.items()}
+            return torch.func.functional_call(self.method, named, (method, *some))
+
+        return torch.func.vmap(one)(self.parameters, *args)
+
+    @torch.no_grad()
+    def evaluate(self, rows: Tensor | None, gradient: bool) -> tuple[Tensor, Parameters]:
+        X, y = (self.X, self.y) if rows is None else (self.X[:, rows], self.y[:, rows])
+        if isinstance(self.models[0], LinearEquilibrium):
+            return self._linear(X, y, gradient)
+        Z = self._equilibria(X, warm=rows is None)
+        yhat = self.call("readout", Z)
+        value = torch.func.vmap(self.loss)(yhat, y)
+        if not gradient:
+            return value, {}
+        V = self._adjoint(Z, X, warm=rows is None)
+        return value, self.call("pullback", V, self.loss.gradient(yhat, y), Z, X)
+
+    def _linear(self, X: Tensor, y: Tensor, gradient: bool) -> tuple[Tensor, Parameters]:
+        """M = B(I − γS)⁻¹ of every run by one batched solve each way."""
+        with torch.enable_grad():
+            leaves = {n: p.detach().requires_grad_(gradient) for n, p in self.parameters.items()}
+            gamma = self.models[0].gamma
+            S = torch.softmax(leaves["A"], dim=1)
+            eye = torch.eye(S.shape[1], dtype=S.dtype, device=S.device)
+            M = torch.linalg.solve(eye - gamma * S, leaves["B"], left=False)  # (runs, k, m)
+            Phi = self.call("injection", X)
+            value = torch.func.vmap(self.loss)(Phi @ M.mT, y)
+            if not gradient:
+                return value.detach(), {}
+            found = torch.autograd.grad(value.sum(), list(leaves.values()))
+        return value.detach(), dict(zip(leaves, found, strict=True))
+
+    def _equilibria(self, X: Tensor, warm: bool) -> Tensor:
+        W, u = self.call("weight"), self.call("injection", X)
+        activation = self.models[0].activation
+        start = activation(u)
+        if warm and self.Z is not None:
+            start = extrapolate(self.Z, self.Z_before)
+        solution = fixed_point(
+            lambda z, W, u: activation(torch.baddbmm(u, z, W.mT)),
+            torch.where(torch.isfinite(start), start, 0.0),
+            args=(W, u),
+            solver=Picard(),
+            stop=self.stop,
+        )
+        assert isinstance(solution.value, Tensor)
+        if warm:
+            self.Z_before, self.Z = self.Z, solution.value
+        # A run that lost its equilibria is marked by a loss that is not a number.
+        return torch.where(solution.converged[:, None, None], solution.value, math.nan)
+
+    def _masks(self, W: Tensor, u: Tensor, Z: Tensor) -> Tensor:
+        """σ' at the equilibria, coordinates zero within the error of Z taken as zero, as a model does."""
+        model = self.models[0]
+        P = torch.baddbmm(u, Z, W.mT)
+        q = torch.stack([torch.as_tensor(min(norm_estimate(w), 0.999)) for w in W]).to(Z.dtype)
+        radius = (model.activation(P) - Z).norm(dim=2) / (1 - q)[:, None]  # (runs, N)
+        near = (Z != 0) & (Z.abs() <= radius[:, :, None])
+        if bool(near.any()):
+            P = torch.baddbmm(u, Z.masked_fill(near, 0.0), W.mT)
+        return model.slope(P)
+
+    def _adjoint(self, Z: Tensor, X: Tensor, warm: bool) -> Tensor:
+        W = self.call("weight")
+        D = self._masks(W, self.call("injection", X), torch.nan_to_num(Z))
+        a = self.parameters[self.models[0].readout_name]  # (runs, m) or (runs, m, k)
+        k = self.models[0].outputs
+        rows = a.reshape(self.runs, -1, k).mT[:, None]  # (runs, 1, k, m)
+        runs, N, m = Z.shape
+        bias = rows.expand(runs, N, k, m).reshape(runs, N * k, m)
+        mask = D[:, :, None].expand(runs, N, k, m).reshape(runs, N * k, m)
+        solution = fixed_point(
+            lambda v, W, b, D: D * torch.baddbmm(b, v, W),
+            self.V if warm and self.V is not None else mask * bias,
+            args=(W, bias, mask),
+            solver=Picard(),
+            stop=self.stop,
+        )
+        assert isinstance(solution.value, Tensor)
+        if warm:
+            self.V = solution.value
+        V = torch.where(solution.converged[:, None, None], solution.value, math.nan)
+        return V if k == 1 else V.reshape(runs, N, k, m)
+
+    @torch.no_grad()
+    def test_loss(self, X: Tensor, y: Tensor) -> Tensor:
+        X, y = X.expand(self.runs, *X.shape[-2:]), y.expand(self.runs, *y.shape[-(self.y.ndim - 1) :])
+        if isinstance(self.models[0], LinearEquilibrium):
+            return self._linear(X, y, gradient=False)[0]
+        return torch.func.vmap(self.loss)(self.call("readout", self._equilibria(X, warm=False)), y)
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        for i, model in enumerate(self.models):
+            for name, values in self.parameters.items():
+                model.get_parameter(name).copy_(values[i])
