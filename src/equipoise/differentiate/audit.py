@@ -11,6 +11,7 @@ import copy
 import inspect
 import io
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,7 @@ class Audit:
             first = rows[modes[0]]
             count = f"{first.compared} of {math.prod(first.shape)}"
             count += f"\n{first.kinks} kinks" if first.kinks else ""
-            table.add_row(Text(tensor), count, *(_cell(rows[mode]) for mode in modes))
+            table.add_row(Text(_short(tensor)), count, *(_cell(rows[mode]) for mode in modes))
         yield Text("Gradients against finite differences: relative error and cosine, in float64", "bold")
         yield table
         if any(row.kinks for row in self.rows):
@@ -350,6 +351,11 @@ def _double(value: Any) -> Any:
 def _name(mode: Gradient) -> str:
     steps = getattr(mode, "steps", None)
     return type(mode).__name__ + (f"({steps})" if steps is not None else "")
+
+
+def _short(tensor: str) -> str:
+    """`a.weight` for `a.parametrizations.weight.original`."""
+    return re.sub(r"\bparametrizations\.(\w+)\.original$", r"\1", tensor)
 
 
 def _cell(row: AuditRow) -> Text:

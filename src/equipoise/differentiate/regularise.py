@@ -7,11 +7,13 @@ differentiable. What is proved to contract is in the model families and their ce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ..solve.problem import Layout
 from ..solve.solution import State
@@ -80,7 +82,23 @@ def _evaluate(
                 z = tuple(part[kept] for part in z) if isinstance(z, tuple) else z[kept]
         layout = Layout.of(z)
         at = layout.flat(z).detach().requires_grad_()
-        return at, layout.flat(layer.cell(layout.unflat(at), *inputs, *shared))
+        with _steady(layer.cell):
+            return at, layout.flat(layer.cell(layout.unflat(at), *inputs, *shared))
+
+
+@contextmanager
+def _steady(cell: Any) -> Iterator[None]:
+    """Parametrisations held as the layer left them: a power iteration that went on would be another map."""
+    modules = cell.modules() if isinstance(cell, nn.Module) else ()
+    lists = [m for m in modules if isinstance(m, ParametrizationList)]
+    moving = [m for one in lists for m in one.modules() if m.training]
+    for m in moving:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in moving:
+            m.training = True
 
 
 def _pull(z: Tensor, fz: Tensor, u: Tensor, record: bool = False) -> Tensor:

@@ -101,7 +101,7 @@ class Diagnosis:
             ("contraction", self.contraction_estimate, "estimate, of a Picard step; below 1 it converges"),
             ("spectral radius", self.spectral_radius_estimate, f"estimate, of J = ∂f/∂z {where}"),
             ("norm of J", self.jacobian_norm_estimate, f"estimate, {where}"),
-            ("stretch", self.stretch_estimate, "estimate, ‖f(a) − f(b)‖ / ‖a − b‖ of random pairs"),
+            ("stretch", self.stretch_estimate, "estimate, ‖f(a) − f(b)‖ / ‖a − b‖ at random"),
         ):
             shown = Text("unknown", "dim") if value is None else Text(f"{value:.3f}", _tone(value < 1))
             table.add_row(name, shown, what)
