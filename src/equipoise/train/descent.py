@@ -233,7 +233,7 @@ class _Run:
 
     @torch.no_grad()
     def least_loss(self) -> float:
-        """L* of what is promised: least squares on Φ for the linear family, 0 where the rows are independent."""
+        """L* of what is promised: least squares on Φ for the linear family, 0 for the others."""
         if not self.closed_form:
             return 0.0
         Phi = self.model.injection(self.X)
