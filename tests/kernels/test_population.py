@@ -17,8 +17,8 @@ from equipoise.kernels.population import (
     population_gram,
     population_lambda_min,
     population_tangent_kernel,
-    width_convergence,
 )
+from equipoise.kernels.width import width_convergence
 
 DTYPES = [torch.float32, torch.float64]
 VARIANCES = [

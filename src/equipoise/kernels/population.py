@@ -57,7 +57,7 @@ def population_gram(X: Tensor, sigma_w2: float, depth: int | None = None, X2: Te
     equilibrium (`depth=None`). `X` is (N, d) with rows of any norm; with `X2` (N2, d) it is the cross-Gram
     (N, N2). The error of an entry is a few units of rounding of √(K_ii K_jj), for every σ_w² in (0, 1).
     """
-    _require_rows(X, "X")
+    require_rows(X, "X")
     _require_variance(sigma_w2)
     _require_depth(depth)
     if depth is None:
@@ -68,7 +68,7 @@ def population_gram(X: Tensor, sigma_w2: float, depth: int | None = None, X2: Te
 
 def population_lambda_min(X: Tensor, sigma_w2: float, depth: int | None = None) -> float:
     """λ* = λ_min(K), computed in float64. It is zero, up to rounding, when two rows of X are equal."""
-    _require_rows(X, "X")
+    require_rows(X, "X")
     return float(torch.linalg.eigvalsh(population_gram(X.double(), sigma_w2, depth))[0])
 
 
@@ -266,7 +266,7 @@ def population_tangent_kernel(
 
     Q' has a square root at equal rows, so off-diagonal entries of duplicates are right to √eps only.
     """
-    _require_rows(X, "X")
+    require_rows(X, "X")
     _require_variance(sigma_w2)
     _require_depth(depth)
     if depth is None:
@@ -296,107 +296,12 @@ def _tangent_after(c: Tensor, sigma_w2: float, depth: int) -> tuple[Tensor, Tens
     return K, sum_KB, c * sum_B
 
 
-# ---------------------------------------------------------------- finite widths against the limit
-
-
-@dataclass(frozen=True)
-class WidthStudy:
-    """‖G/m − K‖_F against m, and what [ling2023, Thms 2, 4 and 5] compare: plain numbers, indexed as said."""
-
-    widths: tuple[int, ...]
-    gram_errors: tuple[tuple[float, ...], ...]  # [width][draw]            ‖G/m − K‖_F
-    layer_errors: tuple[tuple[tuple[float, ...], ...], ...]  # [width][draw][l−1]  ‖G^(l)/m − K^(l)‖_F
-    layer_gaps: tuple[tuple[tuple[float, ...], ...], ...]  # [width][draw][l−1]  ‖G − G^(l)‖_F/m
-    lambda_0: tuple[tuple[float, ...], ...]  # [width][draw]            λ_min(G)
-    lambda_star: float  # λ_min(K)
-
-    @property
-    def slope(self) -> float:
-        """of log(mean ‖G/m − K‖_F) over log m: about −1/2."""
-        if len(set(self.widths)) < 2:
-            raise ValueError(f"a slope needs two widths or more; the study has {self.widths}")
-        return _slope(np.log(self.widths), np.log(np.mean(self.gram_errors, axis=1)))
-
-    @property
-    def decay(self) -> float:
-        """of ‖G − G^(l)‖_F/m from one layer to the next; [ling2023, Thm 4] bounds it by 2√2 σ_w."""
-        gaps = np.mean(self.layer_gaps, axis=(0, 1))
-        seen = gaps > 1e4 * np.finfo(float).eps * gaps[0]
-        return math.exp(_slope(np.arange(len(gaps))[seen], np.log(gaps[seen])))
-
-    @property
-    def theorem_2(self) -> tuple[float, ...]:
-        """by width: the share of draws with λ₀ ≥ m λ*/2."""
-        floors = np.array(self.widths)[:, None] * self.lambda_star / 2
-        return tuple(np.mean(np.array(self.lambda_0) >= floors, axis=1).tolist())
-
-
-@torch.no_grad()
-def width_convergence(
-    X: Tensor, sigma_w2: float, widths: Sequence[int], draws: int, generator: torch.Generator, layers: int = 6
-) -> WidthStudy:
-    """G/m → K: networks drawn by [ling2023, Assumption 1], solved in float64, against K and K^(l)."""
-    _require_rows(X, "X")
-    if not widths or min(widths) < 1 or draws < 1 or layers < 2:
-        raise ValueError(
-            "widths must be one or more positive integers, draws at least 1 and layers at least 2; "
-            f"got widths={list(widths)}, draws={draws}, layers={layers}"
-        )
-    X = X.double()
-    K = population_gram(X, sigma_w2)
-    K_by_layer = torch.stack(
-        [population_gram(X, sigma_w2, depth) for depth in range(1, layers + 1)]
-    )  # (l, N, N)
-    norms = lambda matrices: tuple(torch.linalg.matrix_norm(matrices).tolist())
-    gram_errors, layer_errors, layer_gaps, lambda_0 = [], [], [], []
-    for m in widths:
-        drawn = [_drawn_grams(X, sigma_w2, m, layers, generator) for _ in range(draws)]
-        gram_errors.append(norms(torch.stack([G for G, _ in drawn]) - K))
-        layer_errors.append(tuple(norms(by_layer - K_by_layer) for _, by_layer in drawn))
-        layer_gaps.append(tuple(norms(by_layer - G) for G, by_layer in drawn))
-        lambda_0.append(tuple(m * float(torch.linalg.eigvalsh(G)[0]) for G, _ in drawn))
-    return WidthStudy(
-        widths=tuple(widths),
-        gram_errors=tuple(gram_errors),
-        layer_errors=tuple(layer_errors),
-        layer_gaps=tuple(layer_gaps),
-        lambda_0=tuple(lambda_0),
-        lambda_star=population_lambda_min(X, sigma_w2),
-    )
-
-
-def _drawn_grams(
-    X: Tensor, sigma_w2: float, m: int, layers: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """G/m (N, N) at the equilibrium of one drawn network, and G^(l)/m for its first layers (layers, N, N)."""
-    d = X.shape[1]
-    normal = lambda columns: torch.randn(m, columns, dtype=X.dtype, device=X.device, generator=generator)
-    W = normal(m) * math.sqrt(2 * sigma_w2 / m)
-    injection = X @ normal(d).mT * math.sqrt(2 / d)
-    Z = torch.relu(injection)
-    by_layer = [Z @ Z.mT / m]
-    for _ in range(10_000):
-        before, Z = Z, torch.relu(Z @ W.mT + injection)
-        if len(by_layer) < layers:
-            by_layer.append(Z @ Z.mT / m)
-        elif torch.linalg.norm(Z - before) <= 1e-13 * torch.linalg.norm(Z):
-            return Z @ Z.mT / m, torch.stack(by_layer)
-    raise ArithmeticError(
-        f"a drawn network of width {m} has no equilibrium within 10000 layers at sigma_w2={sigma_w2}: "
-        "try a larger width or a smaller sigma_w2 (the paper asks for sigma_w2 < 1/8)"
-    )
-
-
-def _slope(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.polynomial.polynomial.polyfit(x, y, 1)[1])
-
-
 # ---------------------------------------------------------------- what is required of the arguments
 
 
 def _directions(X: Tensor, name: str, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x̂_i = x_i/‖x_i‖ and s_i = ‖x_i‖/√d. A zero row has s = 0, and any direction."""
-    _require_rows(X, name)
+    require_rows(X, name)
     if like is not None and (X.shape[1], X.dtype, X.device) != (like.shape[1], like.dtype, like.device):
         raise ValueError(
             f"{name} must have X's columns, dtype and device: {like.shape[1]}, {like.dtype}, {like.device}; "
@@ -413,7 +318,7 @@ def _directions(X: Tensor, name: str, like: Tensor | None = None) -> tuple[Tenso
     return X / torch.where(norm > 0, norm, 1)[:, None], norm / math.sqrt(X.shape[1])
 
 
-def _require_rows(X: Tensor, name: str) -> None:
+def require_rows(X: Tensor, name: str) -> None:
     if not isinstance(X, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor (N, d); got {type(X).__name__}: try torch.as_tensor")
     if X.ndim != 2 or 0 in X.shape:
