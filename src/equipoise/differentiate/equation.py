@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -39,18 +40,27 @@ class Equation(ABC):
     def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
         """f(z, *tensors), (N, D) like z. Differentiable in everything."""
 
+    def held(self) -> AbstractContextManager[None]:
+        """Evaluations inside may share what depends on no state, such as a parametrised weight."""
+        return nullcontext()
+
+    def name(self, index: int) -> str:
+        """What the user calls tensor `index`."""
+        return f"tensor {index}"
+
     def solve(self, start: Tensor, tensors: Sequence[Tensor]) -> Solution:
         """The equilibrium by `method`, unjudged and without a gradient."""
         method = self.method
-        return fixed_point(
-            self,
-            start,
-            args=tensors[: self.batched],
-            shared=tensors[self.batched :],
-            solver=method.solver,
-            stop=method.stop,
-            precision=method.precision,
-        )
+        with self.held():
+            return fixed_point(
+                self,
+                start,
+                args=tensors[: self.batched],
+                shared=tensors[self.batched :],
+                solver=method.solver,
+                stop=method.stop,
+                precision=method.precision,
+            )
 
 
 def under_transform() -> bool:

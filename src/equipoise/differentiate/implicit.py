@@ -7,16 +7,18 @@ in the open, so each is solved, differentiated and batched by the same code: eve
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ..solve import Solution, Stop
-from ..solve.failure import OnFailure
+from ..solve import EquilibriumError, Solution, Solver, Stop
+from ..solve.driver import _compute_dtype
+from .closure import closed_over as closed_over
+from .closure import closed_over_message, refuse_closed_over
 from .equation import Equation, Method, needs_gradient, under_transform
 from .gradient import Record, SolvedGradient
 from .linear import GMRES, LinearSolver, solve_linear
@@ -26,8 +28,9 @@ from .linear import GMRES, LinearSolver, solve_linear
 class Implicit(SolvedGradient):
     """u = g + (∂f/∂z)ᵀ u, θ̄ = (∂f/∂θ)ᵀ u.
 
-    `solver` finds u: GMRES by default, or any solver of equipoise. `stop` is its tolerance, by default that
-    of the dtype. A sample whose adjoint does not converge is treated by the layer's failure policy.
+    `solver` finds u: GMRES by default, or any solver of equipoise for a general f. `stop` is its tolerance,
+    by default that of the dtype, for g of size 1: the equation is linear. A sample whose adjoint does not
+    converge is treated by the layer's failure policy.
 
     Exact to every order in the tensors the layer knows of: its inputs and the parameters of its cell. A
     tensor that a cell merely closes over gets first-order gradients in eager mode; asked for more, it is
@@ -37,20 +40,35 @@ class Implicit(SolvedGradient):
     solver: LinearSolver = field(default_factory=GMRES)
     stop: Stop = field(default_factory=Stop)
 
+    def __post_init__(self) -> None:
+        chain = [self.solver] if isinstance(self.solver, GMRES | Solver | type) else list(self.solver)
+        for one in chain:
+            general = isinstance(one, GMRES) or (isinstance(one, Solver) and not one.affine_only)
+            if not general or (isinstance(one, GMRES) and one is not self.solver):
+                raise TypeError(
+                    f"solver must be GMRES(), a solver for a general f such as Anderson(), or a sequence of "
+                    f"such solvers. Got {one!r} instead."
+                )
+        if not chain:
+            raise ValueError("a chain of solvers must hold at least one.")
+        if not isinstance(self.stop, Stop):
+            raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {self.stop!r} instead.")
+
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
         if under_transform():  # the solve itself must happen below the transform
-            _refuse_closed_over(equation, start, tensors)
+            refuse_closed_over(equation, start, tensors)
             return _Equilibrium.apply(equation, self, record, start, *tensors)
         return super().equilibrium(equation, start, tensors, record)
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
         if not torch.is_grad_enabled():
             return z
-        graph = _Graph.of(equation, z, tensors)
-        if graph.foreign:
-            graph = _Graph.of(equation, z, tensors, through=True)
+        graph = _Graph.of(equation, z, _leaves(tensors, [t.requires_grad for t in tensors]))
+        _refuse_unsteady(equation, z, graph)
+        if graph.foreign():
+            graph = _Graph.of(equation, z, tensors)  # goes on beyond the tensors, into the program around
             return _ClosedOver.apply(_Task(self, equation, record, graph), z, graph.fz)
         if not needs_gradient(tensors):
             return z
@@ -65,55 +83,58 @@ class _Graph:
     """f at the equilibrium, recorded once: every product with its Jacobian's transpose comes from it."""
 
     z: Tensor  # (N, D), a leaf
-    leaves: tuple[Tensor, ...]  # the tensors, as leaves
+    tensors: Sequence[Tensor]
     fz: Tensor  # (N, D)
-    foreign: list[Tensor]  # leaves of autograd that f reads without having been given them
+    dtype: torch.dtype  # of the arithmetic in f
 
     @classmethod
-    def of(cls, equation: Equation, z: Tensor, tensors: Sequence[Tensor], through: bool = False) -> _Graph:
-        """With `through`, the graph goes on beyond `tensors` into the program around the layer."""
+    def of(cls, equation: Equation, z: Tensor, tensors: Sequence[Tensor]) -> _Graph:
         leaf = z.detach().requires_grad_()
-        leaves = tuple(tensors if through else (t.detach().requires_grad_(t.requires_grad) for t in tensors))
         with torch.enable_grad():
-            fz = equation(leaf, *leaves)
-        _refuse_random_cell(z, fz, equation)
-        return cls(leaf, leaves, fz, [] if through else _foreign_leaves(fz, (leaf, *leaves)))
+            return cls(leaf, tensors, equation(leaf, *tensors), _compute_dtype(z))
 
     def pull(self, u: Tensor) -> Tensor:
         """(∂f/∂z)ᵀ u."""
-        return _grad_or_zero(self.fz, (self.z,), u)[0]
+        return self._grads((self.z,), u)[0]
+
+    def pull_tensors(self, wanted: Sequence[int], u: Tensor) -> tuple[Tensor, ...]:
+        """(∂f/∂θ)ᵀ u for the wanted tensors."""
+        return self._grads([self.tensors[i] for i in wanted], u)
+
+    def _grads(self, inputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
+        if not self.fz.requires_grad:
+            return tuple(torch.zeros_like(i) for i in inputs)
+        return torch.autograd.grad(self.fz, inputs, u, retain_graph=True, materialize_grads=True)
+
+    def foreign(self) -> bool:
+        """Whether f reads a tensor of autograd that it was not given."""
+        mine = {id(t) for t in (self.z, *self.tensors)}
+        seen, queue = set(), [self.fz.grad_fn]
+        while queue:
+            node = queue.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in mine:
+                return True
+            queue.extend(parent for parent, _ in node.next_functions)
+        return False
 
 
-def _grad_or_zero(out: Tensor, inputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
-    if not out.requires_grad:
-        return tuple(torch.zeros_like(i) for i in inputs)
-    return torch.autograd.grad(out, inputs, u, retain_graph=True, materialize_grads=True)
+def _leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, ...]:
+    return tuple(t.detach().requires_grad_(yes) for t, yes in zip(tensors, wanted, strict=True))
 
 
-def _foreign_leaves(out: Tensor, known: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves of the graph of `out` that are not in `known`."""
-    mine, found = {id(t) for t in known}, []
-    seen, queue = set(), [out.grad_fn]
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in mine:
-            found.append(leaf)
-        queue.extend(parent for parent, _ in node.next_functions)
-    return found
-
-
-def _refuse_random_cell(z: Tensor, fz: Tensor, equation: Equation) -> None:
-    """A cell that answers differently each time has no equilibrium; the last evaluation tells."""
-    stop = equation.method.stop
-    scale = fz.detach().norm(dim=1)
-    allowed = 1e3 * (stop.rtol or 1e-3) * scale + 1e-3 * scale
-    gap = (fz.detach() - z).norm(dim=1)
-    off = gap > allowed
-    if equation.method.on_failure.policy in ("raise", "mask") and bool(off.any()):
+def _refuse_unsteady(equation: Equation, z: Tensor, graph: _Graph) -> None:
+    """A cell that answers differently each time has no equilibrium: the evaluation after the solve tells."""
+    if equation.method.on_failure.policy in ("warn", "accept"):
+        return  # z need not be an equilibrium
+    fz = graph.fz.detach()
+    scale, gap = fz.norm(dim=1), (fz - z).norm(dim=1)
+    allowed = 10 * equation.method.stop.resolve(graph.dtype).tolerance(scale)
+    off = gap > allowed + torch.finfo(graph.dtype).eps ** 0.5 * scale
+    if bool(off.any()):
         row = int(torch.nonzero(off)[0])
         raise RuntimeError(
             f"the cell must give the same answer each time it is called with the same state. Got another "
@@ -134,10 +155,14 @@ class _Equilibrium(torch.autograd.Function):
         if graph is not None:
             return start.clone()
         solution = record.forward = equation.solve(start, tensors)
-        value = solution.value
-        assert isinstance(value, Tensor)
-        OnFailure("raise").judge(solution, equation.what)  # inside a transform there are no rows to leave out
-        return value
+        if equation.method.on_failure.judge(solution, equation.what) is not None:
+            raise EquilibriumError(
+                f"{equation.what}: {solution.explain_failure()}\non_failure='mask' leaves rows out of first "
+                f"derivatives in eager mode only, not of a torch.func transform or a second derivative.",
+                solution,
+            )
+        assert isinstance(solution.value, Tensor)
+        return solution.value
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -148,41 +173,42 @@ class _Equilibrium(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
+        _refuse_old_vmap()
         z, *tensors = ctx.saved_tensors
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[4 : 4 + len(tensors)]) if needed]
-        grads: list[Tensor | None] = [None] * len(tensors)
-        if ctx.graph is not None and not torch.is_grad_enabled():
-            u = _solve_eager_adjoint(ctx.how, ctx.equation, ctx.graph, g, ctx.record)
-            found = _grad_or_zero(ctx.graph.fz, [ctx.graph.leaves[i] for i in wanted], u)
+        grads: list[Tensor | None] = [None] * (len(tensors) + (ctx.graph is not None))
+        if ctx.graph is not None and not torch.is_grad_enabled() and not under_transform():
+            found = _eager_pullback(ctx, g, z, tensors, wanted)
         else:
             adjoint = _Adjoint(ctx.equation, ctx.how)
             u = _Equilibrium.apply(adjoint, ctx.how, Record(), torch.zeros_like(g), g, z, *tensors)
             found = _pullback_tensors(ctx.equation, z, tensors, wanted, u)
         for i, grad in zip(wanted, found, strict=True):
             grads[i] = grad
-        tail = (None,) if ctx.graph is not None else ()
-        return None, None, None, None, *grads, *tail
+        return None, None, None, None, *grads
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        z, *tensors = ctx.saved_tensors
-        moves = tangents[4 : 4 + len(tensors)]
-        moving = [i for i, t in enumerate(moves) if t is not None]
-        t = _pushforward_tensors(ctx.equation, z, tensors, moving, [moves[i] for i in moving])
-        tangent = _Tangent(ctx.equation, ctx.how)
-        return _Equilibrium.apply(tangent, ctx.how, Record(), torch.zeros_like(z), t, z, *tensors)
+        _refuse_old_vmap()
+        # torch calls this with forward mode switched off, which would lose the derivatives of a derivative.
+        with forward_ad._set_fwd_grad_enabled(True):
+            z, *tensors = (forward_ad.unpack_dual(t, level=0).primal for t in ctx.saved_tensors)
+            moves = {i: t for i, t in enumerate(tangents[4 : 4 + len(tensors)]) if t is not None}
+            if not moves:
+                return torch.zeros_like(z)
+            t = _pushforward_tensors(ctx.equation, z, tensors, moves)
+            tangent = _Tangent(ctx.equation, ctx.how)
+            return _Equilibrium.apply(tangent, ctx.how, Record(), torch.zeros_like(z), t, z, *tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, equation: Equation, how: Any, record: Any, start: Tensor, *rest: Any):  # type: ignore[no-untyped-def]
         """The mapped dimension folds into the batch: samples are independent, so that is the same problem."""
         size = info.batch_size
-        rows = None
+        rows = start.shape[0 if in_dims[3] is None or in_dims[3] > 0 else 1]
 
         def fold(t: Tensor, dim: int | None) -> Tensor:
             t = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-            nonlocal rows
-            rows = t.shape[1]
-            return t.reshape(size * t.shape[1], *t.shape[2:])
+            return t.reshape(size * rows, *t.shape[2:])
 
         folded = [fold(start, in_dims[3])]
         for i, (t, dim) in enumerate(zip(rest, in_dims[4:], strict=True)):
@@ -192,11 +218,18 @@ class _Equilibrium(torch.autograd.Function):
                 folded.append(t)
             else:
                 raise RuntimeError(
-                    "vmap over an equilibrium layer maps its batch-first inputs: a mapped parameter or "
-                    "shared tensor would be a different problem for each. Loop over the parameters instead."
+                    f"vmap over an equilibrium layer maps its batch-first inputs. Got a mapped "
+                    f"{equation.name(i)} instead, which would make a different problem of each sample: loop "
+                    f"over its values."
                 )
         z = _Equilibrium.apply(equation, how, record, *folded)
         return z.reshape(size, rows, *z.shape[1:]), 0
+
+
+def solve_below(equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
+    """The equilibrium under a transform, without a derivative."""
+    refuse_closed_over(equation, start, tensors)
+    return _Equilibrium.apply(equation, Implicit(), record, start.detach(), *(t.detach() for t in tensors))
 
 
 def _split(rest: Sequence[Any]) -> tuple[tuple[Tensor, ...], _Graph | None]:
@@ -205,18 +238,49 @@ def _split(rest: Sequence[Any]) -> tuple[tuple[Tensor, ...], _Graph | None]:
     return tuple(rest), None
 
 
+def _eager_pullback(
+    ctx: Any, g: Tensor, z: Tensor, tensors: Sequence[Tensor], wanted: Sequence[int]
+) -> Sequence[Tensor]:
+    """θ̄ of the wanted tensors over the recorded graph."""
+    equation, graph = ctx.equation, ctx.graph
+    u, kept = _solve_eager_adjoint(ctx.how, equation, graph, g, ctx.record)
+    if kept is None:
+        return graph.pull_tensors(wanted, u)
+    # Rows whose adjoint failed stay out altogether: zero times an infinite derivative is NaN.
+    rows = [t[kept] if i < equation.batched else t for i, t in enumerate(tensors)]
+    part = _Graph.of(equation, z[kept], _leaves(rows, [i in wanted for i in range(len(rows))]))
+    found = part.pull_tensors(wanted, u[kept])
+    return [
+        torch.zeros_like(tensors[i]).index_copy_(0, kept, grad) if i < equation.batched else grad
+        for i, grad in zip(wanted, found, strict=True)
+    ]
+
+
 def _solve_eager_adjoint(
     how: Implicit, equation: Equation, graph: _Graph, g: Tensor, record: Record
-) -> Tensor:
-    """u = g + (∂f/∂z)ᵀ u over the recorded graph; rows that fail are judged by the layer's policy."""
-    solution = record.adjoint = solve_linear(graph.pull, g, None, how.solver, how.stop)
+) -> tuple[Tensor, Tensor | None]:
+    """u = g + (∂f/∂z)ᵀ u, and the rows to keep: those that fail are judged by the layer's policy."""
+    solution = record.adjoint = solve_linear(graph.pull, g, how.solver, how.stop, graph.dtype)
     kept = equation.method.on_failure.judge(solution, f"adjoint of the {equation.what}")
     u = solution.value
     assert isinstance(u, Tensor)
     if kept is not None:
         record.masked += len(u) - len(kept)
         u = torch.zeros_like(u).index_copy(0, kept, u[kept])
-    return u
+    return u, kept
+
+
+def _refuse_old_vmap() -> None:
+    nested = torch._C._vmapmode_increment_nesting() > 1
+    torch._C._vmapmode_decrement_nesting()
+    if nested:
+        raise RuntimeError(
+            "is_grads_batched=True and vectorize=True rest on an old vmap of torch that cannot see into an "
+            "equilibrium: use torch.func.vjp, jacrev or hessian instead."
+        )
+
+
+# -- the equations of its derivatives ----------------------------------------------------------------------
 
 
 class _Linearised(Equation):
@@ -228,11 +292,19 @@ class _Linearised(Equation):
         self.method = Method(on_failure=of.method.on_failure)
         self.how = how
 
+    def name(self, index: int) -> str:
+        return self.of.name(index - 2)
+
     def solve(self, start: Tensor, tensors: Sequence[Tensor]) -> Solution:
         b, *rest = tensors
-        return solve_linear(self.at(*rest), b, None, self.how.solver, self.how.stop)
+        return solve_linear(self.at(*rest), b, self.how.solver, self.how.stop)
+
+    def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        b, *rest = tensors
+        return b + self.at(*rest)(u)
 
     def at(self, z: Tensor, *tensors: Tensor) -> Callable[[Tensor], Tensor]:
+        """u ↦ (∂f/∂z)ᵀ u, or the same without the transpose."""
         raise NotImplementedError
 
 
@@ -245,10 +317,6 @@ class _Adjoint(_Linearised):
         pull = torch.func.vjp(lambda z: self.of(z, *tensors), z)[1]
         return lambda u: pull(u)[0]
 
-    def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
-        b, *rest = tensors
-        return b + self.at(*rest)(u)
-
 
 class _Tangent(_Linearised):
     """w = b + ∂f/∂z w."""
@@ -256,11 +324,9 @@ class _Tangent(_Linearised):
     what = "tangent solve"
 
     def at(self, z: Tensor, *tensors: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda w: torch.func.jvp(lambda z: self.of(z, *tensors), (z,), (w,))[1]
-
-    def __call__(self, w: Tensor, *tensors: Tensor) -> Tensor:
-        b, *rest = tensors
-        return b + self.at(*rest)(w)
+        pull = torch.func.vjp(lambda z: self.of(z, *tensors), z)[1]
+        push = torch.func.vjp(pull, torch.zeros_like(z))[1]  # the transpose of the transpose
+        return lambda w: push((w,))[0]
 
 
 def _pullback_tensors(
@@ -275,18 +341,15 @@ def _pullback_tensors(
 
 
 def _pushforward_tensors(
-    equation: Equation,
-    z: Tensor,
-    tensors: Sequence[Tensor],
-    moving: Sequence[int],
-    moves: Sequence[Tensor | None],
+    equation: Equation, z: Tensor, tensors: Sequence[Tensor], moves: dict[int, Tensor]
 ) -> Tensor:
-    """∂f/∂θ θ̇."""
+    """∂f/∂θ θ̇, as the transpose of the pullback, which is linear in u."""
 
     def of_moving(*some: Tensor) -> Tensor:
-        return equation(z, *_put(tensors, moving, some))
+        return equation(z, *_put(tensors, list(moves), some))
 
-    return torch.func.jvp(of_moving, tuple(tensors[i] for i in moving), tuple(moves))[1]
+    pull = torch.func.vjp(of_moving, *(tensors[i] for i in moves))[1]
+    return torch.func.vjp(pull, torch.zeros_like(z))[1](tuple(moves.values()))[0]
 
 
 def _put(tensors: Sequence[Tensor], at: Sequence[int], some: Sequence[Tensor]) -> list[Tensor]:
@@ -319,42 +382,5 @@ class _ClosedOver(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple:
         task = ctx.task
         if torch.is_grad_enabled():
-            raise RuntimeError(_closed_over_message(task.equation, "for a second derivative"))
-        return None, None, _solve_eager_adjoint(task.how, task.equation, task.graph, g, task.record)
-
-
-def _refuse_closed_over(equation: Equation, start: Tensor, tensors: Sequence[Tensor]) -> None:
-    """A tensor of the transform that f reads without having been given it would lose its derivative."""
-    level = torch._C._functorch.maybe_get_level
-    with torch.no_grad():
-        reached = level(equation(start, *tensors))
-    given = max(level(t) for t in (start, *tensors))
-    held = closed_over(getattr(equation, "cell", None), torch._C._functorch.is_functorch_wrapped_tensor)
-    if held or reached > given:
-        raise RuntimeError(_closed_over_message(equation, "under a torch.func transform"))
-
-
-def _closed_over_message(equation: Equation, when: str) -> str:
-    cell = getattr(equation, "cell", None)
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    names = closed_over(cell, lambda t: t.requires_grad or wrapped(t))
-    return (
-        f"the cell closes over {', '.join(names) or 'a tensor'}, which only first-order eager gradients can "
-        f"reach, and was used {when}. Make it a parameter of an nn.Module cell, or an input of the layer."
-    )
-
-
-def closed_over(cell: Any, which: Callable[[Tensor], bool]) -> list[str]:
-    """Names under which a function holds such tensors, or modules with such parameters."""
-    function = inspect.unwrap(getattr(cell, "forward", cell)) if cell is not None else None
-    function = getattr(function, "__func__", function)
-    if not inspect.isfunction(function):
-        return []
-    held = inspect.getclosurevars(function)
-
-    def tracked(value: Any) -> bool:
-        if isinstance(value, torch.nn.Module):
-            return any(which(p) for p in value.parameters())
-        return isinstance(value, Tensor) and which(value)
-
-    return [f"`{name}`" for name, value in {**held.globals, **held.nonlocals}.items() if tracked(value)]
+            raise RuntimeError(closed_over_message(task.equation, "for a second derivative"))
+        return None, None, _solve_eager_adjoint(task.how, task.equation, task.graph, g, task.record)[0]

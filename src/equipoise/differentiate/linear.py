@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,11 +32,37 @@ LinearSolver = GMRES | Solver | Sequence[Solver]
 
 
 def solve_linear(
-    product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None, solver: LinearSolver, stop: Stop
+    product: Callable[[Tensor], Tensor],
+    b: Tensor,
+    solver: LinearSolver,
+    stop: Stop,
+    dtype: torch.dtype | None = None,
 ) -> Solution:
-    """u = b + J u for every row, with `product` the map u ↦ J u. The tolerance is that of any equilibrium."""
-    if not isinstance(solver, GMRES):
-        return fixed_point(lambda u: b + product(u), b if start is None else start, solver=solver, stop=stop)
+    """u = b + J u for every row, with `product` the map u ↦ J u.
+
+    The equation is linear, so its tolerance must not know the size of b, which for the mean loss of a large
+    batch is tiny: each row is solved for b of size 1 and scaled back. `dtype` is that of the products' own
+    arithmetic where it is lower than b's.
+    """
+    with torch.no_grad():
+        size = b.abs().amax(dim=1)  # (n,)
+        size = torch.where((size > 0) & torch.isfinite(size), size, 1.0)
+        unit = b / size[:, None]
+        stop = stop.resolve(dtype or b.dtype)
+        if isinstance(solver, GMRES):
+            found = _solve_by_gmres(product, unit, solver, stop)
+        else:
+            found = fixed_point(lambda u: unit + product(u), unit, solver=solver, stop=stop)
+        assert isinstance(found.value, Tensor)
+        return replace(
+            found,
+            value=found.value * size[:, None],
+            residual=found.residual * size,
+            scale=found.scale * size,
+        )
+
+
+def _solve_by_gmres(product: Callable[[Tensor], Tensor], b: Tensor, solver: GMRES, stop: Stop) -> Solution:
     counts = Counts()
 
     def operator(u: Tensor) -> Tensor:
@@ -43,35 +70,16 @@ def solve_linear(
         counts.row_evaluations += u.shape[0]
         return u - product(u)
 
-    with torch.no_grad():
-        stop = stop.resolve(b.dtype)
-        assert stop.rtol is not None
-        assert stop.atol is not None
-        found = gmres(
-            operator,
-            b,
-            start,
-            rtol=stop.rtol,
-            atol=stop.atol,
-            max_steps=stop.max_steps,
-            restart=solver.restart,
-        )
-        steps, scale = found.steps, found.value.norm(dim=1)
-        if bool(
-            (found.residual > stop.tolerance(scale)).any()
-        ):  # u is smaller than b: its tolerance is tighter
-            found = gmres(
-                operator,
-                b,
-                found.value,
-                rtol=0.0,
-                atol=stop.tolerance(scale),
-                max_steps=stop.max_steps,
-                restart=solver.restart,
-            )
-            steps, scale = steps + found.steps, found.value.norm(dim=1)
-        status = torch.full_like(steps, int(Status.stalled), dtype=torch.int8)
-        status[steps >= stop.max_steps] = int(Status.max_steps)
-        status[found.residual <= stop.tolerance(scale)] = int(Status.converged)
-        status[~torch.isfinite(found.residual)] = int(Status.nonfinite)
+    assert stop.rtol is not None
+    assert stop.atol is not None
+    solve = functools.partial(gmres, operator, b, max_steps=stop.max_steps, restart=solver.restart)
+    found = solve(rtol=stop.rtol, atol=stop.atol)
+    steps, scale = found.steps, found.value.norm(dim=1)
+    if bool((found.residual > stop.tolerance(scale)).any()):  # u is smaller than b: its tolerance is tighter
+        found = solve(found.value, rtol=0.0, atol=stop.tolerance(scale))
+        steps, scale = steps + found.steps, found.value.norm(dim=1)
+    status = torch.full_like(steps, int(Status.stalled), dtype=torch.int8)
+    status[steps >= stop.max_steps] = int(Status.max_steps)
+    status[found.residual <= stop.tolerance(scale)] = int(Status.converged)
+    status[~torch.isfinite(found.residual)] = int(Status.nonfinite)
     return Solution(found.value, status, found.residual, scale, steps, counts, stop, "GMRES")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .equation import Equation
+from .equation import Equation, under_transform
 from .gradient import Record, SolvedGradient
+from .implicit import solve_below
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,19 @@ class Phantom(SolvedGradient):
         if not 0 < self.damping <= 1:
             raise ValueError(f"damping must lie in (0, 1]. Got {self.damping} instead.")
 
+    def equilibrium(
+        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
+    ) -> Tensor:
+        if under_transform():
+            return self.attach(equation, solve_below(equation, start, tensors, record), tensors, record)
+        return super().equilibrium(equation, start, tensors, record)
+
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or under_transform()):
             return z
         moved = z.detach()
-        for _ in range(self.steps):
-            moved = torch.lerp(moved, equation(moved, *tensors), self.damping)
-        return z + (
-            moved - moved.detach()
-        )  # the value is the equilibrium's, the gradient the recorded steps'
+        with equation.held():
+            for _ in range(self.steps):
+                moved = torch.lerp(moved, equation(moved, *tensors), self.damping)
+        # The value is the equilibrium's, the gradient that of the recorded steps.
+        return z + (moved - moved.detach())

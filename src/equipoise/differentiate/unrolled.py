@@ -29,6 +29,11 @@ class Unrolled(Gradient):
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
             raise ValueError(f"steps must be an integer ≥ 1. Got {self.steps!r} instead.")
+        if not isinstance(self.solver, Picard):
+            raise TypeError(
+                f"solver must be a Picard(damping=…), whose steps autograd can record. Got {self.solver!r} "
+                f"instead: use Implicit() to differentiate what another solver finds."
+            )
 
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
@@ -36,9 +41,11 @@ class Unrolled(Gradient):
         args, shared = tensors[: equation.batched], tensors[equation.batched :]
         f = make_map(equation, start, args, shared)
         z, state = start, self.solver.init(f, start)
-        for _ in range(self.steps):
-            z, state = self.solver.step(f, z, f(z), state)
-        solution = verify(equation, z, args, shared, stop=equation.method.stop)
+        with equation.held():
+            for _ in range(self.steps):
+                z, state = self.solver.step(f, z, f(z), state)
+            _refuse_mapped(z)
+            solution = verify(equation, z, args, shared, stop=equation.method.stop)
         record.forward = solution
         kept = equation.method.on_failure.judge(solution, f"{self.steps} unrolled steps")
         if kept is not None:
@@ -48,3 +55,10 @@ class Unrolled(Gradient):
             frame = torch.where(torch.isfinite(z), z, 0.0).detach()
             z = frame.index_copy(0, kept, again)
         return z
+
+
+def _refuse_mapped(z: Tensor) -> None:
+    while torch._C._functorch.is_functorch_wrapped_tensor(z):
+        if torch._C._functorch.is_batchedtensor(z):
+            raise RuntimeError("Unrolled cannot judge its last state under vmap: use Implicit() there.")
+        z = torch._C._functorch.get_unwrapped(z)
