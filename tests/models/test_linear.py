@@ -123,11 +123,15 @@ def test_wide_models_factor_in_single_and_answer_in_double(gamma, spoilt, monkey
         kinds.append(LU.dtype)
         return (LU.flip(0) if spoilt else LU), pivots  # no correction converges from a wrong one
 
-    monkeypatch.setattr(torch.linalg, "lu_factor", spoil)
-    M = model.predictor()
+    solve, again = torch.linalg.solve, []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.linalg, "lu_factor", spoil)
+        patch.setattr(torch.linalg, "solve", lambda *a, **k: again.append(1) or solve(*a, **k))
+        M = model.predictor()
+        G = torch.randn(M.shape, dtype=M.dtype, generator=torch.Generator().manual_seed(1))
+        gradients = torch.autograd.grad(M, (model.A, model.B), G)
     assert kinds == [torch.float32]
-    G = torch.randn(M.shape, dtype=M.dtype, generator=torch.Generator().manual_seed(1))
-    gradients = torch.autograd.grad(M, (model.A, model.B), G)
+    assert len(again) == (2 if spoilt else 0)  # forward and backward, in double after all
     exact = torch.linalg.solve(model.umat(), model.B, left=False)
     scale = 1e-15 * 280 / (1 - gamma)  # the conditioning of Umat, in float64
     for got, want in zip(

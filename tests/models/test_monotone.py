@@ -260,6 +260,9 @@ def test_what_was_derived_of_the_weights_is_used_again_and_never_when_they_chang
     assert len(calls) == 2
     exact = exact_affine(model.weight().detach(), model.injection(X).detach())
     torch.testing.assert_close(moved, exact, rtol=0, atol=1e-12)
+    model.B.data.mul_(1.5)
+    exact = exact_affine(model.weight().detach(), model.injection(X).detach())
+    torch.testing.assert_close(model.solve(X, stop=TIGHT).value, exact, rtol=0, atol=1e-12)
     model.margin = 0.9
     exact = exact_affine(model.weight().detach(), model.injection(X).detach())
     torch.testing.assert_close(model.solve(X, stop=TIGHT).value, exact, rtol=0, atol=1e-12)
@@ -273,6 +276,9 @@ def test_a_training_step_factors_once(monkeypatch):
     monkeypatch.setattr(torch.linalg, "inv", lambda M: calls.append(1) or invert(M))
     model(X).square().sum().backward()
     assert len(calls) == 1
+    for solution in (model.last.forward, model.last.adjoint):  # the splitting alone, with the right transpose
+        assert solution.counts.retried == 0
+        assert solution.steps.max() < 60
 
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, math.inf, math.nan])
