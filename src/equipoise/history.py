@@ -21,11 +21,14 @@ class History:
     times: np.ndarray  # (steps + 1,) of the dynamics: k·η for descent with one step size, t for a flow
     step_sizes: Mapping[str, float] = field(default_factory=dict)
     loss_name: str = "half_square"
+    plain_loss: np.ndarray | None = None  # of the predictions alone, where `loss` is one with slack
     test_loss: dict[int, float] = field(default_factory=dict)
+    test_accuracy: dict[int, float] = field(default_factory=dict)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # ‖θ‖_F by parameter, (steps + 1,)
     contraction: dict[int, float] = field(default_factory=dict)  # q of the map, where measured
     sigma_min: dict[int, float] = field(default_factory=dict)  # σ_min(Z), where measured
     movement: dict[int, float] = field(default_factory=dict)  # ‖Z − Z(0)‖_F / ‖Z(0)‖_F
+    travelled: dict[str, dict[int, float]] = field(default_factory=dict)  # ‖θ − θ(0)‖_F by parameter
     forward_steps: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))  # solver steps
     adjoint_steps: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
     residual: np.ndarray = field(default_factory=lambda: np.zeros(0))  # largest relative residual of Z

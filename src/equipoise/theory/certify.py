@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
 from .instance import Instance
+from .safeguarded import Safeguarded
 from .two_timescale import TwoTimescale
 from .wellposed import WellPosed
 
@@ -28,6 +29,7 @@ class Theorem(Protocol):
 _KNOWN: tuple[type[Theorem], ...] = (
     WellPosed,
     TwoTimescale,
+    Safeguarded,
     gao2022.Flow,
     gao2022.Descent,
     ling2023.Descent,

@@ -3,94 +3,188 @@
 For a hidden gradient step of size η_h at residual r, with ‖a‖ ≤ ā and ‖Z‖ ≤ S̄ (operator norms, x = ‖X‖):
 
     ‖Z⁺ − Z‖_F ≤ η_h R² ā K ‖r‖          the equilibria move
-    the ball's coordinate moves by at most η_h R ā β ‖r‖          and must stay within δ of its start
+    ‖c⁺ − c‖_F ≤ η_h R ā β ‖r‖          the ball's coordinate c moves, and must stay within δ of its start
 
-| family | K | β | δ is on | R in the ball |
+| family | K | β | c | R in the ball |
 | --- | --- | --- | --- | --- |
-| ling2023 | S̄² + x² | S̄ | ‖W‖ | 1/(1 − ‖W(0)‖ − δ) |
-| gao2022 | γ²S̄² + x² | γ²S̄ | γ‖A‖ | 1/(1 − γ‖A(0)‖ − δ) |
-| hieu2022 | 4(1 + Ā²)S̄² + x², Ā = ‖A(0)‖ + δ | 2ĀS̄ | ‖A‖ | 1/μ |
-| kawaguchi2021 | γ²S̄²/4 | γS̄/2 | ‖A‖_F | min{R₀/(1 − R₀γδ/2), √m/(1 − γ)}, R₀ = ‖(I − γS(0))⁻¹‖ |
+| ling2023 | S̄² + x² | S̄ | W | 1/(1 − ‖W(0)‖ − δ) |
+| gao2022 | γ²S̄² + x² | γ²S̄ | γA | 1/(1 − γ‖A(0)‖ − δ) |
+| hieu2022 | 4 max(1, Ā²)S̄² + x², Ā = ‖A(0)‖ + δ | 2ĀS̄ | A | 1/μ |
+| kawaguchi2021 | γ²S̄²/4 | γS̄/2 | A | 1/max(σ_min(I − γS(0)) − γδ/2, (1 − γ)/√m) |
+
+With a trained bias of hieu2022, x is the norm of [X, 1]. The formulas take Intervals, in which they are
+proved, and floats or arrays, in which constants are searched for. Derived in docs/theory.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 
-from ..linalg import Interval, inverse_norm_upper, minimum
-from ..models.affine import AffineFamily
+from ..linalg import Interval, maximum, minimum, norm_upper, sigma_min_lower
 from ..models.gaussian_relu import GaussianReLU
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
 from ..models.scaled_relu import ScaledReLU
 from .instance import Instance
 
+Number = Any  # an Interval, a float or an array
+
+
+class Ball(NamedTuple):
+    """R, K and β wherever c is within δ of its start and ‖Z‖ ≤ S̄."""
+
+    R: Number
+    K: Number
+    beta: Number
+
+
+class Geometry(ABC):
+    """The numbers of one instance from which R, K and β follow."""
+
+    @property
+    def room(self) -> float:
+        """How large δ may be, exclusively."""
+        return math.inf
+
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """About the size of c, on which δ is sought."""
+
+    @abstractmethod
+    def ball(self, delta: Number, S: Number) -> Ball: ...
+
+    def as_floats(self) -> Self:
+        """The same with the upper ends as floats, to search with (σ, of which less is worse, its lower)."""
+        ends = {
+            f.name: value.lo if f.name == "sigma" else value.hi
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            if isinstance(value := getattr(self, f.name), Interval)
+        }
+        return dataclasses.replace(self, **ends)  # type: ignore[type-var]
+
 
 @dataclass(frozen=True)
-class Geometry:
-    """R, K and β on the ball of radius δ."""
+class Contracting(Geometry):
+    """ling2023 (g = 1) and gao2022 (g = γ): q = ‖W(0)‖ of the effective weight."""
 
-    R: Interval
-    K: Interval
-    beta: Interval
+    q: Number
+    g: Number
+    x: Number
+
+    @property
+    def room(self) -> float:
+        return (1 - Interval(self.q)).lo
+
+    @property
+    def scale(self) -> float:
+        return max(self.room, 0.0)
+
+    def ball(self, delta: Number, S: Number) -> Ball:
+        g2 = self.g**2
+        return Ball(R=1 / (1 - self.q - delta), K=g2 * S**2 + self.x**2, beta=g2 * S)
+
+
+@dataclass(frozen=True)
+class Monotonic(Geometry):
+    """hieu2022: a = ‖A(0)‖, μ the margin."""
+
+    a: Number
+    mu: Number
+    x: Number
+
+    @property
+    def scale(self) -> float:
+        return 1 + Interval(self.a).hi
+
+    def ball(self, delta: Number, S: Number) -> Ball:
+        A = self.a + delta
+        return Ball(R=1 / self.mu, K=4 * larger(1.0, A**2) * S**2 + self.x**2, beta=2 * A * S)
+
+
+@dataclass(frozen=True)
+class Softmax(Geometry):
+    """kawaguchi2021: sigma = σ_min(I − γS(0)), worst = (1 − γ)/√m, which it never falls below."""
+
+    g: Number
+    sigma: Number
+    worst: Number
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    def ball(self, delta: Number, S: Number) -> Ball:
+        least = larger(self.sigma - self.g * delta / 2, self.worst)
+        return Ball(R=1 / least, K=self.g**2 * S**2 / 4, beta=self.g * S / 2)
 
 
 @singledispatch
-def room(model: AffineFamily, instance: Instance) -> float:
-    """How large δ may be, exclusively."""
-    return math.inf
-
-
-@room.register(GaussianReLU)
-@room.register(ScaledReLU)
-def _(model: AffineFamily, instance: Instance) -> float:
-    return (1 - instance.enclosure.weight_norm).lo
-
-
-@singledispatch
-def geometry(model: Any, instance: Instance, delta: Interval, S: Interval) -> Geometry:
-    """The constants of a family on the ball of radius δ, with S ≥ ‖Z‖ in it."""
+def geometry(model: Any, instance: Instance) -> Geometry:
+    """The geometry of an instance."""
     raise TypeError(f"no two-timescale constants are known for {type(model).__name__}.")
 
 
 @geometry.register
-def _(model: GaussianReLU, instance: Instance, delta: Interval, S: Interval) -> Geometry:
-    x = instance.X_norm
-    return Geometry(R=1 / (1 - instance.enclosure.weight_norm - delta), K=S**2 + x**2, beta=S)
+def _(model: GaussianReLU, instance: Instance) -> Geometry:
+    return Contracting(q=_upper(instance.enclosure.weight_norm), g=Interval(1.0), x=_x(instance))
 
 
 @geometry.register
-def _(model: ScaledReLU, instance: Instance, delta: Interval, S: Interval) -> Geometry:
-    x, g2 = instance.X_norm, Interval(model.gamma) ** 2
-    return Geometry(R=1 / (1 - instance.enclosure.weight_norm - delta), K=g2 * S**2 + x**2, beta=g2 * S)
-
-
-@geometry.register
-def _(model: Monotone, instance: Instance, delta: Interval, S: Interval) -> Geometry:
-    A, x = instance.norm("A") + delta, instance.X_norm
-    return Geometry(R=1 / Interval(float(model.margin)), K=4 * (1 + A**2) * S**2 + x**2, beta=2 * A * S)
-
-
-@geometry.register
-def _(model: LinearEquilibrium, instance: Instance, delta: Interval, S: Interval) -> Geometry:
+def _(model: ScaledReLU, instance: Instance) -> Geometry:
     g = Interval(float(model.gamma))
-    worst = instance.enclosure.resolvent  # √m/(1 − γ), whatever A is
-    R0 = Interval(instance.keep("start resolvent", lambda: _start_resolvent(instance)))
-    shrink = 1 - R0 * g * delta / 2
-    R = minimum(R0 / shrink, worst) if shrink.lo > 0 and math.isfinite(R0.hi) else worst
-    return Geometry(R=R, K=g**2 * S**2 / 4, beta=g * S / 2)
+    return Contracting(q=_upper(instance.enclosure.weight_norm), g=g, x=_x(instance))
 
 
-def _start_resolvent(instance: Instance) -> float:
-    """≥ ‖(I − γS(0))⁻¹‖, the rounding of the computed matrix included."""
+@geometry.register
+def _(model: Monotone, instance: Instance) -> Geometry:
+    bias = model.bias is not None
+    return Monotonic(a=_upper(instance.norm("A")), mu=Interval(float(model.margin)), x=_x(instance, bias))
+
+
+@geometry.register
+def _(model: LinearEquilibrium, instance: Instance) -> Geometry:
+    g = Interval(float(model.gamma))
+    worst = (1 - g) / Interval(model.width).sqrt()
+    return Softmax(g=g, sigma=instance.keep("σ_min(I − γS)", lambda: _sigma(instance)), worst=worst)
+
+
+def _upper(x: Interval) -> Interval:
+    return Interval(x.hi)
+
+
+def _x(instance: Instance, bias: bool = False) -> Interval:
+    """≥ ‖X‖, or ‖[X, 1]‖, by a Cholesky witness: the lower end is of no use here."""
+
+    def compute() -> Interval:
+        X = instance.X
+        return Interval(norm_upper(torch.cat([X, torch.ones_like(X[:, :1])], dim=1) if bias else X))
+
+    return instance.keep("‖[X, 1]‖" if bias else "‖X‖", compute)
+
+
+def _sigma(instance: Instance) -> Interval:
+    """≤ σ_min(I − γS(0)), the rounding of the computed matrix included."""
     W = instance.enclosure.weight
-    eye = torch.eye(len(W), dtype=W.dtype)
-    computed = inverse_norm_upper(eye - W)
-    off = instance.enclosure.weight_error + 2.0**-52 * math.sqrt(len(W))
-    gap = 1 - Interval(computed) * off
-    return (Interval(computed) / gap).hi if gap.lo > 0 else math.inf
+    eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
+    off = instance.enclosure.weight_error + 2.0**-52 * Interval(len(W)).sqrt()
+    return Interval((sigma_min_lower(eye - W) - Interval(0.0, off.hi)).lo)
+
+
+# -- formulas for Intervals and arrays alike ----------------------------------------------------------------
+
+
+def larger(a: Number, b: Number) -> Number:
+    return maximum(a, b) if isinstance(a, Interval) or isinstance(b, Interval) else np.maximum(a, b)
+
+
+def smaller(a: Number, b: Number) -> Number:
+    return minimum(a, b) if isinstance(a, Interval) or isinstance(b, Interval) else np.minimum(a, b)

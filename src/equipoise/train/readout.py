@@ -1,7 +1,8 @@
-"""a ← a − η Zᵀ r, or a ← a − η Zᵀ(ZZᵀ)⁻¹ r: the readout's own step, with or without slack.
+"""a ← a − η Zᵀ r, or a ← a − η Z⁺ r: the readout's own step, with or without slack.
 
-With slack λ the readout is (a, e) on the features [Z, √λ I], the residual r̃ = Za + √λ e − y, and the
-Gauss-Newton step solves (ZZᵀ + λI) w = r̃. From e = 0, a = 0 it ends at the ridge regression of y on Z.
+With slack λ the readout is (a, e) on the features Z̃ = [Z, √λ I], the residual r = Za + √λ e − y, and the
+Gauss-Newton step is that of least norm with Z δa + √λ δe = r. From e = 0, a = 0 it ends at the ridge
+regression of y on Z. Predictions use Z a alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 @dataclass
 class Readout:
-    """The state (a, e) of a readout during training. `a` is (m, k), `e` is (N, k)."""
+    """The state (a, e) of a readout during training. `a` is (m, k), `e` is (N, k) and starts at 0."""
 
     a: Tensor  # (m, k)
     y: Tensor  # (N, k)
@@ -32,7 +33,7 @@ class Readout:
         return math.sqrt(self.slack)
 
     def residual(self, Z: Tensor) -> Tensor:
-        """r̃ = Za + √λ e − y, (N, k)."""
+        """r = Za + √λ e − y, (N, k)."""
         r = Z @ self.a - self.y
         return r + self.root * self.e if self.slack else r
 
@@ -40,35 +41,40 @@ class Readout:
         """(a, e) after a step of size η at residual r; nothing is changed in place."""
         if self.kind == "gradient":
             return self.a - eta * (Z.T @ r), self.e - eta * self.root * r
-        w, move = gauss_newton(Z, r, self.slack)
-        return self.a - eta * move, self.e - eta * self.root * w
+        da, de = gauss_newton(Z, r, self.slack)
+        return self.a - eta * da, self.e - eta * de
 
 
 def gauss_newton(Z: Tensor, r: Tensor, slack: float = 0.0) -> tuple[Tensor, Tensor]:
-    """w with (ZZᵀ + λI) w = r, and Zᵀw, the move of the readout. Refined once in the working precision."""
-    N, m = Z.shape
-    if N <= m or slack == 0:
-        G = Z @ Z.T
-        G.diagonal().add_(slack)
-        factor = _cholesky(G, "the rows of Z are dependent: use slack > 0")
-        w = torch.cholesky_solve(r, factor)
-        w = w + torch.cholesky_solve(r - (Z @ (Z.T @ w) + slack * w), factor)
-        return w, Z.T @ w
-    C = Z.T @ Z  # (m, m): Zᵀ(ZZᵀ + λI)⁻¹ = (ZᵀZ + λI)⁻¹Zᵀ
-    C.diagonal().add_(slack)
-    factor = _cholesky(C, "ZᵀZ + λI is singular in floating point: use a larger slack")
-    t = torch.cholesky_solve(Z.T @ r, factor)
-    w = (r - Z @ t) / slack
-    gap = r - (Z @ (Z.T @ w) + slack * w)
-    again = torch.cholesky_solve(Z.T @ gap, factor)
-    w = w + (gap - Z @ again) / slack
-    return w, Z.T @ w
+    """δa (m, k) and δe (N, k) of least norm with Z δa + √λ δe = r; least squares where λ = 0 and N > m.
 
-
-def _cholesky(G: Tensor, otherwise: str) -> Tensor:
+    N ≤ m:  δa = Zᵀw, δe = √λ w with (ZZᵀ + λI) w = r;   N > m:  (ZᵀZ + λI) δa = Zᵀr, δe = (r − Zδa)/√λ.
+    By Cholesky, refined once; by an SVD where Z is too ill-conditioned for it.
+    """
+    wide, root = len(Z) <= Z.shape[1], math.sqrt(slack)
+    G = Z @ Z.T if wide else Z.T @ Z
+    G.diagonal().add_(slack)
     factor, info = torch.linalg.cholesky_ex(G)
     if int(info) != 0:
+        return _by_svd(Z, r, root)
+
+    def solve(r: Tensor) -> tuple[Tensor, Tensor]:
+        if wide:
+            w = torch.cholesky_solve(r, factor)
+            return Z.T @ w, root * w
+        da = torch.cholesky_solve(Z.T @ r, factor)
+        return da, (r - Z @ da) / root if slack else torch.zeros_like(r)
+
+    da, de = solve(r)
+    more_a, more_e = solve(r - Z @ da - root * de)
+    return da + more_a, de + more_e
+
+
+def _by_svd(Z: Tensor, r: Tensor, root: float) -> tuple[Tensor, Tensor]:
+    U, s, Vt = torch.linalg.svd(Z, full_matrices=False)
+    if root == 0 and not bool(s[-1] > 0):
         raise ValueError(
-            f"the Gauss-Newton readout needs ZZᵀ + λI to be positive definite. Here {otherwise}."
+            "the Gauss-Newton readout needs features of full rank. Got σ_min(Z) = 0 instead: use slack > 0."
         )
-    return factor
+    da = Vt.T @ ((s / (s**2 + root**2))[:, None] * (U.T @ r))
+    return da, (r - Z @ da) / root if root else torch.zeros_like(r)

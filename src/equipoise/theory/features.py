@@ -1,0 +1,206 @@
+"""[Z, √λ I] and r = Z a + √λ e − y at the start: what both arguments with a readout of its own step share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import Interval, frobenius, gamma, singular_bounds
+from ..models.linear import LinearEquilibrium
+from ..solve import Stop
+from .certificate import EXACT_GRADIENTS, FLOAT64_TIER
+from .claim import Claim, Claims
+from .common import HALF_SQUARE
+from .enclosure import product_rounding
+from .instance import Instance
+
+READOUTS = ("gradient", "gauss-newton")
+SAFETY = 0.999  # of a largest step: so that its own rounding cannot matter
+
+
+def check_options(
+    readout: str, eta: float | None, slack: float, tau: float | None, theta: float | None
+) -> None:
+    if readout not in READOUTS:
+        raise ValueError(f"readout must be one of {READOUTS}. Got {readout!r} instead.")
+    if eta is not None and not 0 < eta <= 1:
+        raise ValueError(f"eta must lie in (0, 1]: the share of the largest readout step. Got {eta} instead.")
+    if not (slack >= 0 and math.isfinite(slack)):
+        raise ValueError(f"slack must be a finite number ≥ 0. Got {slack} instead.")
+    for name, value in (("tau", tau), ("theta", theta)):
+        if value is not None and not 0 < value < 1:
+            raise ValueError(f"{name} must lie in (0, 1). Got {value} instead.")
+
+
+@dataclass(frozen=True)
+class Start:
+    """The features the readout sees at the start, the slack's columns included, and what they leave."""
+
+    Z: Interval  # ‖Z(0)‖
+    S: Interval  # ‖[Z(0), √λ I]‖
+    s: Interval  # σ_min of the same
+    a0: Interval  # ‖a(0)‖
+    r0: Interval  # ‖r(0)‖, of the part of r that can be fitted
+    root: Interval  # √λ
+    least: float  # L*, the loss of the part that cannot
+
+    @classmethod
+    def of(cls, instance: Instance, slack: float) -> Start:
+        found, N, m = instance.equilibria.spectrum, instance.N, instance.model.width
+        # Of a linear family only the part of r in col(Φ) moves, so that m singular values are enough.
+        s = found.sigma_min if m >= N or _projects(instance, slack) else Interval(0.0)
+        more = Interval(slack)
+        reachable = reachable_targets(instance, slack)
+        return cls(
+            Z=found.norm,
+            S=(found.norm**2 + more).sqrt() if slack else found.norm,
+            s=(s**2 + more).sqrt() if slack else s,
+            a0=instance.readout_norm,
+            r0=_residual(instance, reachable),
+            root=more.sqrt(),
+            least=reachable.least,
+        )
+
+    @property
+    def bounds(self) -> tuple[Interval, ...]:
+        """S, s, ‖Z‖, ‖a(0)‖, r₀ by the ends that the proof uses: s from below, the others from above."""
+        upper = (Interval(v.hi) for v in (self.Z, self.a0, self.r0))
+        return Interval(self.S.hi), Interval(max(self.s.lo, 0.0)), *upper
+
+    @property
+    def floats(self) -> tuple[float, ...]:
+        return tuple(v.hi for v in self.bounds)
+
+
+def largest_readout_step(eta: float, S_bar: Any) -> Any:
+    """η_a = η/S̄² for ½‖r‖², a little less; of an Interval, a float that is certainly below."""
+    largest = SAFETY * eta / S_bar**2
+    return max(largest.lo, 0.0) if isinstance(largest, Interval) else largest
+
+
+# -- what the linear family can fit -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reachable:
+    """y, or its projection on col(Φ) where a linear family has N > m and no slack."""
+
+    y: Tensor  # (N, k)
+    error: float  # ≥ ‖y − the exact projection‖_F
+    least: float  # L*
+
+
+def _projects(instance: Instance, slack: float) -> bool:
+    return isinstance(instance.model, LinearEquilibrium) and slack == 0 and instance.N > instance.model.width
+
+
+def reachable_targets(instance: Instance, slack: float) -> Reachable:
+    """Py for the projection P on col(Φ): r − Pr = Py − y never changes, as col(Z) = col(Φ) for every A.
+
+    ‖Py − ΦM‖ = ‖P(y − ΦM)‖ ≤ ‖Φᵀ(y − ΦM)‖/σ_min(Φ) for any M.
+    """
+    assert instance.y is not None
+    y = instance.y.reshape(instance.N, -1)
+    if not _projects(instance, slack):
+        return Reachable(y, 0.0, 0.0)
+    return instance.keep("reachable targets", lambda: _project(instance.enclosure.injection, y))
+
+
+def _project(Phi: Tensor, y: Tensor) -> Reachable:
+    M = torch.linalg.lstsq(Phi, y, driver="gelsd" if Phi.device.type == "cpu" else None).solution
+    fitted = Phi @ M
+    rest = y - fitted
+    off = product_rounding(Phi, M) + gamma(2) * frobenius(rest)
+    pull = frobenius(Phi.T @ rest) + product_rounding(Phi.T, rest) + frobenius(Phi) * off
+    sigma = singular_bounds(Phi).sigma_min
+    error = (pull / sigma + off).hi if sigma.lo > 0 else math.inf
+    return Reachable(fitted, error, float(rest.square().sum()))
+
+
+def _residual(instance: Instance, reachable: Reachable) -> Interval:
+    """‖r(0)‖ = ‖Z* a − y‖_F, with e(0) = 0."""
+    if reachable.error == 0:
+        return instance.residual_norm
+    a = instance.model.readout_weight.reshape(instance.model.width, -1)
+    found = instance.Z @ a - reachable.y
+    off = product_rounding(instance.Z, a) + gamma(4) * (frobenius(reachable.y) + frobenius(found))
+    off += frobenius(a) * instance.equilibria.error + reachable.error
+    size = frobenius(found) + Interval.within(off.hi)
+    return Interval(max(size.lo, 0.0), size.hi)
+
+
+# -- the frame of a certificate -----------------------------------------------------------------------------
+
+
+def independent(claims: Claims, instance: Instance, start: Start) -> Claim:
+    """s > 0, with the slack's columns."""
+    N, m = instance.N, instance.model.width
+    width = f", or a width of at least {N}" if m < N else ", or removing duplicate and zero rows"
+    slack = start.root.hi > 0
+    return claims.need(
+        "s > 0",
+        start.s,
+        ">",
+        0.0,
+        "the features the readout sees are independent" + (" (with slack)" if slack else ""),
+        method="a-posteriori bounds on an SVD, less the error of the equilibria",
+        remedy="a larger slack" if slack else f"slack > 0, which makes it hold for every N and m{width}",
+    )
+
+
+def loss_factor(instance: Instance) -> float:
+    """2 for the linear family, whose loss ‖r‖² has no ½, else 1."""
+    return 2.0 if isinstance(instance.model, LinearEquilibrium) else 1.0
+
+
+def training_frame(theorem: Any, instance: Instance, *hypotheses: str) -> dict[str, Any]:
+    """What a certificate of either argument states, proved or not."""
+    linear = isinstance(instance.model, LinearEquilibrium)
+    half = "" if linear else "½"
+    loss = "the loss is ‖ŷ − y‖² summed over the samples" if linear else HALF_SQUARE
+    if theorem.slack:
+        loss = (
+            f"the loss is {half}‖Za + √λ e − y‖² over (a, e), λ = {theorem.slack:g}, from e = 0; "
+            f"predictions use Za alone"
+        )
+    gap = ("the promise is on the gap to the least loss",) if _projects(instance, theorem.slack) else ()
+    steps = "readout and hidden layer move by full-batch steps of their own, both taken at the old point"
+    return {
+        "theorem": theorem.name,
+        "kind": "descent",
+        "hypotheses": (loss, *gap, *(hypotheses or (steps, EXACT_GRADIENTS)), FLOAT64_TIER),
+        "loss": "square" if linear else "half_square",
+        "options": {k: v for k, v in vars(theorem).items() if v is not None},
+        "fingerprint": instance.fingerprint,
+    }
+
+
+# -- where rounding takes over ------------------------------------------------------------------------------
+
+
+def run_rtol(instance: Instance, rtol: float) -> float:
+    """The tolerance of a run's solves: `rtol`, or what the dtype of the weights can reach."""
+    return max(rtol, 2 * Stop.reach(instance.original.readout_weight.dtype))
+
+
+def floor(instance: Instance, start: Start, a_bar: Interval, spare: Interval, rtol: float) -> float:
+    """L(k)/L(0) below which rounding decides: (e/(spare·r₀))², where e is the error of a real step.
+
+    A step with error e keeps the promise while e ≤ spare·‖r‖, the part of the contraction that exact steps
+    leave unused; and once ‖r‖ is below e/spare it stays there.
+    """
+    if not (start.r0.lo > 0 and spare.lo > 0):
+        return 1.0
+    assert instance.y is not None
+    at, m = instance.enclosure, instance.model.width
+    unit = torch.finfo(instance.original.readout_weight.dtype).eps / 2 * (m + 4)
+    Z, y = instance.equilibria.frobenius, frobenius(instance.y)
+    equation = run_rtol(instance, rtol) + unit * frobenius(at.weight)
+    solved = (1 + at.weight_norm * at.resolvent) * equation * Z  # ≥ ‖Z − Z*‖_F
+    reachable = reachable_targets(instance, float((start.root**2).hi)).error
+    e = 2 * a_bar * (solved + unit * Z) + unit * (y + start.r0) + reachable
+    return min(1.0, ((e / (spare * start.r0.lo)) ** 2).hi)

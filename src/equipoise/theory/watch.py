@@ -1,0 +1,117 @@
+"""|σ_i(Z) − σ_i(Z_w)| ≤ ‖Z − Z_w‖_F: sound bounds of moving weights and equilibria without an SVD a step.
+
+A witness Z_w with proved bounds serves every Z near it at the cost of one difference. Only where that does
+not suffice is it renewed, by Cholesky factors of a Gram matrix; and by an SVD only where those are blind.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+from typing import Any
+
+from torch import Tensor
+
+from ..linalg import Interval, SingularBounds, SpectralWitness, frobenius, gamma, gram_bounds, singular_bounds
+from ..models.gaussian_relu import GaussianReLU
+from ..models.scaled_relu import ScaledReLU
+from .claim import Claim
+from .enclosure import Enclosure, enclose, product_rounding
+
+_BLIND = 1e-6  # of ‖Z‖: singular values below about √u‖Z‖ are lost in a Gram matrix
+_STALE = 0.05  # of 1 − ‖W‖: how far W may drift before its norm is bounded afresh
+
+
+class FeatureWatch:
+    """σ_min(Z) ≥ floor and ‖Z‖ ≤ ceiling, of equilibria known within an error."""
+
+    def __init__(self, Z: Tensor, bounds: SingularBounds, floor: float, ceiling: float) -> None:
+        self.witness = SpectralWitness(Z, bounds)
+        self.floor, self.ceiling = floor, ceiling
+        self.renewals = self.svds = 0
+
+    def bounds(self, Z: Tensor, error: float) -> SingularBounds:
+        """Of the true equilibria, from the witness at hand."""
+        return _widened(self.witness.bounds(Z), error)
+
+    def admits(self, Z: Tensor, error: float) -> bool:
+        """Whether both are proved of every Z* with ‖Z − Z*‖_F ≤ error, renewing the witness if need be."""
+        found = self.bounds(Z, error)
+        if self._inside(found):
+            return True
+        if not math.isfinite(error) or found.sigma_min.hi < self.floor or found.norm.lo > self.ceiling:
+            return False  # refuted: no better witness can help
+        self.renewals += 1
+        renewed = SpectralWitness(Z, gram_bounds(Z))
+        if not self._inside(_widened(renewed.at_matrix, error)):
+            if not self.floor < _BLIND * renewed.at_matrix.norm.hi:
+                return False
+            self.svds += 1
+            renewed = SpectralWitness(Z, singular_bounds(Z))
+            if not self._inside(_widened(renewed.at_matrix, error)):
+                return False
+        self.witness = renewed
+        return True
+
+    def _inside(self, found: SingularBounds) -> bool:
+        enough = self.floor <= 0 or found.sigma_min.lo >= self.floor
+        return enough and found.norm.hi <= self.ceiling
+
+
+class WeightWatch:
+    """‖W‖ ≤ ‖W_w‖ + ‖W − W_w‖_F."""
+
+    def __init__(self) -> None:
+        self.witness: SpectralWitness | None = None
+        self.renewals = 0
+
+    def norm(self, W: Tensor) -> Interval:
+        """‖W‖, renewed when W has drifted by more than a small part of 1 − ‖W_w‖."""
+        if self.witness is not None:
+            found, known = self.witness.bounds(W).norm, self.witness.at_matrix.norm
+            if found.hi - known.hi <= _STALE * (1 - known.hi):
+                return found
+        self.renewals += 1
+        self.witness = SpectralWitness(W, gram_bounds(W))
+        return self.witness.at_matrix.norm
+
+
+@singledispatch
+def enclose_near(model: Any, X: Tensor, watch: WeightWatch) -> Enclosure:
+    """`enclose`, with ‖W‖ from the watch; families whose reason is not a norm need none."""
+    return enclose(model, X)
+
+
+@enclose_near.register
+def _(model: GaussianReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
+    norm = watch.norm(model.W)
+    return _contracting(norm, model.weight(), 0.0, model.injection(X), product_rounding(X, model.U.T).hi)
+
+
+@enclose_near.register
+def _(model: ScaledReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
+    weight = model.weight()
+    rounding = gamma(2) * frobenius(weight) + Interval(0.0, weight.numel() * 2.0**-1074)
+    injection = model.injection(X)
+    # The watch sees the computed γAᵀ; the exact one is within its rounding of it.
+    norm = watch.norm(weight) + Interval.within(rounding.hi)
+    return _contracting(norm, weight, rounding.hi, injection, product_rounding(X, model.W).hi)
+
+
+def _contracting(norm: Interval, W: Tensor, W_error: float, u: Tensor, u_error: float) -> Enclosure:
+    claim = Claim("‖W‖ < 1", "the map contracts: one equilibrium for every input", norm, "<", Interval(1.0))
+    return Enclosure(
+        weight=W,
+        weight_error=W_error,
+        weight_norm=norm,
+        injection=u,
+        injection_error=u_error,
+        unique=(claim,),
+        resolvent=1 / (1 - norm) if claim.holds else Interval(0.0, math.inf),
+        reason="‖W‖ < 1",
+    )
+
+
+def _widened(bounds: SingularBounds, error: float) -> SingularBounds:
+    off = Interval.within(error) if math.isfinite(error) else Interval(-math.inf, math.inf)
+    return SingularBounds(norm=bounds.norm + off, sigma_min=bounds.sigma_min + off)

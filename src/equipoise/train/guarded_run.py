@@ -1,0 +1,327 @@
+"""One step of safeguarded descent: the readout moves, and the hidden layer as far as (S1)-(S4) are proved.
+
+Weights live in float64 at values that the model's own dtype can hold, so what is proved is about the stored
+weights. The error of the computed equilibria is bounded a posteriori, whatever the solver says, and with all
+rounding goes into every bound; solves are therefore only as tight as the step at hand needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import Interval, SingularBounds, frobenius, gamma
+from ..models.affine import AffineFamily
+from ..solve import Stop
+from ..theory import Certificate
+from ..theory.enclosure import Enclosure, Equilibria, product_rounding
+from ..theory.features import reachable_targets
+from ..theory.instance import Instance
+from ..theory.watch import FeatureWatch, WeightWatch, enclose_near
+from .readout import Readout
+
+Direction = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+
+_TRIES = 3  # hidden updates tried at one step before the readout moves alone
+_ADJOINT = Stop(rtol=1e-4, max_steps=1000)  # any direction is allowed, so a rough gradient will do
+_LOOSEST = 1e-5  # relative residual of a solve
+_PART = 0.02  # of what a step may use up, for the error of its solve
+_MARGIN = 0.8  # of the hidden step that the last one points to
+_SHRINK = 0.25  # where it points to none
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of one step."""
+
+    hidden: float = 0.0  # the hidden step accepted, 0 if the readout moved alone
+    tries: int = 0
+    verified: bool = False  # (S1) was proved
+    held: bool = False  # nothing moved: rounding decides here
+
+
+@dataclass(frozen=True)
+class Point:
+    """Equilibria of some hidden weights."""
+
+    Z: Tensor  # (N, m)
+    error: float  # ≥ ‖Z − Z*‖_F
+    gain: float  # 1 + ‖W‖R: what a residual of the equation may grow to in Z
+    solver_steps: int
+
+
+@dataclass(frozen=True)
+class Residual:
+    """r = Z a + √λ e − y as computed, and its true norm enclosed."""
+
+    value: Tensor  # (N, k)
+    norm: float  # of `value`
+    size: Interval  # of the true one, at Z*
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A hidden update judged: `reach` is about the share of it that (S1) would have borne."""
+
+    safe: bool
+    reach: float
+    point: Point | None = None
+    residual: Residual | None = None
+
+
+class Run:
+    """The weights on their way, in float64, at values that the model's own dtype can hold."""
+
+    def __init__(
+        self,
+        model: AffineFamily,
+        X: Tensor,
+        y: Tensor,
+        certificate: Certificate,
+        hidden_step: float | None,
+        direction: str | Direction,
+    ) -> None:
+        instance = Instance(model, X, y)
+        assert instance.y is not None
+        known = certificate.constants
+        self.model, self.X, self.y = instance.model, instance.X, instance.y
+        self.dtype = model.readout_weight.dtype
+        self.hidden = {n: p for n, p in self.model.named_parameters() if n != self.model.readout_name}
+        self.start = {n: p.clone() for n, p in self.model.named_parameters()}
+        reachable = reachable_targets(instance, known["slack"])
+        self.least, self.target_error = reachable.least, reachable.error
+        a = self.model.readout_weight.reshape(self.model.width, -1).clone()
+        self.readout = Readout(a, reachable.y, known["slack"], known["readout"])
+        self.scale = 1.0 if certificate.loss == "square" else 0.5  # L = scale·‖r‖²
+        self.eta = certificate.step_sizes["readout"]
+        if known["readout"] == "gradient":
+            self.eta *= 2 * self.scale
+        self.rate, self.slack, self.R_bar = (float(known[n]) for n in ("rate", "slack", "R_bar"))
+        self.direction = direction
+        self.stride = Stride(math.inf if hidden_step is None else hidden_step)
+        self.weights = WeightWatch()
+        self.point = self._equilibria(self._enclosure(), None, 1e-10)
+        self.Z0 = self.point.Z
+        self.features = _feature_watch(self.point, known)
+        self.residual = self._residual(self.point, self.readout.a, self.readout.e)
+        self.V: Tensor | None = None
+        self.adjoint_steps = 0
+        self.last_move: tuple[Tensor, float] | None = None  # ΔZ of the last hidden update, and its h‖r‖
+        self.held = False
+
+    @property
+    def loss(self) -> float:
+        return self.scale * self.residual.norm**2 + self.least
+
+    @property
+    def plain_loss(self) -> float:
+        r = self.point.Z @ self.readout.a - self.y.reshape(self.readout.y.shape)
+        return self.scale * float(r.square().sum())
+
+    # -- one step -------------------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        if self.held:
+            return Step(held=True)
+        point, (a, e, base, limit) = self.point, self._readout_step(self.point)
+        if base.size.hi > limit:  # perhaps only for want of a more accurate Z
+            room = (1 - self.rate) * self.residual.norm
+            point = self._equilibria(self._enclosure(), point.Z, self._tolerance(a, room))
+            a, e, base, limit = self._readout_step(point)
+        if base.size.hi > limit:
+            taken = self._unproved_step(base)
+        else:
+            self.point = point
+            taken = self._hidden_step(a, e, base, limit) if self.stride.due() else Step(verified=True)
+        if not taken.held:
+            self.readout.a, self.readout.e = a, e
+            self.model.readout_weight.copy_(a.reshape(self.model.readout_weight.shape))
+            self.residual = base if not taken.hidden else self.residual
+        return taken
+
+    def _readout_step(self, point: Point) -> tuple[Tensor, Tensor, Residual, float]:
+        """(a⁺, e⁺), what they leave at the old Z, and how much (S1) allows to be left."""
+        now = self._residual(point, self.readout.a, self.readout.e)
+        a, e = self.readout.stepped(point.Z, now.value, self.eta)
+        a = a.to(self.dtype).double()
+        # Of the true residual and of the one on record alike, so that the record keeps the promise too.
+        limit = (self.rate * Interval(max(min(now.size.lo, self.residual.norm), 0.0))).lo
+        return a, e, self._residual(point, a, e), limit
+
+    def _unproved_step(self, base: Residual) -> Step:
+        """At rounding level the readout moves alone, while what is measured falls as promised."""
+        self.held = not base.norm <= self.rate * self.residual.norm
+        return Step(held=self.held)
+
+    def _hidden_step(self, a: Tensor, e: Tensor, base: Residual, limit: float) -> Step:
+        """Try, shrink and try again; the hidden weights stay as they were if nothing is accepted."""
+        gradients = self._gradients()
+        d = gradients if self.direction == "gradient" else _directions(self.direction, gradients)
+        slope = abs(sum(float((gradients[n] * d[n]).sum()) for n in gradients))
+        if not 0 < slope < math.inf:
+            return Step(verified=True)  # nowhere to go
+        old, Z, r = {n: p.clone() for n, p in self.hidden.items()}, self.point.Z, self.residual.norm
+        room = limit - base.size.hi
+        h = self.stride.first(2 * self.scale * room * r / slope)  # takes `room` off ‖r‖, to first order
+        start, rtol = self._foreseen(h * r), self._tolerance(a, room)
+        for tries in range(1, _TRIES + 1):
+            for name, p in self.hidden.items():
+                p.copy_((old[name] - h * d[name]).to(self.dtype))
+            trial = self._try(a, e, base, limit, start, rtol)
+            if trial.safe:
+                assert trial.point is not None
+                assert trial.residual is not None
+                self.last_move = trial.point.Z - Z, h * r
+                self.point, self.residual = trial.point, trial.residual
+                self.stride.accepted(h, trial.reach)
+                return Step(h, tries, verified=True)
+            start = Z if trial.point is None else torch.lerp(Z, trial.point.Z, trial.reach)
+            h = self.stride.rejected(h, trial.reach)
+        for name, p in self.hidden.items():
+            p.copy_(old[name])
+        self.stride.failed()
+        return Step(tries=_TRIES, verified=True)
+
+    def _try(self, a: Tensor, e: Tensor, base: Residual, limit: float, start: Tensor, rtol: float) -> Trial:
+        """Judge the hidden weights as they now are, with the readout (a, e)."""
+        at = self._enclosure()
+        if not (all(claim.holds for claim in at.unique) and at.resolvent.hi <= self.R_bar):  # (S4)
+            return Trial(safe=False, reach=_SHRINK)
+        point = self._equilibria(at, start, rtol)
+        left = self._residual(point, a, e)
+        reach = _largest(base.value, left.value - base.value, limit - (left.size.hi - left.norm))
+        if not left.size.hi <= limit:  # (S1)
+            return Trial(False, min(max(_MARGIN * reach, _SHRINK**2), 0.5), point, left)
+        if not self.features.admits(point.Z, point.error):  # (S2), (S3)
+            return Trial(False, _SHRINK, point, left)
+        return Trial(True, _MARGIN * reach, point, left)
+
+    # -- what is needed for it ------------------------------------------------------------------------------
+
+    def _enclosure(self) -> Enclosure:
+        return enclose_near(self.model, self.X, self.weights)
+
+    def _equilibria(self, at: Enclosure, start: Tensor | None, rtol: float) -> Point:
+        """Z of the hidden weights as they now are, with a bound of its error whatever the solver says."""
+        size = 1.0 if start is None else float(start.norm()) / math.sqrt(len(self.X))
+        stop = Stop(rtol=rtol, atol=rtol * size, max_steps=2000, patience=10)
+        solution = self.model.solve(self.X, stop=stop, start=start)
+        assert isinstance(solution.value, Tensor)
+        Z = solution.value
+        finite = bool(torch.isfinite(Z).all())
+        error = Equilibria(self.model, at, Z).error if finite else math.inf
+        return Point(Z, error, (1 + at.weight_norm * at.resolvent).hi, int(solution.steps.max()))
+
+    def _residual(self, point: Point, a: Tensor, e: Tensor) -> Residual:
+        kept, self.readout.a, self.readout.e = (self.readout.a, self.readout.e), a, e
+        r = self.readout.residual(point.Z)
+        self.readout.a, self.readout.e = kept
+        size = frobenius(r)
+        shift = frobenius(self.readout.y) + self.readout.root * frobenius(e) + size
+        off = product_rounding(point.Z, a) + gamma(6) * shift + self.target_error
+        off += frobenius(a) * Interval(0.0, point.error)
+        found = size + Interval.within(off.hi)
+        return Residual(r, float(r.norm()), Interval(max(found.lo, 0.0), found.hi))
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """∂L/∂θ of the hidden parameters at the old point."""
+        adjoint = self.model.solve_adjoint(self.point.Z, self.X, stop=_ADJOINT, start=self.V)
+        assert isinstance(adjoint.value, Tensor)
+        self.V, self.adjoint_steps = adjoint.value, int(adjoint.steps.max())
+        R = (2 * self.scale * self.residual.value).reshape(self.y.shape)
+        found = self.model.pullback(self.V, R, self.point.Z, self.X)
+        return {name: found[name] for name in self.hidden}
+
+    def _foreseen(self, size: float) -> Tensor:
+        """Z where the last hidden update points, a step of this h‖r‖ on."""
+        if self.last_move is None:
+            return self.point.Z
+        move, of = self.last_move
+        return self.point.Z + min(size / of, 2.0) * move
+
+    def _tolerance(self, a: Tensor, room: float) -> float:
+        """The relative residual of a solve whose error takes a small part of `room` and of σ_min's floor."""
+        least = room / max(float(a.norm()), 1e-300)
+        if self.features.floor > 0:
+            least = min(least, self.features.floor)
+        rtol = _PART * least / (self.point.gain * max(float(self.point.Z.norm()), 1e-300))
+        return min(max(rtol, 4 * Stop.reach(torch.float64)), _LOOSEST)
+
+    def write_to(self, model: AffineFamily) -> None:
+        for name, p in model.named_parameters():
+            p.copy_(self.model.get_parameter(name))
+
+
+@dataclass
+class Stride:
+    """The hidden step to try next: what the last ones would have borne. Steps that all fail make it rest."""
+
+    cap: float
+    h: float | None = None
+    growth: float = 4.0
+    rest: int = 0
+    failures: int = 0
+
+    def due(self) -> bool:
+        self.rest -= 1
+        return self.cap > 0 and self.rest < 0
+
+    def first(self, guess: float) -> float:
+        self.h = min(self.h or guess, self.cap)
+        return self.h
+
+    def accepted(self, h: float, reach: float) -> None:
+        self.h, self.failures = min(h * min(max(reach, 0.5), self.growth), self.cap), 0
+
+    def rejected(self, h: float, reach: float) -> float:
+        self.growth, self.h = 1.5, h * reach
+        return self.h
+
+    def failed(self) -> None:
+        self.failures += 1
+        self.rest = min(2**self.failures, 16)
+
+
+def _feature_watch(point: Point, known: Mapping[str, Any]) -> FeatureWatch:
+    """(S2) and (S3) on Z alone: σ_min([Z, √λ I])² = σ_min(Z)² + λ; at the start, from the certificate."""
+    slack, off = Interval(known["slack"]), Interval(0.0, point.error)
+    below, above = Interval(known["sigma_floor"]) ** 2 - slack, Interval(known["S_bar"]) ** 2 - slack
+    bounds = SingularBounds(
+        norm=Interval(0.0, (known["Z_norm"] + off).hi),
+        sigma_min=Interval(max((known["Z_sigma_min"] - off).lo, 0.0), math.inf),
+    )
+    return FeatureWatch(
+        point.Z, bounds, floor=below.sqrt().hi if below.hi > 0 else 0.0, ceiling=above.sqrt().lo
+    )
+
+
+def _largest(base: Tensor, change: Tensor, limit: float) -> float:
+    """The largest t with ‖base + t·change‖ ≤ limit; 0 where there is none."""
+    A, B = float(change.square().sum()), float((base * change).sum())
+    C = float(base.square().sum()) - limit**2
+    if not (limit > 0 and C <= 0 and math.isfinite(A)):
+        return 0.0
+    return math.inf if A == 0 else (math.sqrt(B * B - A * C) - B) / A
+
+
+def _directions(direction: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the caller's function makes of the hidden gradients, checked."""
+    found = direction({name: g.clone() for name, g in gradients.items()})
+    if not isinstance(found, Mapping) or set(found) != set(gradients):
+        got = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+        raise ValueError(
+            f"direction must return a tensor for each of {', '.join(gradients)}. Got {got} instead."
+        )
+    for name, g in gradients.items():
+        d = found[name]
+        if not isinstance(d, Tensor) or d.shape != g.shape or not bool(torch.isfinite(d).all()):
+            got = f"shape {tuple(d.shape)}" if isinstance(d, Tensor) else type(d).__name__
+            raise ValueError(
+                f"direction[{name!r}] must be finite, of shape {tuple(g.shape)}. Got {got} instead."
+            )
+    return {name: found[name].to(g.dtype) for name, g in gradients.items()}
