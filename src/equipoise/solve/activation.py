@@ -26,6 +26,11 @@ class Activation:
     slope: Callable[[Tensor], Tensor]  # σ'(p) of the pre-activation p; at a kink the smaller: relu'(0) = 0
     prox: Callable[[Tensor, float], Tensor] | None = None  # (v, α) ↦ prox_{αφ}(v)
     lipschitz: float = 1.0
+    in_place: Callable[[Tensor], Tensor] | None = None  # σ(p) in the memory of p, where torch has that
+
+    def overwrite(self, p: Tensor) -> Tensor:
+        """σ(p), where p is not needed any more."""
+        return self.value(p) if self.in_place is None else self.in_place(p)
 
     def __call__(self, p: Tensor) -> Tensor:
         return self.value(p)
@@ -83,9 +88,11 @@ def _tanh_prox(v: Tensor, alpha: float) -> Tensor:
     return torch.tanh(u)
 
 
-RELU = Activation("relu", torch.relu, lambda p: (p > 0).to(p.dtype), lambda v, _: torch.relu(v))
+RELU = Activation(
+    "relu", torch.relu, lambda p: (p > 0).to(p.dtype), lambda v, _: torch.relu(v), in_place=torch.relu_
+)
 IDENTITY = Activation("identity", lambda p: p, torch.ones_like, lambda v, _: v)
-TANH = Activation("tanh", torch.tanh, lambda p: 1 - torch.tanh(p) ** 2, _tanh_prox)
+TANH = Activation("tanh", torch.tanh, lambda p: 1 - torch.tanh(p) ** 2, _tanh_prox, in_place=torch.tanh_)
 ACTIVATIONS = {
     "relu": RELU,
     "identity": IDENTITY,
