@@ -1,0 +1,40 @@
+"""Small things every check needs: seeded draws, operator norms, least singular values, explicit steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    """Standard normal, float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def eye(n: int) -> Tensor:
+    return torch.eye(n, dtype=torch.float64)
+
+
+def norm(M: Tensor) -> float:
+    """‖M‖, the operator norm."""
+    return torch.linalg.matrix_norm(M.detach(), 2).item()
+
+
+def sigma_min(M: Tensor) -> float:
+    return torch.linalg.svdvals(M.detach())[-1].item()
+
+
+def vec(M: Tensor) -> Tensor:
+    """The columns of M, stacked."""
+    return M.T.flatten()
+
+
+def descend(loss: Tensor, parameters: Sequence[Tensor], step: float) -> float:
+    """θ ← θ − step ∇L in place; returns ‖∇L‖."""
+    gradients = torch.autograd.grad(loss, list(parameters))
+    with torch.no_grad():
+        for p, g in zip(parameters, gradients, strict=True):
+            p -= step * g
+    return torch.cat([g.flatten() for g in gradients]).norm().item()
