@@ -138,7 +138,6 @@ def violations(M):
         "singular_bounds.sigma_min": sharp.sigma_min_lower,
         "gram_bounds.sigma_min": gram.sigma_min_lower,
         "witness.sigma_min": moved.sigma_min_lower,
-        "sigma_min_lower": linalg.sigma_min_lower(M),
     }
     sigma_uppers = {
         "singular_bounds.sigma_min_upper": sharp.sigma_min_upper,
@@ -199,27 +198,28 @@ def provable(M):
     return sum(claims), len(claims)
 
 
-def fuzz(count, seed, thresholds_every):
+def fuzz(count, seed, claims_every):
+    """Every bound of every case; claims at thresholds for every few of them."""
     lapack_too_small = proved = possible = 0
     for i, (name, M) in enumerate(cases(count, seed)):
         wrong = violations(M) + symmetric_violations(M)
-        if i % thresholds_every == 0:
+        if i % claims_every == 0:
             wrong += threshold_violations(M)
+            done, total = provable(M)
+            proved, possible = proved + done, possible + total
         assert not wrong, f"case {i} of seed {seed} ({name}, {tuple(M.shape)}): {wrong}"
-        done, total = provable(M)
-        proved, possible = proved + done, possible + total
         lapack_too_small += singular_values_above(M, [torch.linalg.svdvals(M.double())[0].item()])[0] > 0
     assert proved >= 0.99 * possible > 0
     return lapack_too_small
 
 
 def test_a_thousand_cases_hold_and_lapack_alone_would_not():
-    assert fuzz(1000, seed=0, thresholds_every=11) > 300
+    assert fuzz(1000, seed=0, claims_every=7) > 300
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_cases_hold():
-    assert fuzz(100_000, seed=1, thresholds_every=19) > 30_000
+    assert fuzz(100_000, seed=1, claims_every=19) > 30_000
 
 
 def test_margin_of_a_monotone_weight_holds_exactly():
