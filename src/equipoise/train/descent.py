@@ -46,7 +46,7 @@ def gradient_descent(
         loss: of the family by default: "half_square", or "square" for LinearEquilibrium.
         X_test, y_test: measured where σ_min(Z) is.
         measure: record σ_min(Z), the contraction factor, the movement of Z and the test loss every so many
-            steps (and at the last). By default only at the first and last step: each costs an SVD.
+            steps (and at the last). By default at the first and last step: each costs an SVD; 0 is never.
         stop: of the forward and adjoint solves, verified at every step.
         precision: "mixed" solves in float32 first, then polishes and verifies in float64.
         progress: called with (step, loss).
@@ -255,6 +255,15 @@ class _Run:
             self.model.readout_weight.copy_(a.reshape(self.model.readout_weight.shape))
 
 
+def _when(steps: int, measure: int | None) -> set[int]:
+    """The steps at which to measure."""
+    if measure is None:
+        return {0, steps}
+    if not isinstance(measure, int) or measure < 0:
+        raise ValueError(f"measure must be an integer ≥ 0, or None. Got {measure!r} instead.")
+    return {*range(0, steps + 1, measure), steps} if measure else set()
+
+
 class _Recorder:
     """Collects the series of a run, and at chosen steps what costs an SVD."""
 
@@ -264,7 +273,7 @@ class _Recorder:
         if (X_test is None) != (y_test is None):
             raise ValueError("X_test and y_test go together.")
         self.run, self.X_test, self.y_test = run, X_test, y_test
-        self.at = {0, steps} if measure is None else {*range(0, steps + 1, measure), steps}
+        self.at = _when(steps, measure)
         self.series: dict[str, list[float]] = {}
         self.norms: dict[str, list[float]] = {name: [] for name, _ in run.model.named_parameters()}
         self.maps: dict[str, Any] = {n: {} for n in ("test_loss", "contraction", "sigma_min", "movement")}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..history import History
 from ..losses import Loss, as_loss
-from ..models.affine import AffineFamily, norm_estimate
+from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
 from ..solve import Picard, Stop, extrapolate, fixed_point
@@ -109,6 +109,16 @@ def _history(loss: np.ndarray, rate: float, name: str, tests: dict[int, float], 
     )
 
 
+def _norms(W: Tensor, products: int = 8) -> Tensor:
+    """About ‖W‖ of every run, by power iteration, kept below 1."""
+    x = W.sum(dim=1)[:, :, None]  # (runs, m, 1)
+    norm = x
+    for _ in range(products):
+        x = W @ (x / x.norm(dim=1, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny))
+        norm, x = x.norm(dim=1), W.mT @ x
+    return norm[:, 0].nan_to_num(nan=0.999).clamp_max(0.999)
+
+
 class _Batches:
     """Row numbers of one mini-batch after another, reshuffled every epoch; None for the full batch."""
 
@@ -174,6 +184,7 @@ class _Stack:
                 f"run. Got {tuple(X.shape)} and {tuple(y.shape)} instead."
             )
         self.N = self.X.shape[1]
+        self.loss.check(self.y[0], self.y[0])
         self.Z: Tensor | None = None
         self.Z_before: Tensor | None = None
         self.V: Tensor | None = None
@@ -192,31 +203,35 @@ class _Stack:
         X, y = (self.X, self.y) if rows is None else (self.X[:, rows], self.y[:, rows])
         if isinstance(self.models[0], LinearEquilibrium):
             return self._linear(X, y, gradient)
-        Z = self._equilibria(X, warm=rows is None)
+        W, u = self.call("weight"), self.call("injection", X)
+        Z = self._equilibria(W, u, warm=rows is None)
         yhat = self.call("readout", Z)
-        value = torch.func.vmap(self.loss)(yhat, y)
+        value = self.loss.value(yhat, y).flatten(1).sum(dim=1)
         if not gradient:
             return value, {}
-        V = self._adjoint(Z, X, warm=rows is None)
-        return value, self.call("pullback", V, self.loss.gradient(yhat, y), Z, X)
+        V = self._adjoint(W, u, Z, warm=rows is None)
+        return value, self.call("pullback", V, self.loss.slope(yhat, y), Z, X)
 
     def _linear(self, X: Tensor, y: Tensor, gradient: bool) -> tuple[Tensor, Parameters]:
-        """M = B(I − γS)⁻¹ of every run by one batched solve each way."""
-        with torch.enable_grad():
-            leaves = {n: p.detach().requires_grad_(gradient) for n, p in self.parameters.items()}
-            gamma = self.models[0].gamma
-            S = torch.softmax(leaves["A"], dim=1)
-            eye = torch.eye(S.shape[1], dtype=S.dtype, device=S.device)
-            M = torch.linalg.solve(eye - gamma * S, leaves["B"], left=False)  # (runs, k, m)
-            Phi = self.call("injection", X)
-            value = torch.func.vmap(self.loss)(Phi @ M.mT, y)
-            if not gradient:
-                return value.detach(), {}
-            found = torch.autograd.grad(value.sum(), list(leaves.values()))
-        return value.detach(), dict(zip(leaves, found, strict=True))
+        """M = B(I − γS)⁻¹ of every run, and back: one batched LU serves both, as in LinearEquilibrium."""
+        A, B, gamma = self.parameters["A"], self.parameters["B"], self.models[0].gamma
+        S = torch.softmax(A, dim=1)
+        umat = -gamma * S
+        umat.diagonal(dim1=1, dim2=2).add_(1)
+        LU, pivots = torch.linalg.lu_factor(umat.mT)  # of the transpose, which LAPACK takes as it lies
+        M = torch.linalg.lu_solve(LU, pivots, B.mT).mT  # (runs, k, m)
+        Phi = X if self.models[0].feature_map is None else self.call("injection", X)
+        yhat = Phi @ M.mT
+        value = self.loss.value(yhat, y).flatten(1).sum(dim=1)
+        if not gradient:
+            return value, {}
+        G = self.loss.slope(yhat, y).mT @ Phi  # ∇L₀(M), (runs, k, m)
+        Q = torch.linalg.lu_solve(LU, pivots, G.mT, adjoint=True).mT  # ∇B
+        c = ((M - B) * Q).sum(dim=1, keepdim=True)
+        left = torch.cat([gamma * M, -torch.ones_like(c)], dim=1)  # (runs, k + 1, m)
+        return value, {"A": (left.mT @ torch.cat([Q, c], dim=1)).mul_(S), "B": Q}
 
-    def _equilibria(self, X: Tensor, warm: bool) -> Tensor:
-        W, u = self.call("weight"), self.call("injection", X)
+    def _equilibria(self, W: Tensor, u: Tensor, warm: bool) -> Tensor:
         activation = self.models[0].activation
         start = activation(u)
         if warm and self.Z is not None:
@@ -238,16 +253,14 @@ class _Stack:
         """σ' at the equilibria, coordinates zero within the error of Z taken as zero, as a model does."""
         model = self.models[0]
         P = torch.baddbmm(u, Z, W.mT)
-        q = torch.stack([torch.as_tensor(min(norm_estimate(w), 0.999)) for w in W]).to(Z.dtype)
-        radius = (model.activation(P) - Z).norm(dim=2) / (1 - q)[:, None]  # (runs, N)
+        radius = (model.activation(P) - Z).norm(dim=2) / (1 - _norms(W))[:, None]  # (runs, N)
         near = (Z != 0) & (Z.abs() <= radius[:, :, None])
         if bool(near.any()):
             P = torch.baddbmm(u, Z.masked_fill(near, 0.0), W.mT)
         return model.slope(P)
 
-    def _adjoint(self, Z: Tensor, X: Tensor, warm: bool) -> Tensor:
-        W = self.call("weight")
-        D = self._masks(W, self.call("injection", X), torch.nan_to_num(Z))
+    def _adjoint(self, W: Tensor, u: Tensor, Z: Tensor, warm: bool) -> Tensor:
+        D = self._masks(W, u, torch.nan_to_num(Z))
         a = self.parameters[self.models[0].readout_name]  # (runs, m) or (runs, m, k)
         k = self.models[0].outputs
         rows = a.reshape(self.runs, -1, k).mT[:, None]  # (runs, 1, k, m)
@@ -272,7 +285,8 @@ class _Stack:
         X, y = X.expand(self.runs, *X.shape[-2:]), y.expand(self.runs, *y.shape[-(self.y.ndim - 1) :])
         if isinstance(self.models[0], LinearEquilibrium):
             return self._linear(X, y, gradient=False)[0]
-        return torch.func.vmap(self.loss)(self.call("readout", self._equilibria(X, warm=False)), y)
+        Z = self._equilibria(self.call("weight"), self.call("injection", X), warm=False)
+        return self.loss.value(self.call("readout", Z), y).flatten(1).sum(dim=1)
 
     @torch.no_grad()
     def write_back(self) -> None:

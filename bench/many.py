@@ -1,0 +1,55 @@
+"""Thirty runs (5 seeds × 6 step sizes) of 100 full-batch steps of small networks, trained as one program.
+
+Two ratios: thirty runs in a loop over thirty at once (how much is gained), and one run over thirty at once:
+a sixth or more is the aim. It holds while a step is overhead; at m = 150 a step is arithmetic.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+import equipoise as eq
+from bench.measure import Contender, Row, side_by_side
+
+RATES = [1e-5, 5e-6, 1e-6, 5e-7, 1e-7, 5e-8]
+
+
+def run(quick: bool = False) -> list[Row]:
+    steps = 20 if quick else 100
+    rows = []
+    for m, N in ((10, 100),) if quick else ((10, 100), (50, 100), (150, 100)):
+        generator = torch.Generator().manual_seed(m)
+        normal = lambda *shape, g=generator: torch.randn(*shape, dtype=torch.float64, generator=g)
+        X = normal(N, m)
+        linear = [eq.LinearEquilibrium(m, dtype=torch.float64, generator=generator) for _ in range(30)]
+        rows += _compare(f"LinearEquilibrium, m={m}, N={N}", linear, X, normal(N, 1), steps)
+        relu = [eq.GaussianReLU(m, m, dtype=torch.float64, generator=generator) for _ in range(30)]
+        rows += _compare(f"GaussianReLU, m={m}, N={N}", relu, X, normal(N), steps)
+    return rows
+
+
+def _compare(name: str, models: list, X: Tensor, y: Tensor, steps: int) -> list[Row]:  # type: ignore[type-arg]
+    rates = RATES * 5
+
+    def together() -> Tensor:
+        return _losses(eq.train_many(copy.deepcopy(models), X, y, steps, rates))
+
+    def loop() -> Tensor:
+        pairs = zip(copy.deepcopy(models), rates, strict=True)
+        return _losses([eq.gradient_descent(m, X, y, steps, r, measure=0) for m, r in pairs])
+
+    def one() -> Tensor:
+        return _losses([eq.gradient_descent(copy.deepcopy(models[0]), X, y, steps, rates[0], measure=0)])
+
+    exact = loop()
+    verify = lambda loss: float(((loss - exact[: len(loss)]) / exact[: len(loss)]).abs().max())
+    peers = [Contender("a loop over thirty", loop), Contender("one run alone", one)]
+    ours = Contender("thirty at once", together)
+    return side_by_side(f"30 runs of {name}", ours, peers, verify, 3, {"one run": 1 / 6})
+
+
+def _losses(histories: list[eq.History]) -> Tensor:
+    return torch.tensor([h.loss[-1] for h in histories])
