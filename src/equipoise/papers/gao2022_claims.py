@@ -18,7 +18,8 @@ TIGHT = Stop(rtol=1e-13)
 
 
 def _model(W: Tensor, A: Tensor, b: Tensor, gamma: float) -> ScaledReLU:
-    model = ScaledReLU(*W.shape, gamma, dtype=torch.float64)
+    d, m = W.shape
+    model = ScaledReLU(d, m, gamma, dtype=torch.float64)
     with torch.no_grad():
         model.W.copy_(W)
         model.A.copy_(A)
@@ -128,8 +129,8 @@ def lemma_4_1_kernel(seed: int = 0, *, gamma_power: float = 1.0) -> Outcome:
     ends, h = [], 1e-5
     for sign in (-1, 1):
         with torch.no_grad():
-            moved = [p - sign * h * g for p, g in zip(parameters, gradients, strict=True)]
-        ends.append(_model(*moved, model.gamma)(X, stop=TIGHT).detach())
+            W, A, b = (p - sign * h * g for p, g in zip(parameters, gradients, strict=True))
+        ends.append(_model(W, A, b, model.gamma)(X, stop=TIGHT).detach())
     H = sum(J @ J.T for J in _jacobians(model, X, gamma_power))
     assert isinstance(H, Tensor)
     slope = (ends[1] - ends[0]) / (2 * h)
@@ -195,7 +196,7 @@ def _certified(seed: int, theorem: str) -> tuple[ScaledReLU, Tensor, Tensor, flo
     found = certify(model, X, y, theorem=theorem, C=(1.0, 1.0, 1.0))
     if found.verdict != "proved":
         raise AssertionError(f"the instance should meet the conditions: {found.explain()}")
-    return model, X, y, values[-1].item(), found.step_size if theorem.endswith("descent") else 0.0
+    return model, X, y, values[-1].item(), float(found.step_size or 0.0)
 
 
 @register("gao2022.theorem4.2", "Theorem 4.2, (14)-(15)", rate=2.1, share=1.01)

@@ -35,8 +35,8 @@ def section_5_1(
     for beta in (1e5, 1e6):
         generator = torch.Generator().manual_seed(seed)
         model = ScaledReLU(4, 24, init="section5.1", beta=beta, dtype=torch.float64, generator=generator)
-        found = certify(model, X, draw(seed + 1, 3), theorem="gao2022.descent", C=(1.0, 1.0, 1.0))
-        margins.append({c.name: c.margin for c in found.claims})
+        certificate = certify(model, X, draw(seed + 1, 3), theorem="gao2022.descent", C=(1.0, 1.0, 1.0))
+        margins.append({c.name: c.margin for c in certificate.claims})
         gammas.append(0.5 * (norm(model.A) + 1))  # γ₀ for a γ of ½ that stays
     printed = at_most(gammas[0], 1.0, "γ₀ for a fixed γ")
     slopes = [math.log10(margins[1][name] / margins[0][name]) for name in ("(17)", "(18)", "(19)")]
