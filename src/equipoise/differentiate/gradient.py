@@ -18,7 +18,7 @@ class Record:
     """What the last call of a layer did: detached, for reading only."""
 
     forward: Solution | None = None
-    adjoint: Solution | None = None
+    adjoint: Solution | None = None  # of the last backward pass, in flat rows (N, D)
     masked: int = 0  # rows left without a gradient by on_failure="mask"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ..differentiate import Equation, Method
 from ..solve import Solution
@@ -20,7 +22,8 @@ class SharedDropout(nn.Module):
     """Dropout whose mask is drawn once and held through the solve: y = h ∘ mask / (1 − p).
 
     For use inside the cell of an Equilibrium, where each sample keeps its own mask from the first evaluation
-    to the last and in the backward solve. In eval mode it does nothing.
+    to the last and in the backward solve; the mask stays until the layer is called again. In eval mode it
+    does nothing; in a module that no Equilibrium has called it is nn.Dropout, a new mask every time.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -29,6 +32,7 @@ class SharedDropout(nn.Module):
             raise ValueError(f"p must lie in [0, 1). Got {p} instead.")
         self.p = p
         self.mask: Tensor | None = None
+        self.held = False  # whether a layer is evaluating its cell: the mask is its business then
 
     @property
     def active(self) -> bool:
@@ -37,17 +41,20 @@ class SharedDropout(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         if not self.active:
             return h
-        if self.mask is None:
-            self.mask = torch.empty_like(h).bernoulli_(1 - self.p) / (1 - self.p)
-        if self.mask.shape != h.shape:
+        mask = self.mask
+        if mask is None:
+            mask = torch.bernoulli(torch.full_like(h, 1 - self.p)) / (1 - self.p)
+            if self.held:
+                self.mask = mask
+        if mask.shape != h.shape:
             raise ValueError(
-                f"SharedDropout holds one mask a solve, of shape {tuple(self.mask.shape)}. Got an input of "
+                f"SharedDropout holds one mask a solve, of shape {tuple(mask.shape)}. Got an input of "
                 f"shape {tuple(h.shape)} instead: use one SharedDropout for each place."
             )
-        return h * self.mask.to(h.dtype)
+        return h * mask.to(h.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "mask": None}
+        return {**self.__dict__, "mask": None, "held": False}
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -63,54 +70,178 @@ class CellEquation(Equation):
         args: Sequence[Any],
         shared: Sequence[Any],
         method: Method,
+        masks: dict[SharedDropout, Tensor] | None = None,
     ) -> None:
         self.cell, self.layout, self.method = cell, layout, method
         self.inputs = [*args, *shared]  # the tensors among them are replaced at each call
+        self.masks = masks or {}
         module = cell if isinstance(cell, nn.Module) else None
-        self.dropouts = (
-            [m for m in module.modules() if isinstance(m, SharedDropout) and m.active] if module else []
+        named = (
+            {**dict(module.named_parameters()), **dict(module.named_buffers())} if module is not None else {}
         )
-        masks = [m.mask for m in self.dropouts if m.mask is not None]
-        named = {**dict(module.named_parameters()), **dict(module.named_buffers())} if module else {}
         self.names = list(named)
+        self.parametrisations = _parametrisations(module) if module is not None else []
+        self.compiled = module is not None and any(
+            hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in module.modules()
+        )
+        self.known: dict[tuple[int, torch.dtype], Tensor] | None = None  # parametrised weights, while held
 
-        is_tensor = [isinstance(a, Tensor) for a in args]
         self.slots = [i for i, a in enumerate(self.inputs) if isinstance(a, Tensor)]
-        batched = [a for a, yes in zip(args, is_tensor, strict=True) if yes]
-        self.tensors = (*batched, *masks, *(a for a in shared if isinstance(a, Tensor)), *named.values())
-        self.inputs_batched, self.batched = len(batched), len(batched) + len(masks)
+        batched = [a for a in args if isinstance(a, Tensor)]
+        unbatched = [a for a in shared if isinstance(a, Tensor)]
+        self.tensors = (*batched, *self.masks.values(), *unbatched, *named.values())
+        self.inputs_batched, self.batched = len(batched), len(batched) + len(self.masks)
 
     def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
-        split = len(self.inputs_of(tensors))
+        given = self.inputs_of(tensors)
         inputs = list(self.inputs)
-        for slot, tensor in zip(self.slots, self.inputs_of(tensors), strict=True):
+        for slot, tensor in zip(self.slots, given, strict=True):
             inputs[slot] = tensor
-        for dropout, mask in zip(self.dropouts, tensors[self.inputs_batched : self.batched], strict=True):
-            dropout.mask = mask
         state = self.layout.unflat(z)
         if isinstance(self.cell, nn.Module):
-            named = dict(zip(self.names, tensors[split + len(self.dropouts) :], strict=True))
-            out = torch.func.functional_call(self.cell, named, (state, *inputs))
+            named = dict(zip(self.names, tensors[len(given) + len(self.masks) :], strict=True))
+            with self._steady(tensors[self.inputs_batched : self.batched], z.dtype):
+                out = torch.func.functional_call(self.cell, named, (state, *inputs))
         else:
             out = self.cell(state, *inputs)
+        return self._flat(out, z)
+
+    def _flat(self, out: Any, z: Tensor) -> Tensor:
         wrong = self.layout.mismatch(out, z.shape[0])
         if wrong:
             raise ValueError(
                 f"the cell must return a state like the one it is given: {wrong} "
                 f"Give the layer state=… (the shape of one sample's state), or project inside the cell."
             )
-        return self.layout.flat(out)
+        cast = torch.is_autocast_enabled(z.device.type)
+        for part in out if isinstance(out, tuple) else (out,):
+            if part.dtype != z.dtype and not cast:
+                raise ValueError(
+                    f"the cell must return {z.dtype} like the state it is given. Got {part.dtype} instead: "
+                    f"give x, the start and the cell one dtype (cell.to({z.dtype}))."
+                )
+        return self.layout.flat(out).to(z.dtype)
 
     def inputs_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that stand for the cell's arguments, in the order of its signature."""
         tail = self.batched + len(self.slots) - self.inputs_batched
         return [*tensors[: self.inputs_batched], *tensors[self.batched : tail]]
 
+    def name(self, index: int) -> str:
+        tail = self.batched + len(self.slots) - self.inputs_batched
+        if index >= tail:
+            return f"parameter `{self.names[index - tail]}`"
+        if index >= self.batched:
+            return f"shared tensor {index - self.batched}"
+        return f"input {index}" if index < self.inputs_batched else "dropout mask"
+
     def solve(self, start: Tensor, tensors: Sequence[Tensor]) -> Solution:
-        # Parametrised weights (spectral norm, orthogonal, …) are computed once a solve, not once a step.
-        once = parametrize.cached() if self.method.precision == "native" else nullcontext()
-        with once:
-            return super().solve(start, tensors)
+        named = dict(zip(self.names, tensors[len(tensors) - len(self.names) :], strict=True))
+        before = {name: t._version for name, t in named.items() if not t.is_inference()}
+        solution = super().solve(start, tensors)
+        moved = [f"`{name}`" for name, version in before.items() if named[name]._version != version]
+        if moved:
+            raise RuntimeError(
+                f"the cell must be one map for the whole solve. Got one that changes {', '.join(moved)} when "
+                f"it is evaluated instead: hold buffers still, keep counters outside of tensors, and use "
+                f"torch.nn.utils.parametrizations.spectral_norm rather than the older hook."
+            )
+        return solution
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Parametrised weights (spectral norm, orthogonal, …) are computed once inside, not once a step.
+
+        A compiled cell computes them as it was compiled to.
+        """
+        before, self.known = self.known, None if self.compiled else {}
+        try:
+            yield
+        finally:
+            self.known = before
+
+    @contextmanager
+    def _steady(self, masks: Sequence[Tensor], dtype: torch.dtype) -> Iterator[None]:
+        """One evaluation: masks in place, parametrisations as they were when the layer was called.
+
+        torch's own cache of parametrised weights is left aside. It may have been opened by the program around
+        the layer and hold weights without the graph that is wanted here, and it takes the copies of a module
+        for one and the same.
+        """
+        if not (self.masks or self.parametrisations):
+            yield
+            return
+        lists = self.parametrisations
+        still = [m for one in lists for m in one.modules() if m.training]
+        mine = [one for one in lists if "forward" not in vars(one)] if self.known is not None else []
+        before = [(d.mask, d.held) for d in self.masks]
+        cache_before = parametrize._cache_enabled
+        try:
+            parametrize._cache_enabled = 0
+            for dropout, mask in zip(self.masks, masks, strict=True):
+                dropout.mask, dropout.held = mask, True
+            for m in still:
+                m.training = False
+            for one in mine:
+                vars(one)["forward"] = partial(self._weight, one, dtype)
+            yield
+        finally:
+            for one in mine:
+                del vars(one)["forward"]
+            for m in still:
+                m.training = True
+            for dropout, (old, held) in zip(self.masks, before, strict=True):
+                dropout.mask, dropout.held = old, held
+            parametrize._cache_enabled = cache_before
+
+    def _weight(self, one: ParametrizationList, dtype: torch.dtype) -> Tensor:
+        assert self.known is not None
+        key = id(one), dtype
+        if key not in self.known:
+            self.known[key] = type(one).forward(one)
+        return self.known[key]
+
+
+def _parametrisations(cell: nn.Module) -> list[ParametrizationList]:
+    return [m for m in cell.modules() if isinstance(m, ParametrizationList)]
+
+
+def advance_parametrisations(cell: nn.Module) -> None:
+    """Let parametrisations in training take the one step of a call (the power iteration of spectral_norm).
+
+    During the solve and its derivatives they are held in eval mode, so that the cell is one map.
+    """
+    with torch.no_grad():
+        for one in _parametrisations(cell):
+            if one.training and next(one.buffers(), None) is not None:
+                one()
+
+
+def draw_masks(
+    cell: nn.Module, state: State, inputs: Sequence[Any], rows: int
+) -> dict[SharedDropout, Tensor]:
+    """The masks of a whole solve, by one evaluation of the cell; those that a layer around it holds, kept."""
+    dropouts = [m for m in cell.modules() if isinstance(m, SharedDropout) and m.active]
+    mine = [d for d in dropouts if not d.held]  # the others belong to the solve around this one
+    for dropout in mine:
+        dropout.mask, dropout.held = None, True
+    try:
+        if any(d.mask is None for d in dropouts):
+            with torch.no_grad():
+                cell(state, *inputs)
+        masks = {d: d.mask for d in dropouts if d.mask is not None}
+    finally:
+        for dropout in mine:
+            dropout.held = False
+            if dropout.mask is not None and torch._C._functorch.is_functorch_wrapped_tensor(dropout.mask):
+                dropout.mask = None  # of no use outside of its transform
+    for mask in masks.values():
+        if len(mask) != rows:
+            raise ValueError(
+                f"SharedDropout keeps a mask for each sample: its input must be batch-first, of {rows} rows. "
+                f"Got shape {tuple(mask.shape)} instead; move the batch to the front before it."
+            )
+    return masks
 
 
 def refuse_unsteady(cell: nn.Module) -> None:
@@ -120,11 +251,12 @@ def refuse_unsteady(cell: nn.Module) -> None:
         random = isinstance(
             module, nn.modules.dropout._DropoutNd | nn.RReLU | nn.MultiheadAttention | nn.RNNBase
         )
-        p = getattr(module, "p", getattr(module, "dropout", 1.0))
-        if module.training and random and (not isinstance(p, int | float) or p > 0):
+        option = next((o for o in ("p", "dropout") if hasattr(module, o)), None)
+        if module.training and random and (option is None or getattr(module, option) > 0):
+            other = f"set its {option} to 0" if option else "a map without chance, such as nn.LeakyReLU"
             raise ValueError(
-                f"{where} draws a new mask at every evaluation, so there is no equilibrium to find. Use "
-                f"eq.SharedDropout, whose mask is held through the solve, or set its p to 0."
+                f"{where} draws anew at every evaluation, so there is no equilibrium to find. Use "
+                f"eq.SharedDropout, whose mask is held through the solve, or {other}."
             )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
             module.training or not module.track_running_stats
