@@ -96,6 +96,12 @@ def test_spectral_radius_penalty_finds_a_leading_real_eigenvalue():
     assert abs(rough.item() - 0.8) > 0.05
 
 
+def test_many_steps_do_not_underflow():
+    layer = Equilibrium(Cell(1e-3 * torch.eye(3)))
+    found = spectral_radius_penalty(layer, torch.zeros(2, 3, dtype=torch.float64), steps=200)
+    assert found.item() == pytest.approx(1e-3)
+
+
 @pytest.mark.parametrize("penalty", [jacobian_penalty, spectral_radius_penalty])
 def test_training_with_it_lowers_the_spectral_radius(penalty):
     x, target = inputs(16), inputs(16, seed=2).tanh()
