@@ -51,7 +51,7 @@ from .solve import (
 from .solve.driver import verify
 from .solve.failure import EquilibriumWarning, OnFailure
 from .theory import Certificate, Claim, certify, equilibrium_error
-from .train import gradient_descent, train_many
+from .train import gradient_descent, safeguarded_descent, train_many
 
 __all__ = [
     "GMRES",
@@ -100,6 +100,7 @@ __all__ = [
     "population_lambda_min",
     "population_tangent_kernel",
     "repeat",
+    "safeguarded_descent",
     "solve",
     "spectral_radius_penalty",
     "tangent_kernel",

@@ -4,6 +4,7 @@ from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate, fingerprint
 from .certify import THEOREMS, Theorem, certify, make_theorem
 from .claim import Claim
+from .safeguarded import Safeguarded
 from .two_timescale import TwoTimescale
 from .wellposed import WellPosed, equilibrium_error
 
@@ -11,6 +12,7 @@ __all__ = [
     "THEOREMS",
     "Certificate",
     "Claim",
+    "Safeguarded",
     "Theorem",
     "TwoTimescale",
     "WellPosed",
