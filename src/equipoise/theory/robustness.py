@@ -1,0 +1,302 @@
+"""|ŷ(x) − ŷ(x')| ≤ ‖a‖ R ‖u'‖ ‖x − x'‖: how far an input may move before a prediction can change.
+
+R bounds how equilibria follow their injection u(x), and ‖u'‖ how u follows x. For the ReLU families,
+⟨z − z', (I − W)(z − z') − (u − u')⟩ ≤ 0 gives R = 1/λ_min(sym(I − W)), never above 1/(1 − ‖W‖) or 1/μ:
+
+| family | ‖z − z'‖ ≤ R‖u − u'‖ | ‖u(x) − u(x')‖ |
+| --- | --- | --- |
+| gao2022, ling2023, hieu2022 | R = 1/λ_min(sym(I − W)) | ‖W‖, ‖U‖, ‖U‖ times ‖x − x'‖ |
+| kawaguchi2021 | ŷ = M x is linear: ‖M‖ itself, M = B(I − γS)⁻¹ | |
+
+The local form sees that units far below zero stay off near x: where the active set of every x' in a ball lies
+within S, z_S = relu(W_SS z_S + u_S) there, and a, W and u' may be cut down to S.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..linalg import Interval, frobenius, gamma, minimum, norm_upper, symmetric_part_margin_lower
+from ..models.affine import AffineFamily
+from ..models.linear import LinearEquilibrium
+from ..models.scaled_relu import ScaledReLU
+from .certificate import FLOAT64_TIER
+from .enclosure import product_rounding
+from .instance import Instance
+
+_DOWN = 1 - 2.0**-48  # a few roundings of a subtraction and a quotient
+_TRIALS = 4  # radii tried in the local form
+
+
+@dataclass(frozen=True)
+class Radii:
+    """For every row: what is predicted, and a ball of inputs around it in which no other prediction occurs.
+
+    About the exact network of the stored weights. A radius of 0 certifies nothing; `uncertified` says why.
+    """
+
+    radius: Tensor  # (N,) float64: within it, open, the prediction is constant
+    prediction: Tensor  # (N,) the class, or the sign (1 or −1) of a single output
+    margin: Tensor  # (N,) a lower bound of how far the runner-up (or zero) is behind
+    uncertified: dict[int, str]  # row -> reason
+    hypotheses: tuple[str, ...] = (FLOAT64_TIER, "distances between inputs are Euclidean")
+
+    @property
+    def certified(self) -> Tensor:
+        """(N,) whether anything is proved of the row."""
+        return self.radius > 0
+
+    def share(self, radius: float) -> float:
+        """The share of rows certified at a radius: a point of the curve of certified accuracy."""
+        return float((self.radius > radius).double().mean())
+
+    def __str__(self) -> str:
+        done = self.radius[self.certified]
+        typical = f", median radius {done.median().item():.3g}" if len(done) else ""
+        lines = [f"{len(done)} of {len(self.radius)} rows certified{typical}"]
+        lines += [f"row {row}: {why}" for row, why in list(self.uncertified.items())[:5]]
+        if len(self.uncertified) > 5:
+            lines.append(f"and {len(self.uncertified) - 5} rows more")
+        return "\n".join(lines)
+
+
+def lipschitz_bound(model: AffineFamily) -> float:
+    """≥ sup ‖ŷ(x) − ŷ(x')‖ / ‖x − x'‖ over all inputs; ∞ where uniqueness is not proved."""
+    return _Network(model).output_bound()
+
+
+def pairwise_lipschitz(model: AffineFamily) -> Tensor:
+    """(k, k): ≥ the Lipschitz constant of ŷ_p − ŷ_q, the difference that decides between two classes."""
+    return _Network(model).pair_bounds()
+
+
+def certified_radius(
+    model: AffineFamily, X: Tensor, labels: Tensor | None = None, *, local: bool = False
+) -> Radii:
+    """(margin − error) / Lipschitz of the difference, for every row; the worst over the other classes.
+
+    Args:
+        model: an affine family; k ≥ 2 outputs predict the class of the largest, one output by its sign.
+        labels: classes (N,), or −1 and 1 for one output; rows predicted otherwise get radius 0.
+        local: the sharper bound on the units that can be active near each row: never smaller, and some
+            factorisations a row.
+    """
+    instance = Instance(model, X)
+    k = instance.model.outputs
+    truth = None if labels is None else _checked_labels(labels, instance.N, k)
+    network = _Network(model)
+    if instance.obstacle or network.obstacle:
+        return _nothing(instance.N, instance.obstacle or network.obstacle)
+    Z = instance.Z
+    scores = instance.model.readout(Z).reshape(instance.N, k)
+    prediction, ahead = _decide(scores)
+    error = _score_error(instance, network)
+    bounds = network.pair_bounds()[prediction] if k > 1 else scores.new_tensor([[network.output_bound()]])
+    margins = ((ahead - error) * _DOWN).clamp_min(0.0)  # (N, k), or (N, 1)
+    ratio = margins / bounds * _DOWN
+    if k > 1:
+        own = torch.nn.functional.one_hot(prediction, k).bool()
+        ratio, margins = ratio.masked_fill(own, math.inf), margins.masked_fill(own, math.inf)
+        shown = prediction
+    else:
+        shown = torch.where(scores[:, 0] < 0, -1, 1)
+    radius = torch.nan_to_num(ratio.amin(dim=1), nan=0.0, posinf=math.inf)
+    if local:
+        radius = _sharpened(network, instance, prediction, margins, radius)
+    reasons = {}
+    for row in torch.nonzero(~(margins.amin(dim=1) > 0)).flatten().tolist():
+        reasons[row] = "the two best outputs are closer than the error of the equilibrium"
+    if truth is not None:
+        wrong = shown != truth.to(shown)
+        radius = radius.masked_fill(wrong, 0.0)
+        for row in torch.nonzero(wrong).flatten().tolist():
+            reasons[row] = f"predicted {shown[row].item()}, labelled {truth[row].item()}"
+    return Radii(radius, shown, margins.amin(dim=1), dict(sorted(reasons.items())))
+
+
+# -- Lipschitz bounds ----------------------------------------------------------------------------------------
+
+
+class _Network:
+    """The weights of a family in float64, as the bounds need them."""
+
+    def __init__(self, model: AffineFamily) -> None:
+        if getattr(model, "feature_map", None) is not None:
+            raise ValueError(
+                "a Lipschitz bound in x needs φ(x) = x: nothing is known of a feature_map. "
+                "Give the features themselves as inputs to a model without one."
+            )
+        like = model.readout_weight if isinstance(model, AffineFamily) else torch.empty(0)
+        at = Instance(model, like.new_zeros(1, getattr(model, "inputs", 1)))
+        self.obstacle = at.obstacle
+        self.model, self.enclosure = at.model, None if at.obstacle else at.enclosure
+        failed = [c for c in self.enclosure.unique if not c.holds] if self.enclosure else []
+        if failed:
+            self.obstacle = f"uniqueness of the equilibrium is not proved: {failed[0]}"
+        self.a = at.model.readout_weight.reshape(at.model.width, at.model.outputs)  # (m, k)
+
+    @property
+    def linear(self) -> bool:
+        return isinstance(self.model, LinearEquilibrium)
+
+    def output_bound(self) -> float:
+        if self.obstacle:
+            return math.inf
+        if self.linear:
+            M, error = self._predictor()
+            return (Interval(norm_upper(M)) + error).hi
+        return (Interval(norm_upper(self.a)) * self.state_bound()).hi
+
+    def pair_bounds(self, units: Tensor | None = None) -> Tensor:
+        """(k, k), on all units or on those of a mask."""
+        k = self.a.shape[1]
+        bounds = torch.full((k, k), math.inf, dtype=torch.float64, device=self.a.device)
+        if self.obstacle:
+            return bounds.fill_diagonal_(0.0)
+        if self.linear:
+            rows, error = self._predictor()
+            gain = Interval(1.0)
+        else:
+            rows, error = self.a.T if units is None else self.a.T[:, units], Interval(0.0)
+            gain = Interval(self.state_bound(units))
+        for p in range(k):
+            bounds[p, p] = 0.0
+            for q in range(p):
+                bounds[p, q] = bounds[q, p] = (gain * (_distance(rows[p], rows[q]) + 2 * error)).hi
+        return bounds
+
+    def state_bound(self, units: Tensor | None = None) -> float:
+        """≥ the Lipschitz constant of x ↦ z(x), or of z_S where the active set stays within S."""
+        if self.obstacle:
+            return math.inf
+        return (self._resolvent(units) * self._injection(units)).hi
+
+    def _resolvent(self, units: Tensor | None) -> Interval:
+        """R = 1/λ_min(sym(I − W_SS)), or what the family's reason gives where that is better."""
+        at = self.enclosure
+        assert at is not None
+        W = at.weight if units is None else at.weight[units][:, units]
+        if len(W) == 0:
+            return Interval(0.0)
+        margin = Interval(symmetric_part_margin_lower(W)) - at.weight_error
+        known = Interval(at.resolvent.hi)
+        return minimum(known, 1 / Interval(margin.lo)) if margin.lo > 0 else known
+
+    def _injection(self, units: Tensor | None) -> Interval:
+        """‖u'‖: u = Ux (+ bias), or relu(Wᵀx), which moves no further than Wᵀx."""
+        U = self.injection_weight
+        U = U if units is None else U[units]
+        return Interval(norm_upper(U)) if U.numel() else Interval(0.0)
+
+    @property
+    def injection_weight(self) -> Tensor:
+        """(m, d)."""
+        return self.model.W.T if isinstance(self.model, ScaledReLU) else self.model.U  # type: ignore[return-value]
+
+    def _predictor(self) -> tuple[Tensor, Interval]:
+        """M ≈ B Umat⁻¹ (k, m), and a bound of the error: (M Umat − B) Umat⁻¹."""
+        at = self.enclosure
+        assert at is not None
+        assert isinstance(self.model, LinearEquilibrium)
+        B, W = self.model.B, at.weight
+        M = self.model.predictor()
+        size = frobenius(M)
+        rest = frobenius(M - M @ W - B) + size * at.weight_error + product_rounding(M, W)
+        rest += gamma(4) * (size + frobenius(M @ W) + frobenius(B))
+        return M, Interval(0.0, (rest * at.resolvent).hi)
+
+
+def _distance(p: Tensor, q: Tensor) -> Interval:
+    """‖p − q‖ of two exact vectors."""
+    return frobenius(p - q) * (1 + gamma(2))
+
+
+# -- margins -------------------------------------------------------------------------------------------------
+
+
+def _decide(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The predicted class, and how far every other output is behind it; of one output, |ŷ|."""
+    if scores.shape[1] == 1:
+        return torch.zeros(len(scores), dtype=torch.long, device=scores.device), scores.abs()
+    best = scores.argmax(dim=1)
+    return best, scores.gather(1, best[:, None]) - scores
+
+
+def _score_error(instance: Instance, network: _Network) -> float:
+    """≥ the error of a difference of two computed scores, of any row."""
+    a, Z = network.a, instance.Z
+    largest = frobenius(Z[Z.norm(dim=1).argmax()]) * (1 + 2.0**-40)
+    columns = Interval(float(a.norm(dim=0).amax())) * (1 + 2.0**-40)  # ≥ ‖a_p‖
+    one = columns * instance.equilibria.error + gamma(instance.model.width + 4) * largest * columns
+    return (2 * one + 2.0**-1000).hi
+
+
+def _sharpened(
+    network: _Network, instance: Instance, prediction: Tensor, margins: Tensor, radius: Tensor
+) -> Tensor:
+    """max over trial radii t of min(t, margin / L(t)), L(t) on the units that can be active within t."""
+    if network.linear:
+        return radius  # the global bound is exact
+    radius = radius.clone()
+    off, speed = _off_units(network, instance)
+    for row in torch.nonzero(torch.isfinite(radius) & (radius > 0)).flatten().tolist():
+        for trial in _trials(float(radius[row])):
+            units = ~(off[row] > speed * (trial * (1 + 2.0**-40)))
+            if bool(units.all()):
+                break
+            if network.a.shape[1] > 1:
+                bounds = network.pair_bounds(units)[prediction[row]]
+                bounds[prediction[row]] = 1.0  # its margin is infinite
+            else:
+                inside = network.a[units]
+                norm = norm_upper(inside) if inside.numel() else 0.0
+                bounds = margins.new_tensor([(Interval(norm) * network.state_bound(units)).hi])
+            reach = float((margins[row] / bounds).amin()) * _DOWN
+            radius[row] = max(float(radius[row]), min(trial, reach))
+            if reach < trial:
+                break
+    return radius
+
+
+def _trials(radius: float) -> Iterator[float]:
+    for i in range(_TRIALS):
+        yield radius * 1.5 ** (i + 1)
+
+
+def _off_units(network: _Network, instance: Instance) -> tuple[Tensor, Tensor]:
+    """How far below zero every pre-activation is at least, (N, m), and how fast it can rise with x, (m,)."""
+    at = instance.enclosure
+    W, u, Z = at.weight, at.injection, instance.Z
+    P = torch.addmm(u, Z, W.T)
+    off = Interval(at.weight_norm.hi) * instance.equilibria.error + frobenius(Z) * at.weight_error
+    off += at.injection_error + product_rounding(Z, W.T) + gamma(len(W) + 4) * (frobenius(u) + frobenius(P))
+    U = network.injection_weight
+    up = 1 + 2.0**-40
+    follow = (Interval(network.state_bound()) * up).hi
+    speed = (W.norm(dim=1) * up + at.weight_error) * follow + U.norm(dim=1) * up
+    return (-P - off.hi) * _DOWN - 2.0**-1000, speed * up
+
+
+# -- housekeeping --------------------------------------------------------------------------------------------
+
+
+def _nothing(N: int, why: str) -> Radii:
+    zero = torch.zeros(N, dtype=torch.float64)
+    return Radii(zero, torch.zeros(N, dtype=torch.long), zero.clone(), dict.fromkeys(range(N), why))
+
+
+def _checked_labels(labels: Tensor, N: int, k: int) -> Tensor:
+    want = f"classes 0 to {k - 1}" if k > 1 else "−1 or 1"
+    if not isinstance(labels, Tensor) or tuple(labels.shape) != (N,):
+        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"labels must be ({N},), {want}. Got {got} instead.")
+    good = (labels.long() == labels) & ((labels >= 0) & (labels < k) if k > 1 else labels.abs() == 1)
+    if not bool(good.all()):
+        row = int(torch.nonzero(~good)[0])
+        raise ValueError(f"labels must be {want}. Got {labels[row].item()} in row {row} instead.")
+    return labels.long()

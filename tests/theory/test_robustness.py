@@ -1,0 +1,187 @@
+"""Certified radii are never violated by an attack, and Lipschitz bounds never by two inputs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.theory.robustness import certified_radius, lipschitz_bound, pairwise_lipschitz
+
+D, WIDTH = 4, 12
+TIGHT = eq.Stop(rtol=1e-12, max_steps=5000)
+
+
+def build(family: str, outputs: int, seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    more = {"outputs": outputs, "dtype": torch.float64, "generator": g}
+    if family == "scaled":
+        model = eq.ScaledReLU(inputs=D, width=WIDTH, gamma=0.5, **more)
+        with torch.no_grad():
+            model.A.copy_(0.4 * torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=g) / WIDTH**0.5)
+            model.b.copy_(torch.randn(model.b.shape, dtype=torch.float64, generator=g))
+        return model
+    if family == "gaussian":
+        return eq.GaussianReLU(inputs=D, width=WIDTH, **more)
+    if family == "monotone":
+        return eq.Monotone(inputs=D, width=WIDTH, margin=0.5, **more)
+    return eq.LinearEquilibrium(features=D, gamma=0.7, **more)
+
+
+FAMILIES = ["scaled", "gaussian", "monotone", "linear"]
+
+
+def inputs(n: int, seed: int = 1):
+    return torch.randn(n, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def scores(model, X):
+    return model.readout(model.equilibrium(X, stop=TIGHT)).reshape(len(X), -1)
+
+
+def attack(model, X, prediction, radius, steps=25):
+    """Projected gradient descent on the margin, from several starts; the least margin found in each ball."""
+    k, least = model.outputs, torch.full((len(X),), math.inf, dtype=torch.float64)
+    g = torch.Generator().manual_seed(5)
+    rivals = range(k) if k > 1 else [0]
+    for rival in rivals:
+        start = torch.randn(X.shape, dtype=X.dtype, generator=g)
+        shift = 0.5 * radius[:, None] * start / start.norm(dim=1, keepdim=True)
+        for _ in range(steps):
+            shift = shift.detach().requires_grad_(True)
+            y = scores(model, X + shift)
+            if k > 1:
+                gap = y.gather(1, prediction[:, None])[:, 0] - y[:, rival]
+                seen = torch.where(prediction == rival, math.inf, gap.detach())
+            else:
+                gap = y[:, 0] * prediction
+                seen = gap.detach()
+            least = torch.minimum(least, seen)
+            (slope,) = torch.autograd.grad(gap.sum(), shift)
+            size = slope.norm(dim=1, keepdim=True).clamp_min(1e-300)
+            move = shift.detach() - 0.5 * radius[:, None] * slope / size
+            shift = move * (radius / move.norm(dim=1).clamp_min(1e-300)).clamp(max=1.0)[:, None]
+    return least
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_attack_within_the_radius_flips_a_prediction(family, outputs, local):
+    model, X = build(family, outputs), inputs(20)
+    found = certified_radius(model, X, local=local)
+    assert bool(found.certified.all()), str(found)
+    assert not found.uncertified
+    assert bool((attack(model, X, found.prediction, 0.999 * found.radius) > 0).all())
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_radius_of_the_linear_model_is_exact(outputs):
+    """An attack that goes 1 % further flips every row: the bound has no slack at all."""
+    model, X = build("linear", outputs), inputs(20)
+    found = certified_radius(model, X)
+    assert bool((attack(model, X, found.prediction, 1.01 * found.radius) < 0).all())
+    if outputs == 1:
+        with torch.no_grad():
+            share = found.radius * lipschitz_bound(model) / scores(model, X)[:, 0].abs()
+        assert bool(((share <= 1) & (share > 1 - 1e-10)).all())
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_two_inputs_beat_the_lipschitz_bound(family, outputs):
+    model = build(family, outputs)
+    bound, pairs = lipschitz_bound(model), pairwise_lipschitz(model)
+    X = 3 * inputs(300, 2)
+    step = 10.0 ** torch.linspace(-4, 1, 300, dtype=torch.float64)[:, None]
+    other = X + step * inputs(300, 3)
+    with torch.no_grad():
+        change = scores(model, other) - scores(model, X)
+    distance = (other - X).norm(dim=1)
+    rate = change.norm(dim=1) / distance
+    assert bool((rate <= bound).all())
+    assert rate.max() > bound / 30  # and it is no idle number
+    for p in range(outputs):
+        for q in range(p):
+            assert bool(((change[:, p] - change[:, q]).abs() / distance <= pairs[p, q]).all())
+            assert pairs[p, q] <= 2**0.5 * bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_at_points_do_not_beat_the_lipschitz_bound(family):
+    model, X = build(family, 2), inputs(30).requires_grad_(True)
+    y = scores(model, X)
+    rows = torch.stack([torch.autograd.grad(y[:, p].sum(), X, retain_graph=True)[0] for p in range(2)], dim=1)
+    assert bool((torch.linalg.matrix_norm(rows, ord=2) <= lipschitz_bound(model)).all())
+    assert bool(((rows[:, 0] - rows[:, 1]).norm(dim=1) <= pairwise_lipschitz(model)[0, 1]).all())
+
+
+@pytest.mark.parametrize("family", ["scaled", "gaussian", "monotone"])
+def test_the_local_form_is_never_smaller_and_sometimes_larger(family):
+    model, X = build(family, 3), inputs(20)
+    plain, local = certified_radius(model, X), certified_radius(model, X, local=True)
+    assert bool((local.radius >= plain.radius).all())
+    assert bool((local.radius > 1.05 * plain.radius).any())
+
+
+def test_the_resolvent_by_the_symmetric_part_beats_the_norm():
+    model = build("gaussian", 1).requires_grad_(False)
+    q = float(torch.linalg.matrix_norm(model.W, 2))
+    naive = float(model.a.norm()) * float(torch.linalg.matrix_norm(model.U, 2)) / (1 - q)
+    assert lipschitz_bound(model) < 0.9 * naive
+
+
+def test_labels_and_ties_are_named_by_row():
+    model, X = build("gaussian", 3), inputs(6)
+    labels = certified_radius(model, X).prediction.clone()
+    labels[4] = (labels[4] + 1) % 3
+    found = certified_radius(model, X, labels)
+    assert list(found.uncertified) == [4]
+    assert found.radius[4] == 0
+    assert "row 4: predicted" in str(found)
+    assert found.share(0.0) == pytest.approx(5 / 6)
+    X[2] = 0.0  # z = 0: every output is 0
+    assert "closer than the error" in certified_radius(model, X).uncertified[2]
+
+
+def test_nothing_is_certified_without_uniqueness():
+    model, X = build("gaussian", 2), inputs(3)
+    with torch.no_grad():
+        model.W.mul_(10)
+    assert lipschitz_bound(model) == math.inf
+    found = certified_radius(model, X)
+    assert float(found.radius.max()) == 0
+    assert "not proved" in found.uncertified[0]
+    with torch.no_grad():
+        model.W[0, 0] = math.nan
+    assert lipschitz_bound(model) == math.inf
+    assert "NaN" in certified_radius(model, X).uncertified[2]
+
+
+def test_an_error_of_the_equilibrium_shrinks_the_radius():
+    """A margin below the rounding of the scores is no margin: outputs that agree to 1e-15 certify nothing."""
+    model, X = build("gaussian", 2), inputs(5)
+    with torch.no_grad():
+        model.a[:, 1] = model.a[:, 0] * (1 + 2**-51)
+    assert len(certified_radius(model, X).uncertified) == 5
+
+
+def test_float32_weights_are_certified_as_they_are_stored():
+    model = build("gaussian", 3).float()
+    found = certified_radius(model, inputs(5).float())
+    assert found.radius.dtype == torch.float64
+    assert bool(found.certified.all())
+
+
+def test_what_cannot_be_bounded_is_refused():
+    with pytest.raises(ValueError, match="feature_map"):
+        lipschitz_bound(eq.LinearEquilibrium(features=3, feature_map=torch.sin))
+    model, X = build("gaussian", 3), inputs(4)
+    with pytest.raises(ValueError, match="row 1"):
+        certified_radius(model, X, torch.tensor([0, 3, 1, 2]))
+    with pytest.raises(ValueError, match="−1 or 1"):
+        certified_radius(build("gaussian", 1), X, torch.tensor([0, 1, 1, 1]))
+    with pytest.raises(TypeError, match="affine famil"):
+        lipschitz_bound(torch.nn.Linear(3, 1))
