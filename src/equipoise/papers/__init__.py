@@ -3,6 +3,9 @@
 from . import (  # noqa: F401  each module enters its claims
     gao2022_claims,
     gao2022_practice_claims,
+    hieu2022_background_claims,
+    hieu2022_claims,
+    kawaguchi2021_claims,
     ling2023_claims,
     ling2023_width_claims,
 )
