@@ -60,8 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.epochs < 1:
         parser.error(f"--epochs must be ≥ 1. Got {options.epochs} instead.")
-    console, begin = Console(highlight=False), time.perf_counter()
     torch.manual_seed(options.seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are small: threads would wait for each other
+    try:
+        return _show(Console(highlight=False), options.epochs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _show(console: Console, epochs: int) -> int:
+    begin = time.perf_counter()
     x, y, x_test, y_test = digits()
     layer, readout = Equilibrium(Cell(x.shape[1], WIDTH), state=(WIDTH,)), nn.Linear(WIDTH, 10)
 
@@ -73,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     solved = _solve(console, layer, x)
     exact = _audit(console, layer, x)
-    accuracy = _train(console, layer, readout, (x, y), (x_test, y_test), options.epochs)
+    accuracy = _train(console, layer, readout, (x, y), (x_test, y_test), epochs)
 
     _heading(console, "4. Diagnose what came out of training")
     diagnosis = diagnose(layer, x_test[:BATCH])

@@ -27,9 +27,10 @@ from torch.nn.utils.parametrize import ParametrizationList
 from ..solve import EquilibriumError, Stop
 from ..solve.failure import OnFailure
 from ..solve.solution import State
+from .closure import closed_over
 from .equation import Method
 from .gradient import Gradient
-from .implicit import Implicit, closed_over
+from .implicit import Implicit
 from .phantom import Phantom
 from .unrolled import Unrolled
 
