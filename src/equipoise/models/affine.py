@@ -155,10 +155,14 @@ class AffineFamily(Saved, ABC):
         start: Tensor | Solution | None = None,
         solver: Solvers | None = None,
         precision: Precision = "native",
+        problem: AffineMap | None = None,
     ) -> Solution:
-        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
+        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient.
+
+        `problem` is `affine_map(X)`, where it is known already.
+        """
         z0 = self._check_start(start, (len(self._check_inputs(X)), self.width))
-        return self._solve(self.affine_map(X), z0, Method(solver, stop or Stop(), precision))
+        return self._solve(problem or self.affine_map(X), z0, Method(solver, stop or Stop(), precision))
 
     @torch.no_grad()
     def affine_map(self, X: Tensor) -> AffineMap:
@@ -208,15 +212,17 @@ class AffineFamily(Saved, ABC):
         start: Tensor | Solution | None = None,
         solver: Solvers | None = None,
         precision: Precision = "native",
+        problem: AffineMap | None = None,
     ) -> Solution:
         """The Solution of V = D ∘ (1 aᵀ + V W): one solve serves every residual, and the tangent kernel.
 
-        `masks` are those of Z, where they are known already; `start` is an earlier V.
+        `masks` are those of Z and `problem` is `affine_map(X)`, where they are known already; `start` is an
+        earlier V.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
         self._check_start(Z, (N, m), "Z")
         v0 = self._check_start(start, self.adjoint_shape(N))
-        problem = self.affine_map(X)
+        problem = problem or self.affine_map(X)
         D = self._masks(problem, Z) if masks is None else masks
         rows = self.readout_weight.reshape(m, k).T.expand(N, k, m).reshape(N * k, m)  # 1 aᵀ
         linear = MaskedMap(problem.weight.T, rows, D.repeat_interleave(k, dim=0))

@@ -140,13 +140,16 @@ class LinearEquilibrium(AffineFamily):
         start: Tensor | Solution | None = None,
         solver: Solvers | None = None,
         precision: Precision = "native",
+        problem: AffineMap | None = None,
     ) -> Solution:
         """The Solution of Z = γ Z Sᵀ + Φ: its residuals are measured, though there is nothing to iterate."""
         self._check_start(start, (len(self._check_inputs(X)), self.width))
         if solver is not None:
-            return super().solve(X, stop=stop, start=start, solver=solver, precision=precision)
+            return super().solve(
+                X, stop=stop, start=start, solver=solver, precision=precision, problem=problem
+            )
         Z = self.equilibrium(X)
-        return _direct(Z, self.affine_map(X)(Z), stop)
+        return _direct(Z, (problem or self.affine_map(X))(Z), stop)
 
     @torch.no_grad()
     def solve_adjoint(
@@ -159,11 +162,19 @@ class LinearEquilibrium(AffineFamily):
         start: Tensor | Solution | None = None,
         solver: Solvers | None = None,
         precision: Precision = "native",
+        problem: AffineMap | None = None,
     ) -> Solution:
         """The Solution of V = 1 B + V γS, (N, k, m): M for every sample, and one M in store."""
         if solver is not None:
             return super().solve_adjoint(
-                Z, X, masks=masks, stop=stop, start=start, solver=solver, precision=precision
+                Z,
+                X,
+                masks=masks,
+                stop=stop,
+                start=start,
+                solver=solver,
+                precision=precision,
+                problem=problem,
             )
         shape = self.adjoint_shape(len(self._check_inputs(X)))
         self._check_start(start, shape)

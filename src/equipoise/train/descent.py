@@ -15,7 +15,7 @@ from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
-from ..solve import EquilibriumError, Stop, extrapolate
+from ..solve import AffineMap, EquilibriumError, Stop, extrapolate
 from ..solve.driver import Precision
 from ..theory import Certificate, fingerprint
 from .readout import Readout
@@ -175,6 +175,7 @@ class _Run:
         self.Z: Tensor | None = None
         self.V: Tensor | None = None
         self._Z_before: Tensor | None = None
+        self._problem: AffineMap | None = None  # of the current weights
         self._V_before: Tensor | None = None
         self.forward_steps = self.adjoint_steps = 0
         self.residual = 0.0
@@ -212,7 +213,10 @@ class _Run:
 
     def _equilibria(self) -> Tensor:
         start = None if self.Z is None else extrapolate(self.Z, self._Z_before)
-        solution = self.model.solve(self.X, stop=self.stop, start=start, precision=self.precision)
+        problem = self._problem = self.model.affine_map(self.X)
+        solution = self.model.solve(
+            self.X, stop=self.stop, start=start, precision=self.precision, problem=problem
+        )
         solution.raise_if_failed()
         assert isinstance(solution.value, Tensor)
         self._Z_before, self.Z = self.Z, solution.value
@@ -222,7 +226,9 @@ class _Run:
 
     def _pullback(self, Z: Tensor, R: Tensor) -> dict[str, Tensor]:
         start = None if self.V is None else extrapolate(self.V, self._V_before)
-        adjoint = self.model.solve_adjoint(Z, self.X, stop=self.stop, start=start, precision=self.precision)
+        adjoint = self.model.solve_adjoint(
+            Z, self.X, stop=self.stop, start=start, precision=self.precision, problem=self._problem
+        )
         if adjoint.failed_rows:
             raise EquilibriumError(f"adjoint solve: {adjoint.explain_failure()}", adjoint)
         assert isinstance(adjoint.value, Tensor)

@@ -214,13 +214,15 @@ class _Stack:
 
     def _linear(self, X: Tensor, y: Tensor, gradient: bool) -> tuple[Tensor, Parameters]:
         """M = B(I − γS)⁻¹ of every run, and back: one batched LU serves both, as in LinearEquilibrium."""
-        A, B, gamma = self.parameters["A"], self.parameters["B"], self.models[0].gamma
+        model = self.models[0]
+        assert isinstance(model, LinearEquilibrium)
+        A, B, gamma = self.parameters["A"], self.parameters["B"], model.gamma
         S = torch.softmax(A, dim=1)
         umat = -gamma * S
         umat.diagonal(dim1=1, dim2=2).add_(1)
         LU, pivots = torch.linalg.lu_factor(umat.mT)  # of the transpose, which LAPACK takes as it lies
         M = torch.linalg.lu_solve(LU, pivots, B.mT).mT  # (runs, k, m)
-        Phi = X if self.models[0].feature_map is None else self.call("injection", X)
+        Phi = X if model.feature_map is None else self.call("injection", X)
         yhat = Phi @ M.mT
         value = self.loss.value(yhat, y).flatten(1).sum(dim=1)
         if not gradient:
