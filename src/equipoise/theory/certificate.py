@@ -6,17 +6,17 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import __version__
+from ..linalg import Interval
+from ..models.saving import Saved
 from .claim import Claim, ends_from_json, ends_to_json
 
 Verdict = Literal["proved", "hypotheses_fail", "inconclusive"]
@@ -24,6 +24,7 @@ Kind = Literal["flow", "descent", "static"]
 FORMAT = 1
 
 FLOAT64_TIER = "IEEE float64, round to nearest, conventional dot products; every bound rounded outward"
+RIGOROUS_TIER = "products of matrices in ball arithmetic; scalar formulas in IEEE float64, rounded outward"
 EXACT_GRADIENTS = "the theorem speaks of exact gradients; their measured error stands beside the run"
 
 
@@ -32,7 +33,7 @@ class Certificate:
     """The verdict of a theorem with the two sides of every claim it rests on.
 
     `verdict` is "proved" only if every claim holds for certain; "hypotheses_fail" if one is certainly
-    violated; "inconclusive" otherwise, and always where a number is not finite.
+    violated or an obstacle (NaN, another family, …) keeps the theorem from speaking; else "inconclusive".
     """
 
     theorem: str
@@ -41,13 +42,13 @@ class Certificate:
     promise: str = ""  # the conclusion, in words, when proved
     hypotheses: tuple[str, ...] = ()  # what is assumed and not checked here
     obstacle: str = ""  # why no claim could be formed at all (NaN, m < N, wrong loss …)
-    exponent: float | None = None  # flow: exp(−exponent·t); descent: (1 − step·exponent)^k
+    exponent: float | None = None  # flow: exp(−exponent·t); descent: (1 − step·exponent)^k; a lower bound
     max_step_size: float | None = None  # exclusive
     step_sizes: Mapping[str, float] = field(default_factory=dict)  # {"readout": …, "hidden": …}
     factor: float | None = None  # L(k+1) ≤ factor·L(k) at the certified steps
     floor: float = 0.0  # L(k)/L(0) below which rounding decides
     loss: str = "half_square"
-    movement: float | None = None  # certified bound of ‖Z − Z(0)‖_F / ‖Z(0)‖_F
+    movement: float | None = None  # bound of ‖Z − Z(0)‖_F / ‖Z(0)‖_F along the run, if proved
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the theorem, to certify again
     tier: str = "float64"
@@ -75,26 +76,38 @@ class Certificate:
         return None if self.max_step_size is None else 0.999 * self.max_step_size
 
     def bound(self, k: float, step_size: float | None = None) -> float:
-        """The promised L(k)/L(0) after k steps (or at time k of a flow); ∞ where nothing is proved.
+        """The promised L(k)/L(0) after k steps (or at time k of a flow), rounded up; ∞ if nothing is proved.
 
         Of the gap to the optimal loss for kawaguchi2021. Never below `floor`.
         """
         if not self.proved:
             return math.inf
-        if k < 0:
-            raise ValueError(f"k must be ≥ 0. Got {k} instead.")
+        if not 0 <= k < math.inf:
+            raise ValueError(f"k must be finite and ≥ 0. Got {k} instead.")
         if self.kind == "flow":
             assert self.exponent is not None
-            promised = math.exp(-self.exponent * k)
+            promised = (-(self.exponent * Interval(float(k)))).exp()
         elif self.kind == "descent":
-            promised = self._factor(step_size) ** k
+            promised = self._factor(step_size) ** min(float(k), 2.0**53)
         else:
             raise ValueError(f"{self.theorem} promises no rate: it is about the network as it stands.")
-        return max(promised, self.floor)
+        return max(min(promised.hi, 1.0), self.floor)
 
-    def _factor(self, step_size: float | None) -> float:
+    @property
+    def efold(self) -> float:
+        """Steps of descent, or time of a flow, in which L is promised to fall by a factor e; ∞ if none is."""
+        if not self.proved or self.kind == "static":
+            return math.inf
+        if self.kind == "flow":
+            return 1 / self.exponent if self.exponent else math.inf
+        fall = (
+            1 - self.factor if self.factor is not None else (self.step_size or 0.0) * (self.exponent or 0.0)
+        )
+        return math.inf if fall <= 0 else 0.0 if fall >= 1 else -1 / math.log1p(-fall)
+
+    def _factor(self, step_size: float | None) -> Interval:
         if step_size is None and self.factor is not None:
-            return self.factor
+            return Interval(self.factor)
         step = self.step_size if step_size is None else step_size
         if self.exponent is None or step is None or self.max_step_size is None:
             raise ValueError(
@@ -102,17 +115,45 @@ class Certificate:
             )
         if not 0 < step < self.max_step_size:
             raise ValueError(f"step_size must lie in (0, {self.max_step_size:.4g}). Got {step:.4g} instead.")
-        return 1 - step * self.exponent
+        return 1 - Interval(step) * self.exponent
 
     def claim(self, name: str) -> Claim:
         """The (corrected) claim of that label."""
         for claim in self.claims:
             if claim.name == name and not claim.printed:
                 return claim
-        raise KeyError(f"{self.theorem} has no claim {name!r}; it has {[c.name for c in self.claims]}.")
+        raise KeyError(f"no claim {name!r} of {self.theorem} here, only {[c.name for c in self.claims]}.")
 
     def __getitem__(self, name: str) -> Claim:
         return self.claim(name)
+
+    # -- once more ------------------------------------------------------------------------------------------
+
+    def verify(self, model: nn.Module, X: Tensor, y: Tensor | None = None) -> Certificate:
+        """Certify again with the same theorem, constants and tier; the new certificate, if it says the same.
+
+        A ValueError says what differs: the weights or data, the verdict, or a number that is promised.
+        """
+        from .certify import certify, constants_of
+
+        y = y if "y" in self.fingerprint else None
+        now = fingerprint(model, X, y)
+        differ = [n for n in {**self.fingerprint, **now} if self.fingerprint.get(n) != now.get(n)]
+        if differ:
+            raise ValueError(
+                f"the certificate is about other {' and '.join(differ)}: certify this model on these data."
+            )
+        again = certify(model, X, y, theorem=self.theorem, tier=self.tier, **constants_of(self))
+        if again.verdict != self.verdict:
+            raise ValueError(
+                f"the certificate says {self.verdict!r}. Certified again, it is {again.verdict!r}:\n"
+                f"{again.explain()}"
+            )
+        for name in _NUMBERS:
+            old, new = getattr(self, name), getattr(again, name)
+            if (old is None) != (new is None) or (old is not None and not _same(old, new)):
+                raise ValueError(f"the certificate says {name} = {old}. Certified again, it is {new}.")
+        return again
 
     # -- to and from a file ---------------------------------------------------------------------------------
 
@@ -138,27 +179,28 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Certificate:
-        if data.get("format") != FORMAT:
-            raise ValueError(
-                f"a certificate of format {FORMAT} is required. Got {data.get('format')!r} instead."
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            got = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(f"a certificate of format {FORMAT} is required. Got {got!r} instead.")
+        try:
+            certificate = cls(
+                theorem=data["theorem"],
+                claims=tuple(Claim.from_dict(c) for c in data["claims"]),
+                kind=data["kind"],
+                promise=data["promise"],
+                hypotheses=tuple(data["hypotheses"]),
+                obstacle=data["obstacle"],
+                step_sizes=_from_json(data["step_sizes"]),
+                loss=data["loss"],
+                constants=_from_json(data["constants"]),
+                options=_from_json(data["options"]),
+                tier=data["tier"],
+                fingerprint=data["fingerprint"],
+                version=data["library"]["version"],
+                **{name: _from_json(data["numbers"][name]) for name in _NUMBERS},
             )
-        numbers = {name: _from_json(value) for name, value in data["numbers"].items()}
-        certificate = cls(
-            theorem=data["theorem"],
-            claims=tuple(Claim.from_dict(c) for c in data["claims"]),
-            kind=data["kind"],
-            promise=data["promise"],
-            hypotheses=tuple(data["hypotheses"]),
-            obstacle=data["obstacle"],
-            step_sizes=_from_json(data["step_sizes"]),
-            loss=data["loss"],
-            constants=_from_json(data["constants"]),
-            options=_from_json(data["options"]),
-            tier=data["tier"],
-            fingerprint=data["fingerprint"],
-            version=data["library"]["version"],
-            **numbers,
-        )
+        except KeyError as error:
+            raise ValueError(f"a certificate must have {error}. It has none.") from None
         if certificate.verdict != data["verdict"]:
             raise ValueError(
                 f"the file says {data['verdict']!r}, its claims say {certificate.verdict!r}: it was altered."
@@ -166,24 +208,31 @@ class Certificate:
         return certificate
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON, atomically."""
-        target = Path(path)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            json.dump(self.to_dict(), file, indent=1, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, target)
+        """Write JSON with a digest of it: whole, or not at all."""
+        target, content = Path(path), self.to_dict()
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                json.dump({**content, "sha256": _digest(content)}, file, indent=1, ensure_ascii=False)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
         return target
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read JSON. Every claim is decided again from its numbers; a file that disagrees is refused."""
+        """Read JSON. A file that was altered, or whose claims do not follow from its numbers, is refused.
+
+        That the numbers are those of a network, only `verify` can tell.
+        """
         try:
-            data = json.loads(Path(path).read_text())
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a certificate: {error}") from None
+        if isinstance(data, dict) and data.pop("sha256", None) != _digest(data):
+            raise ValueError(f"{path} was altered: its content does not agree with its digest.")
         return cls.from_dict(data)
 
     # -- in words -------------------------------------------------------------------------------------------
@@ -201,6 +250,15 @@ class Certificate:
 
 
 _NUMBERS = ("exponent", "max_step_size", "factor", "floor", "movement")
+_AGREES = 1e-6  # relative: other machines round otherwise
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or math.isclose(a, b, rel_tol=_AGREES)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _to_json(value: Any) -> Any:
@@ -234,14 +292,24 @@ def _from_json(value: Any) -> Any:
 
 
 def fingerprint(model: nn.Module, X: Tensor | None = None, y: Tensor | None = None) -> dict[str, str]:
-    """SHA-256 of the weights and of the data: a certificate is about these and no others."""
-    weights = hashlib.sha256()
+    """SHA-256 of the weights and of the data: a certificate is about these and no others.
+
+    The weights are the family, its exact settings (γ, μ, relu'(0), …) and every parameter; of a feature map,
+    which may be any function, the features of X are taken as well.
+    """
+    weights = hashlib.sha256(type(model).__name__.encode())
+    settings = model.config() if isinstance(model, Saved) else repr(model)
+    weights.update(json.dumps(settings, sort_keys=True).encode())
     for name, value in sorted(model.state_dict().items()):
         _update(weights, name, value)
-    weights.update(repr(model).encode())
     prints = {"weights": weights.hexdigest()}
-    for name, tensor in (("X", X), ("y", y)):
-        if tensor is not None:
+    named = {"X": X, "y": y}
+    feature_map = getattr(model, "feature_map", None)
+    if isinstance(X, Tensor) and feature_map is not None:
+        with torch.no_grad():
+            named["features"] = feature_map(X)
+    for name, tensor in named.items():
+        if isinstance(tensor, Tensor):
             digest = hashlib.sha256()
             _update(digest, name, tensor)
             prints[name] = digest.hexdigest()
@@ -251,4 +319,4 @@ def fingerprint(model: nn.Module, X: Tensor | None = None, y: Tensor | None = No
 def _update(digest: Any, name: str, tensor: Tensor) -> None:
     value = tensor.detach().cpu().contiguous()
     digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-    digest.update(np.ascontiguousarray(value.view(torch.uint8) if value.numel() else value).tobytes())
+    digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())

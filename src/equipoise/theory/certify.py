@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
 from .instance import Instance
+from .rigorous import RigorousInstance
 from .safeguarded import Safeguarded
 from .two_timescale import TwoTimescale
 from .wellposed import WellPosed
@@ -38,6 +39,8 @@ _KNOWN: tuple[type[Theorem], ...] = (
     kawaguchi2021.Theorem1,
 )
 THEOREMS: dict[str, type[Theorem]] = {t.name: t for t in _KNOWN}
+TIERS = ("float64", "rigorous")
+_IN_BALLS = tuple(t for t in _KNOWN if t not in (TwoTimescale, Safeguarded))
 
 
 def make_theorem(name: str, **constants: Any) -> Theorem:
@@ -56,11 +59,26 @@ def make_theorem(name: str, **constants: Any) -> Theorem:
     return kind(**constants)
 
 
+def constants_of(certificate: Certificate) -> dict[str, Any]:
+    """The keywords that certify once more what a certificate says: those given, and those it chose."""
+    if certificate.theorem not in THEOREMS:
+        raise ValueError(
+            f"the theorem must be one of {', '.join(sorted(THEOREMS))}. Got {certificate.theorem!r} instead."
+        )
+    names = [f.name for f in dataclasses.fields(THEOREMS[certificate.theorem])]  # type: ignore[arg-type]
+    chosen = {
+        n: v for n, v in certificate.constants.items() if n in names and n != "printed" and v is not None
+    }
+    return {**chosen, **certificate.options}
+
+
 def certify(
     model: nn.Module,
     X: Tensor,
     y: Tensor | None = None,
     theorem: str | Theorem = "wellposed",
+    *,
+    tier: str = "float64",
     **constants: Any,
 ) -> Certificate:
     """The verdict of a theorem on a network and its data.
@@ -69,8 +87,12 @@ def certify(
         model: one of the affine families.
         X, y: the data the theorem speaks of, (N, d) and like the network's output.
         theorem: its name, such as "gao2022.descent", or an object such as `theory.gao2022.Descent(C=…)`.
+        tier: "float64", which trusts conventional float64 products; or "rigorous", which trusts none and
+            forms them in ball arithmetic (the extra `rigorous`; slow beyond a few hundred rows).
         constants: the theorem's free constants, when it is given by name; those left out are optimised.
     """
+    if tier not in TIERS:
+        raise ValueError(f"tier must be one of {', '.join(TIERS)}. Got {tier!r} instead.")
     if isinstance(theorem, str):
         theorem = make_theorem(theorem, **constants)
     elif constants:
@@ -79,6 +101,10 @@ def certify(
         )
     if not isinstance(theorem, Theorem):
         raise TypeError(f"theorem must be a name or a theorem object. Got {type(theorem).__name__} instead.")
+    if tier == "rigorous" and not isinstance(theorem, _IN_BALLS):
+        known = ", ".join(t.name for t in _IN_BALLS)
+        raise ValueError(f"the tier 'rigorous' is known for {known}. Got {theorem.name} instead.")
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
-    return theorem.prove(Instance(model, X, y if theorem.needs_targets else None))  # type: ignore[arg-type]
+    instance = RigorousInstance if tier == "rigorous" else Instance
+    return theorem.prove(instance(model, X, y if theorem.needs_targets else None))  # type: ignore[arg-type]

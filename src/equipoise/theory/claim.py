@@ -58,6 +58,23 @@ class Claim:
             return math.nan if self.lhs == 0 else math.copysign(math.inf, self.lhs)
         return self.lhs / self.rhs
 
+    @property
+    def short(self) -> float:
+        """The factor by which a claim that does not hold misses, ≥ 1; ∞ where no factor would do."""
+        small, large = (self.lhs, self.rhs) if self.relation in (">", ">=") else (self.rhs, self.lhs)
+        if not (small > 0 and math.isfinite(large)):
+            return math.inf
+        return large / small
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Both sides in four digits, or in as many as tell them apart."""
+        for digits in (4, 8, 12, 17):
+            left, right = f"{self.lhs:.{digits}g}", f"{self.rhs:.{digits}g}"
+            if left != right:
+                break
+        return left, right
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -91,7 +108,8 @@ class Claim:
 
     def __str__(self) -> str:
         mark = "holds" if self.holds else "fails" if self.refuted else "not decided"
-        return f"{self.name} {self.lhs:.4g} {self.relation} {self.rhs:.4g}: {mark} ({self.statement})"
+        left, right = self.sides
+        return f"{self.name} {left} {self.relation} {right}: {mark} ({self.statement})"
 
 
 _CERTAINLY = {"<": "certainly_lt", "<=": "certainly_le", ">": "certainly_gt", ">=": "certainly_ge"}

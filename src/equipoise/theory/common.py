@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from sys import float_info
 from typing import Any
 
+import torch
+
 from ..linalg import Interval
-from .certificate import EXACT_GRADIENTS, FLOAT64_TIER, Certificate, Kind
+from .certificate import EXACT_GRADIENTS, Certificate, Kind
 from .claim import Claim, Claims
 from .instance import Instance
 
 HALF_SQUARE = "the loss is ½‖ŷ − y‖² summed over the samples"
 FULL_BATCH = "every parameter moves by full-batch gradient steps of one step size"
 FULL_FLOW = "every parameter follows the gradient flow of the full batch"
+KINKS = "the flow meets the kinks of relu at a null set of times, so that the chain rule holds along it"
+
+SAME = {"printed": "the conditions are the same"}  # where printed=True finds no difference
 
 
 def obstacle_of(instance: Instance, family: type, scalar: bool = True) -> str:
@@ -30,28 +37,48 @@ def obstacle_of(instance: Instance, family: type, scalar: bool = True) -> str:
     return instance.obstacle
 
 
+def well_posed(claims: Claims, instance: Instance) -> bool:
+    claims.items.extend(instance.enclosure.unique)
+    return instance.unique
+
+
 def independent_rows(claims: Claims, instance: Instance) -> Claim:
     """σ_min(Z(0)) > 0: without it every theorem of this kind promises L ≤ L(0) and no more."""
-    m, N = instance.model.width, instance.N
-    remedy = (
-        f"a width of at least {N}"
-        if m < N
-        else "removing duplicate or zero rows, or theorem='safeguarded' with slack"
-    )
+    least = instance.sigma_N
     return claims.need(
         "σ_min(Z) > 0",
-        instance.sigma_N,
+        least,
         ">",
         0.0,
         "the equilibria of the samples are linearly independent",
-        method="a-posteriori bounds on an SVD, less the error of the equilibria",
-        remedy=remedy,
+        method=f"{instance.method}, less the error of the equilibria",
+        remedy="" if least.lo > 0 else dependence(instance),
     )
 
 
-def well_posed(claims: Claims, instance: Instance) -> bool:
-    claims.items.extend(instance.enclosure.unique)
-    return all(c.holds for c in instance.enclosure.unique)
+def dependence(instance: Instance) -> str:
+    """What to change where the equilibria of N samples are not independent."""
+    m, N = instance.model.width, instance.N
+    if m < N:
+        return f"a width of at least {N}, the number of samples, or theorem='safeguarded' with slack"
+    slack = "theorem='safeguarded' with slack"
+    X = instance.X.reshape(N, -1)
+    zero = torch.nonzero(~X.any(dim=1)).flatten().tolist()
+    if zero:
+        return f"removing row {zero[0]}, which is zero, or {slack}"
+    _, first, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
+    if bool((counts > 1).any()):
+        i, j = torch.nonzero(first == int(counts.argmax())).flatten()[:2].tolist()
+        return f"removing one of row {i} and row {j}, which are equal, or {slack}"
+    return f"a larger width, removing rows that nearly repeat others, or {slack}"
+
+
+def step_exists(claims: Claims, label: str, largest: Interval) -> float:
+    """The claim that a positive step size is allowed; returns it."""
+    claims.need(
+        label, largest, ">", float_info.min, "a step size that the theorem allows, and a float holds, exists"
+    )
+    return max(largest.lo, 0.0)
 
 
 def certificate(
@@ -60,23 +87,24 @@ def certificate(
     claims: Claims | None = None,
     *,
     kind: Kind,
-    hypotheses: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Certificate:
-    """A certificate with what every training theorem states."""
-    move = FULL_FLOW if kind == "flow" else FULL_BATCH
+    """A certificate with what every training theorem of a ReLU family and one step size states."""
+    moves = (FULL_FLOW, KINKS) if kind == "flow" else (FULL_BATCH,)
     return Certificate(
         theorem=theorem,
         claims=tuple(claims.items) if claims else (),
         kind=kind,
-        hypotheses=(HALF_SQUARE, *(hypotheses or (move,)), EXACT_GRADIENTS, FLOAT64_TIER),
+        hypotheses=(HALF_SQUARE, *moves, EXACT_GRADIENTS, instance.arithmetic),
         options={k: v for k, v in (options or {}).items() if v is not None},
+        tier=instance.tier,
         fingerprint=instance.fingerprint,
         **more,
     )
 
 
-def relative_movement(instance: Instance, distance: Interval) -> float:
-    """An upper bound of ‖Z − Z(0)‖_F as a share of ‖Z(0)‖_F."""
-    return (distance / instance.equilibria.frobenius).hi
+def relative_movement(instance: Instance, distance: Interval) -> float | None:
+    """An upper bound of ‖Z − Z(0)‖_F as a share of ‖Z(0)‖_F; None where there is none."""
+    share = (distance / instance.equilibria.frobenius).hi
+    return share if math.isfinite(share) else None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import Interval, SingularBounds, frobenius, gamma, gram_bounds, singular_bounds
+from ..linalg import Interval, SingularBounds, frobenius, gamma, singular_bounds
 from ..models.affine import AffineFamily
 from .claim import Claim
 
@@ -39,7 +39,7 @@ class Enclosure:
 def enclose(model: Any, X: Tensor) -> Enclosure:
     """The enclosure of a family on data X, all in float64."""
     raise TypeError(
-        f"certificates know the affine families (LinearEquilibrium, ScaledReLU, GaussianReLU, Monotone). "
+        f"certificates know LinearEquilibrium, ScaledReLU, GaussianReLU and Monotone. "
         f"Got {type(model).__name__} instead."
     )
 
@@ -57,22 +57,23 @@ class Equilibria:
     @cached_property
     def error(self) -> float:
         """≥ ‖Z − Z*‖_F."""
+        return (self.residual * (1 + self.enclosure.weight_norm * self.enclosure.resolvent)).hi
+
+    @cached_property
+    def residual(self) -> Interval:
+        """e ≥ ‖Z − f(Z)‖_F for the exact f; its upper end is what counts."""
         at, Z = self.enclosure, self.Z
         W, u, size = at.weight, at.injection, frobenius(self.Z)
         computed = self.model.activation(torch.addmm(u, Z, W.T))
         e = frobenius(Z - computed) + size * at.weight_error + at.injection_error
-        e += product_rounding(Z, W.T) + gamma(4) * (size + frobenius(u) + frobenius(computed))
-        return (e * (1 + at.weight_norm * at.resolvent)).hi
+        # u is one more term of each dot product; the difference from Z is one more rounding.
+        rounding = product_rounding(Z, W.T) + gamma(len(W) + 4) * (frobenius(u) + frobenius(computed))
+        return e + rounding + gamma(4) * (size + frobenius(computed))
 
     @cached_property
     def spectrum(self) -> SingularBounds:
-        """‖Z*‖ and σ_min(Z*) = σ_min(N, m)(Z*), by one SVD and Weyl's inequality."""
-        return _widened(singular_bounds(self.Z), self.error)
-
-    @cached_property
-    def quick_spectrum(self) -> SingularBounds:
-        """The same from one Gram matrix and its Cholesky factors: cheaper, and blind below √u·‖Z‖."""
-        return _widened(gram_bounds(self.Z), self.error)
+        """‖Z*‖ and σ_min(Z*), its min(N, m)-th singular value, by one SVD and Weyl's inequality."""
+        return widened(singular_bounds(self.Z), self.error)
 
     @cached_property
     def frobenius(self) -> Interval:
@@ -86,7 +87,8 @@ def product_rounding(A: Tensor, B: Tensor) -> Interval:
     return gamma(k + 2) * frobenius(A) * frobenius(B) + Interval(0.0, entries * (k + 2) * 2.0**-1074)
 
 
-def _widened(bounds: SingularBounds, error: float) -> SingularBounds:
+def widened(bounds: SingularBounds, error: float) -> SingularBounds:
+    """Of every matrix within `error` of the one whose bounds these are."""
     slack = Interval.within(error)
     return SingularBounds(
         norm=_nonnegative(bounds.norm + slack), sigma_min=_nonnegative(bounds.sigma_min + slack)

@@ -22,29 +22,76 @@ from ..models.scaled_relu import ScaledReLU
 from .claim import Claim
 from .enclosure import Enclosure, enclose, product_rounding
 
-_SVD = "a-posteriori bounds on an SVD, rounded outward"
+SVD = "a-posteriori bounds on an SVD, rounded outward"
+_EXACT = "exact, by the parameterisation"
+_UNDERFLOW = 746  # beyond −746 exp is below every float
 
 
-def _contraction(name: str, q: Interval, what: str, remedy: str) -> tuple[tuple[Claim, ...], Interval]:
-    claim = Claim(
-        name, f"{what}: one equilibrium for every input", q, "<", Interval(1.0), _SVD, remedy=remedy
+# -- the reasons ---------------------------------------------------------------------------------------------
+
+
+def contracts(model: GaussianReLU | ScaledReLU, norm: Interval, method: str = SVD) -> Claim:
+    """‖W‖ < 1, or γ‖A‖ < 1."""
+    scaled = isinstance(model, ScaledReLU)
+    return Claim(
+        "γ‖A‖ < 1" if scaled else "‖W‖ < 1",
+        "the map contracts: one equilibrium for every input",
+        norm,
+        "<",
+        Interval(1.0),
+        method,
+        remedy="a smaller γ or A" if scaled else "a smaller W (sigma_w2)",
     )
-    gap = 1 - q
-    return (claim,), (1 / gap if claim.holds else Interval(0.0, math.inf))
+
+
+def is_monotone(model: Monotone) -> Claim:
+    return Claim(
+        "sym(I−W) ⪰ μI",
+        "sym(I − W) = μI + AᵀA whatever A and B are: one equilibrium for every input",
+        Interval(float(model.margin)),
+        ">",
+        Interval(0.0),
+        _EXACT,
+    )
+
+
+def is_stochastic(model: LinearEquilibrium) -> Claim:
+    return Claim(
+        "‖γS‖₁ = γ < 1",
+        "the columns of S sum to 1 whatever A is: one equilibrium for every input",
+        abs(Interval(float(model.gamma))),
+        "<",
+        Interval(1.0),
+        _EXACT,
+    )
+
+
+def resolvent_of(reason: Claim) -> Interval:
+    """R of a contraction: 1/(1 − q)."""
+    return 1 / (1 - reason.left) if reason.holds else Interval(0.0, math.inf)
+
+
+def stochastic_bounds(model: LinearEquilibrium) -> tuple[Interval, Interval]:
+    """‖γS‖ ≤ γ√m and ‖(I − γS)⁻¹‖ ≤ √m/(1 − γ), from the same bounds without √m in the 1-norm."""
+    g, root = abs(Interval(float(model.gamma))), Interval(model.width).sqrt()
+    return g * root, root / (1 - g)
+
+
+# -- in float64 ----------------------------------------------------------------------------------------------
 
 
 @enclose.register
 def _(model: GaussianReLU, X: Tensor) -> Enclosure:
     norm = singular_bounds(model.W).norm
-    unique, resolvent = _contraction("‖W‖ < 1", norm, "the map contracts", "a smaller W (sigma_w2)")
+    reason = contracts(model, norm)
     return Enclosure(
         weight=model.weight(),
         weight_error=0.0,
         weight_norm=norm,
         injection=model.injection(X),
         injection_error=product_rounding(X, model.U.T).hi,
-        unique=unique,
-        resolvent=resolvent,
+        unique=(reason,),
+        resolvent=resolvent_of(reason),
         reason="‖W‖ < 1",
         norms={"W": norm},
     )
@@ -53,8 +100,8 @@ def _(model: GaussianReLU, X: Tensor) -> Enclosure:
 @enclose.register
 def _(model: ScaledReLU, X: Tensor) -> Enclosure:
     size = singular_bounds(model.A).norm
-    norm = model.gamma * size
-    unique, resolvent = _contraction("γ‖A‖ < 1", norm, "the map contracts", "a smaller γ or A")
+    norm = abs(Interval(float(model.gamma))) * size
+    reason = contracts(model, norm)
     weight = model.weight()
     return Enclosure(
         weight=weight,
@@ -62,8 +109,8 @@ def _(model: ScaledReLU, X: Tensor) -> Enclosure:
         weight_norm=norm,
         injection=model.injection(X),
         injection_error=product_rounding(X, model.W).hi,
-        unique=unique,
-        resolvent=resolvent,
+        unique=(reason,),
+        resolvent=resolvent_of(reason),
         reason="γ‖A‖ < 1",
         norms={"A": size},
     )
@@ -71,59 +118,49 @@ def _(model: ScaledReLU, X: Tensor) -> Enclosure:
 
 @enclose.register
 def _(model: Monotone, X: Tensor) -> Enclosure:
-    margin = Interval(float(model.margin))
-    claim = Claim(
-        "sym(I−W) ⪰ μI",
-        "sym(I − W) = μI + AᵀA whatever A and B are: one equilibrium for every input",
-        margin,
-        ">",
-        Interval(0.0),
-        "exact, by the parameterisation",
+    margin, reason = Interval(float(model.margin)), is_monotone(model)
+    weight, injection = model.weight(), model.injection(X)
+    # 1 − μ and three sums of what is at most |1 − μ|I + |A|ᵀ|A| + |B| + |B|ᵀ, entry by entry.
+    parts = (
+        frobenius(model.A) ** 2 + 2 * frobenius(model.B) + Interval(len(weight)).sqrt() * (1 + abs(margin))
     )
-    weight = model.weight()
-    parts = frobenius(model.A) ** 2 + 2 * frobenius(model.B) + math.sqrt(len(weight)) * (1 + margin)
-    error = product_rounding(model.A.T, model.A) + gamma(6) * parts
-    injection = model.injection(X)
-    bias = getattr(model, "bias", None)
-    extra = gamma(4) * (
-        frobenius(injection) + (frobenius(bias) * math.sqrt(len(X)) if bias is not None else 0.0)
-    )
+    error = product_rounding(model.A.T, model.A) + gamma(8) * parts
+    shift = Interval(0.0) if model.bias is None else gamma(2) * frobenius(injection)
     return Enclosure(
         weight=weight,
         weight_error=error.hi,
         weight_norm=Interval(0.0, (frobenius(weight) + error).hi),
         injection=injection,
-        injection_error=(product_rounding(X, model.U.T) + extra).hi,
-        unique=(claim,),
-        resolvent=1 / margin,
+        injection_error=(product_rounding(X, model.U.T) + shift).hi,
+        unique=(reason,),
+        resolvent=1 / margin if reason.holds else Interval(0.0, math.inf),
         reason="the monotone margin μ",
     )
 
 
 @enclose.register
 def _(model: LinearEquilibrium, X: Tensor) -> Enclosure:
-    m, g = model.width, Interval(float(model.gamma))
-    claim = Claim(
-        "‖γS‖₁ = γ < 1",
-        "the columns of S sum to 1 whatever A is: one equilibrium for every input",
-        g,
-        "<",
-        Interval(1.0),
-        "exact, by the parameterisation",
-    )
+    m, reason = model.width, is_stochastic(model)
     weight, injection = model.weight(), model.injection(X)
-    # exp within 4 ulp of argument-shifted entries, a sum of m terms, a division, and the product with γ:
-    # relative to the entries of S, plus what a rounded shift a − max does to exp.
-    shift = gamma(2) * 2 * float(model.A.abs().amax()) if model.A.numel() else 0.0
-    error = (gamma(m + 20) + 2 * Interval(shift)) * 2 * frobenius(weight) + m * m * 2.0**-1000
-    norm = frobenius(weight) + error  # ‖γS‖ ≤ ‖γS‖_F
+    error = gamma(m + _softmax_units(model)) * frobenius(weight) + Interval(0.0, m * m * 2.0**-1000)
+    norm, inverse = stochastic_bounds(model)
     return Enclosure(
         weight=weight,
         weight_error=error.hi,
-        weight_norm=Interval(0.0, minimum(norm, g * math.sqrt(m) * (1 + gamma(4))).hi),
+        weight_norm=Interval(0.0, minimum(frobenius(weight) + error, norm).hi),
         injection=injection,
         injection_error=0.0,
-        unique=(claim,),
-        resolvent=Interval(0.0, (Interval(math.sqrt(m)) * (1 + gamma(4)) / (1 - g)).hi),
+        unique=(reason,),
+        resolvent=Interval(0.0, inverse.hi if reason.holds else math.inf),
         reason="‖γS‖₁ = γ < 1",
     )
+
+
+def _softmax_units(model: LinearEquilibrium) -> int:
+    """Roundings in an entry of γS besides those of the sum of m, each at most a unit relative to the entry.
+
+    exp of a rounded difference a − max is off by as many as the difference is large; exp itself, its sum of
+    terms that are off likewise, the quotient and the product with γ by a few more.
+    """
+    spread = float((model.A.amax(dim=0) - model.A.amin(dim=0)).amax())
+    return 2 * math.ceil(min(spread, _UNDERFLOW)) + 24

@@ -6,157 +6,143 @@ B = 1 + (γ₀/(1−γ₀))²(λ₁/λ₂)², λ₀ = max{λ₁/C₃, γ₀λ₁
     flow      (14) α₀² ≥ 4/(1−γ₀) λ₀ ‖X‖_F ‖r(0)‖        (15) α₀³ ≥ 8λ₃B/(1−γ₀)² ‖X‖_F² ‖r(0)‖
     descent   (17) the same with 8                          (18) with 16
               (19) α₀² ≥ 16λ₃²B/(1−γ₀)² ‖X‖_F²             (20) η < min(4/α₀², 2Q₂/Q₁²)
+
+    Q₂ = Bλ₃²‖X‖_F²/(1−γ₀)²,  Q₁ = (Bλ₃² + λ₁²)‖X‖_F²/(1−γ₀)²
+
+The proof gives more than σ_min(Z) ≥ α₀/2: ‖Z − Z(0)‖_F is at most the right side of (15), or (18), over 2α₀².
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..linalg import Interval, maximum, minimum
 from ..models.scaled_relu import ScaledReLU
-from .certificate import Certificate
+from .certificate import Certificate, Kind
 from .claim import Claims
-from .common import certificate, independent_rows, obstacle_of, relative_movement, well_posed
+from .common import (
+    SAME,
+    certificate,
+    independent_rows,
+    obstacle_of,
+    relative_movement,
+    step_exists,
+    well_posed,
+)
 from .instance import Instance
-from .search import best_constants, log_margin
+from .search import best_constants, log_margin, middle
 
 _REMEDY = "init='section5.1' with a larger beta (γ rescaled with it), or theorem='safeguarded'"
 
 
 @dataclass(frozen=True)
-class _Constants:
-    """The constants of [gao2022, §4.1]; in floats for the search, in intervals for the proof."""
+class _Ball:
+    """The constants of the ball of radii C₁, C₂, C₃; of floats for the search, of intervals for the proof."""
 
-    lambda1: Any
-    lambda2: Any
-    lambda3: Any
-    gamma0: Any
+    l1: Any
+    l2: Any
+    l3: Any
+    g0: Any
+    gap: Any  # 1 − γ₀
     B: Any
-    lambda0: Any
+    l0: Any
 
     @classmethod
-    def of(cls, gamma: Any, W: Any, A: Any, b: Any, C: Sequence[float], top: Any) -> _Constants:
+    def of(cls, gamma: Any, W: Any, A: Any, b: Any, C: Sequence[float], top: Any) -> _Ball:
         C1, C2, C3 = C
         l1, l2, l3 = W + C1, A + C2, b + C3
         g0 = gamma * l2
-        B = 1 + (g0 / (1 - g0)) ** 2 * (l1 / l2) ** 2
-        return cls(l1, l2, l3, g0, B, top(l1 / C3, g0 * l1 * l3 / ((1 - g0) * C2 * l2), l3 / C1))
+        gap = top(1 - g0, 0.0)  # where γ₀ ≥ 1 the formulas mean nothing, and 1/0 says so
+        B = 1 + (g0 / gap) ** 2 * (l1 / l2) ** 2
+        return cls(l1, l2, l3, g0, gap, B, top(l1 / C3, g0 * l1 * l3 / (gap * C2 * l2), l3 / C1))
 
 
 @dataclass(frozen=True)
 class _Theorem:
-    """C = (C₁, C₂, C₃), the radii of the ball the weights stay in; chosen for the best margin when None."""
+    """C = (C₁, C₂, C₃), the radii of the ball the weights stay in; chosen for the best margin when None.
+
+    `printed` says how the paper's own conditions differ: they do not.
+    """
 
     C: tuple[float, float, float] | None = None
+    printed: bool = False
 
     needs_targets: ClassVar[bool] = True
     name: ClassVar[str]
-    ball: ClassVar[int]  # the number in (14) and (17)
-    spectrum: ClassVar[int]  # the number in (15) and (18)
-    labels: ClassVar[tuple[str, str]]
+    kind: ClassVar[Kind]
+    conditions: ClassVar[dict[str, tuple[int, str]]]  # label: the power of α₀ and what follows
 
     def __post_init__(self) -> None:
         if self.C is not None and (len(self.C) != 3 or not all(c > 0 for c in self.C)):
             raise ValueError(f"C must be three numbers > 0. Got {self.C} instead.")
 
     def prove(self, instance: Instance) -> Certificate:
-        options = {"C": None if self.C is None else list(self.C)}
-        kind = "flow" if self.name.endswith("flow") else "descent"
+        frame: dict[str, Any] = {
+            "kind": self.kind,
+            "options": {"C": None if self.C is None else list(self.C), "printed": self.printed},
+        }
         obstacle = obstacle_of(instance, ScaledReLU)
         if obstacle:
-            return certificate(self.name, instance, kind=kind, options=options, obstacle=obstacle)  # type: ignore[arg-type]
+            return certificate(self.name, instance, obstacle=obstacle, **frame)
         claims = Claims()
-        well_posed(claims, instance)
+        if not well_posed(claims, instance):
+            return certificate(self.name, instance, claims, **frame)
         a0 = independent_rows(claims, instance).left
         C = self.C or self._choose(instance)
-        model = instance.model
-        assert isinstance(model, ScaledReLU)
-        k = _Constants.of(
-            Interval(model.gamma),
-            instance.norm("W"),
-            instance.norm("A"),
-            instance.norm("b"),
-            C,
-            maximum,
-        )
+        at = _Ball.of(*_norms(instance), C, maximum)
         X, r = instance.X_frobenius, instance.residual_norm
         claims.need(
-            "γ₀ < 1", k.gamma0, "<", 1.0, "the map contracts in the whole ball", remedy="a smaller γ or C₂"
+            "γ₀ < 1", at.g0, "<", 1.0, "the map contracts in the whole ball", remedy="a smaller γ or C₂"
         )
-        near, far = self.labels
-        claims.need(
-            near,
-            a0**2,
-            ">=",
-            self.ball / (1 - k.gamma0) * k.lambda0 * X * r,
-            "the weights stay in the ball of radii C₁, C₂, C₃",
-            remedy=_REMEDY,
-        )
-        claims.need(
-            far,
-            a0**3,
-            ">=",
-            k.B * self.spectrum * k.lambda3 / (1 - k.gamma0) ** 2 * X**2 * r,
-            "σ_min(Z) stays above α₀/2",
-            remedy=_REMEDY,
-        )
-        more = self._finish(claims, instance, k, a0)
+        needed = self._sides(at, X, r)
+        for label, (power, statement) in self.conditions.items():
+            claims.need(label, math.prod([a0] * power), ">=", needed[label], statement, remedy=_REMEDY)
+        moved = next(needed[label] for label, (power, _) in self.conditions.items() if power == 3)
         return certificate(
             self.name,
             instance,
             claims,
-            kind=kind,  # type: ignore[arg-type]
-            options=options,
-            movement=relative_movement(instance, a0 / 2),
+            movement=relative_movement(instance, moved / (2 * a0**2)),
             constants={
                 "C": list(C),
                 "alpha0": a0.lo,
-                "gamma0": k.gamma0.hi,
-                "lambda0": k.lambda0.hi,
-                "B": k.B.hi,
+                "gamma0": at.g0.hi,
+                "lambda0": at.l0.hi,
+                "B": at.B.hi,
+                **(SAME if self.printed else {}),
             },
-            **more,
+            **self._promise(claims, at, X, a0),
+            **frame,
         )
 
     def _choose(self, instance: Instance) -> tuple[float, ...]:
         """C with the best worst margin; kept inside γ(‖A‖ + C₂) < 1."""
-        model, mid = instance.model, lambda x: (x.lo + x.hi) / 2
-        assert isinstance(model, ScaledReLU)
-        W, A, b, X, r, a0 = map(
-            mid,
-            (
-                instance.norm("W"),
-                instance.norm("A"),
-                instance.norm("b"),
-                instance.X_frobenius,
-                instance.residual_norm,
-                instance.sigma_N,
-            ),
-        )
-        room = 1 / model.gamma - A
+        gamma, W, A, b = (middle(x) for x in _norms(instance))
+        X, r = middle(instance.X_frobenius), middle(instance.residual_norm)
+        a0 = max(middle(instance.sigma_N), 1e-100)  # of 0 too, the least bad constants are shown
+        room = 1 / gamma - A
 
         def score(C: Sequence[float]) -> float:
-            if not 0 < C[1] < room:
+            if not C[1] < room:
                 return -1e9 - abs(C[1])
-            k = _Constants.of(model.gamma, W, A, b, C, max)
-            return log_margin(*self._sides(k, X, r, max(a0, 1e-300)))
+            needed = self._sides(_Ball.of(gamma, W, A, b, C, max), X, r)
+            return log_margin(*((a0**power, needed[label]) for label, (power, _) in self.conditions.items()))
 
-        if room <= 0:
+        if not room > 0:
             return (1.0, 1.0, 1.0)
-        middle = min(1.0, room / 2)
+        half = min(1.0, room / 2)
         return best_constants(
-            score, [(1.0, middle, 1.0), (max(W, 1e-3), middle, max(b, 0.1)), (10.0, middle, 10.0)]
+            score, [(1.0, half, 1.0), (max(W, 1e-3), half, max(b, 0.1)), (10.0, half, 10.0)]
         )
 
-    def _sides(self, k: _Constants, X: float, r: float, a0: float) -> list[tuple[float, float]]:
-        return [
-            (a0**2, self.ball / (1 - k.gamma0) * k.lambda0 * X * r),
-            (a0**3, k.B * self.spectrum * k.lambda3 / (1 - k.gamma0) ** 2 * X**2 * r),
-        ]
+    def _sides(self, at: _Ball, X: Any, r: Any) -> dict[str, Any]:
+        """The right side of every condition."""
+        raise NotImplementedError
 
-    def _finish(self, claims: Claims, instance: Instance, k: _Constants, a0: Interval) -> dict[str, Any]:
+    def _promise(self, claims: Claims, at: _Ball, X: Interval, a0: Interval) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -165,9 +151,19 @@ class Flow(_Theorem):
     """L(t) ≤ exp(−α₀² t/2) L(0) under (14), (15)    [gao2022, Theorem 4.2]."""
 
     name = "gao2022.flow"
-    ball, spectrum, labels = 4, 8, ("(14)", "(15)")
+    kind = "flow"
+    conditions: ClassVar[dict[str, tuple[int, str]]] = {
+        "(14)": (2, "the weights stay in the ball of radii C₁, C₂, C₃"),
+        "(15)": (3, "σ_min(Z) stays above α₀/2"),
+    }
 
-    def _finish(self, claims: Claims, instance: Instance, k: _Constants, a0: Interval) -> dict[str, Any]:
+    def _sides(self, at: _Ball, X: Any, r: Any) -> dict[str, Any]:
+        return {
+            "(14)": 4 / at.gap * at.l0 * X * r,
+            "(15)": at.B * 8 * at.l3 / at.gap**2 * X**2 * r,
+        }
+
+    def _promise(self, claims: Claims, at: _Ball, X: Interval, a0: Interval) -> dict[str, Any]:
         exponent = (a0**2 / 2).lo
         return {
             "exponent": exponent,
@@ -180,28 +176,36 @@ class Descent(_Theorem):
     """L(k) ≤ (1 − ηα₀²/4)^k L(0) under (17)-(20)    [gao2022, Theorem 4.4]."""
 
     name = "gao2022.descent"
-    ball, spectrum, labels = 8, 16, ("(17)", "(18)")
+    kind = "descent"
+    conditions: ClassVar[dict[str, tuple[int, str]]] = {
+        "(17)": (2, "the weights stay in the ball of radii C₁, C₂, C₃"),
+        "(18)": (3, "σ_min(Z) stays above α₀/2"),
+        "(19)": (2, "a step of descent decreases the loss"),
+    }
 
-    def _sides(self, k: _Constants, X: float, r: float, a0: float) -> list[tuple[float, float]]:
-        return [*super()._sides(k, X, r, a0), (a0**2, k.B * 16 * k.lambda3**2 / (1 - k.gamma0) ** 2 * X**2)]
+    def _sides(self, at: _Ball, X: Any, r: Any) -> dict[str, Any]:
+        return {
+            "(17)": 8 / at.gap * at.l0 * X * r,
+            "(18)": at.B * 16 * at.l3 / at.gap**2 * X**2 * r,
+            "(19)": at.B * 16 * at.l3**2 / at.gap**2 * X**2,
+        }
 
-    def _finish(self, claims: Claims, instance: Instance, k: _Constants, a0: Interval) -> dict[str, Any]:
-        X, gap = instance.X_frobenius, (1 - k.gamma0) ** 2
-        claims.need(
-            "(19)",
-            a0**2,
-            ">=",
-            k.B * 16 * k.lambda3**2 / gap * X**2,
-            "a step of descent decreases the loss",
-            remedy=_REMEDY,
-        )
-        Q2 = k.B * k.lambda3**2 * X**2 / gap
-        Q1 = (k.B * k.lambda3**2 + k.lambda1**2) * X**2 / gap
-        largest = minimum(4 / a0**2, 2 * Q2 / Q1**2)
-        claims.need("(20)", largest, ">", 0.0, "a step size that the theorem allows exists")
+    def _promise(self, claims: Claims, at: _Ball, X: Interval, a0: Interval) -> dict[str, Any]:
+        Q2 = at.B * at.l3**2 * X**2 / at.gap**2
+        Q1 = (at.B * at.l3**2 + at.l1**2) * X**2 / at.gap**2
+        largest = step_exists(claims, "(20)", minimum(4 / a0**2, 2 * Q2 / Q1**2))
         exponent = (a0**2 / 4).lo
         return {
             "exponent": exponent,
-            "max_step_size": max(largest.lo, 0.0),
-            "promise": f"with step size η < {largest.lo:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0).",
+            "max_step_size": largest,
+            "promise": (
+                f"with step size η < {largest:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0), and equilibria "
+                f"stay unique."
+            ),
         }
+
+
+def _norms(instance: Instance) -> tuple[Interval, Interval, Interval, Interval]:
+    """γ, ‖W(0)‖, ‖A(0)‖, ‖b(0)‖."""
+    assert isinstance(instance.model, ScaledReLU)
+    return Interval(instance.model.gamma), *(instance.norm(name) for name in ("W", "A", "b"))  # type: ignore[return-value]

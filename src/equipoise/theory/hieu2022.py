@@ -1,18 +1,24 @@
 """L(t) ≤ e^{−λ₀²t/2} L(0): gradient flow and (repaired) descent of Monotone [hieu2022, ch. 3].
 
 With margin μ, λ₀ = σ_N(Z(0)), radii R_A, R_B, R_U, R_u > 0, ā = ‖A(0)‖ + R_A, Ū = ‖U(0)‖ + R_U,
-ū = ‖u(0)‖ + R_u:
+ū = ‖u(0)‖ + R_u, r₀ = ‖r(0)‖:
 
     flow     (3.8)  λ₀² ≥ 4‖X‖_F r₀ max{2Ūūā/(μ²R_A), 2Ūū/(μ²R_B), ū/(μR_U), Ū/(μR_u)}
              (3.9)  λ₀³ ≥ 8‖X‖_F² r₀ (ū/μ²)(4(Ū²ā² + Ū²)/μ² + 1)
     descent  (3.16) = (3.8) with 8
-             (3.17) λ₀³ ≥ 16‖X‖_F² r₀ (ū/μ²)[1 + (6Ū²ā² + 4Ū²)/μ²]   powers of μ restored
-             (3.18) λ₀² ≥ 16 C₁₃                                        replaces a condition that cannot hold
+             (3.17) λ₀³ ≥ 16‖X‖_F² r₀ (ū/μ²)[1 + (6Ū²ā² + 4Ū²)/μ²]
+             (3.18) λ₀² ≥ 16 C₁₃
              η ≤ min{4/λ₀², 1/(32 C₁₂), λ₀²/(25 C₁₁²)}
 
     C₁₁ = ‖X‖_F²[(ū² + Ū²)/μ² + 4ū²Ū²(1 + ā²)/μ⁴],  C₁₂ = ‖X‖_F²ū²Ū²ā²/(4μ⁴),  C₁₃ = C₁₁ − ‖X‖_F²Ū²/μ²
 
-Printed, (3.17) and (3.18) lack powers of μ, and Theorem 3.3.5 built on them is false for small μ.
+The thesis prints the conditions of descent without the powers of μ that its own lemmas give:
+
+    (3.17) λ₀³ ≥ 8‖X‖_F² r₀ ū (1 + 6Ū²ā² + 4Ū²)
+    (3.18) λ₀² ≥ 20‖X‖_F² (ū² + 4ū²Ū²ā² + 4ū²Ū² + Ū²)
+    η ≤ min{4/λ₀², 1/(‖X‖_F²(ū² + 4Ū²ū² + 4Ū²ū²ā² + Ū²)), 1/(2‖X‖_Fλ₀Ūūā), 1/(6λ₀²ū²ā²)}
+
+and Theorem 3.3.5 built on them is false for small μ; with μ restored its (3.18) can never hold.
 """
 
 from __future__ import annotations
@@ -23,19 +29,28 @@ from typing import Any, ClassVar
 
 from ..linalg import Interval, maximum, minimum
 from ..models.monotone import Monotone
-from .certificate import Certificate
+from .certificate import Certificate, Kind
 from .claim import Claims
-from .common import certificate, independent_rows, obstacle_of, relative_movement, well_posed
+from .common import (
+    SAME,
+    certificate,
+    independent_rows,
+    obstacle_of,
+    relative_movement,
+    step_exists,
+    well_posed,
+)
 from .instance import Instance
-from .search import best_constants, log_margin
+from .search import best_constants, log_margin, middle
 
 BLOCKS = ("A", "B", "U", "u")
 _REMEDY = "Monotone.certified_start(X, y), or theorem='safeguarded'"
+_BALL, _SPECTRUM = "the weights stay in the ball", "σ_N(Z) stays above λ₀/2"
 
 
 @dataclass(frozen=True)
-class _Constants:
-    """ā, Ū, ū and the scalars of the data; in floats for the search, in intervals for the proof."""
+class _Ball:
+    """ā, Ū, ū and the scalars of the data; of floats for the search, of intervals for the proof."""
 
     a: Any
     U: Any
@@ -45,49 +60,66 @@ class _Constants:
     r: Any
     R: Mapping[str, Any]
 
-    def ball(self, number: int, top: Any) -> Any:
-        """The right-hand side of (3.8) and (3.16)."""
+    def worst(self, top: Any) -> Any:
+        """The maximum in (3.8) and (3.16), times ‖X‖_F r₀."""
         Uu, mu2 = self.U * self.u, self.mu**2
-        worst = top(
+        largest = top(
             2 * Uu * self.a / (mu2 * self.R["A"]),
             2 * Uu / (mu2 * self.R["B"]),
             self.u / (self.mu * self.R["U"]),
             self.U / (self.mu * self.R["u"]),
         )
-        return number * self.X * self.r * worst
+        return self.X * self.r * largest
 
     def flow_spectrum(self) -> Any:
-        mu2 = self.mu**2
-        return 8 * self.X**2 * self.r * (self.u / mu2) * (4 * (self.U**2 * self.a**2 + self.U**2) / mu2 + 1)
+        """The right side of (3.9)."""
+        mu2, U2, a2 = self.mu**2, self.U**2, self.a**2
+        return 8 * self.X**2 * self.r * (self.u / mu2) * (4 * (U2 * a2 + U2) / mu2 + 1)
 
     def descent_spectrum(self) -> Any:
-        mu2 = self.mu**2
-        inner = 1 + (6 * self.U**2 * self.a**2 + 4 * self.U**2) / mu2
-        return 16 * self.X**2 * self.r * (self.u / mu2) * inner
-
-    def printed_spectrum(self) -> Any:
-        """(3.17) as printed: the powers of μ inside the bracket and a factor 2 are missing."""
-        inner = 1 + 4 * self.U**2 * self.a**2 + 4 * self.U**2
-        return 16 * self.X**2 * self.r * (self.u / self.mu**2) * inner
+        """The right side of (3.17), with the powers of μ."""
+        mu2, U2, a2 = self.mu**2, self.U**2, self.a**2
+        return 16 * self.X**2 * self.r * (self.u / mu2) * (1 + (6 * U2 * a2 + 4 * U2) / mu2)
 
     def descent(self) -> tuple[Any, Any, Any]:
         """C₁₁, C₁₂, C₁₃."""
         mu2, X2, u2, U2, a2 = self.mu**2, self.X**2, self.u**2, self.U**2, self.a**2
         cross = 4 * u2 * U2 * (1 + a2) / mu2**2
-        c11 = X2 * ((u2 + U2) / mu2 + cross)
-        c12 = X2 * u2 * U2 * a2 / (4 * mu2**2)
-        return c11, c12, X2 * (u2 / mu2 + cross)
+        return X2 * ((u2 + U2) / mu2 + cross), X2 * u2 * U2 * a2 / (4 * mu2**2), X2 * (u2 / mu2 + cross)
+
+    def printed_spectrum(self) -> Any:
+        """The right side of (3.17) as printed."""
+        U2, a2 = self.U**2, self.a**2
+        return 8 * self.X**2 * self.r * self.u * (1 + 6 * U2 * a2 + 4 * U2)
+
+    def printed_curvature(self) -> Any:
+        """‖X‖_F²(ū² + 4ū²Ū²ā² + 4ū²Ū² + Ū²): C₁₁ as printed, of which (3.18) takes 20."""
+        u2, U2, a2 = self.u**2, self.U**2, self.a**2
+        return self.X**2 * (u2 + 4 * u2 * U2 * a2 + 4 * u2 * U2 + U2)
+
+    def printed_step(self, lambda0: Interval) -> Interval:
+        """The largest step of Theorem 3.3.5 as printed."""
+        return minimum(
+            4 / lambda0**2,
+            1 / self.printed_curvature(),
+            1 / (2 * self.X * lambda0 * self.U * self.u * self.a),
+            1 / (6 * lambda0**2 * self.u**2 * self.a**2),
+        )
 
 
 @dataclass(frozen=True)
 class _Theorem:
-    """`radii` {"A", "B", "U", "u"} of the ball the weights stay in; chosen for the best margin when None."""
+    """`radii` {"A", "B", "U", "u"} of the ball the weights stay in; chosen for the best margin when None.
+
+    `printed` shows the thesis' own conditions beside these, where they differ.
+    """
 
     radii: Mapping[str, float] | None = None
     printed: bool = False
 
     needs_targets: ClassVar[bool] = True
     name: ClassVar[str]
+    kind: ClassVar[Kind]
 
     def __post_init__(self) -> None:
         if self.radii is not None and (
@@ -98,127 +130,140 @@ class _Theorem:
             )
 
     def prove(self, instance: Instance) -> Certificate:
-        options = {"radii": None if self.radii is None else dict(self.radii), "printed": self.printed}
-        kind = "flow" if self.name.endswith("flow") else "descent"
+        frame: dict[str, Any] = {
+            "kind": self.kind,
+            "options": {
+                "radii": None if self.radii is None else dict(self.radii),
+                "printed": self.printed,
+            },
+        }
         obstacle = obstacle_of(instance, Monotone)
         if not obstacle and getattr(instance.model, "bias", None) is not None:
-            obstacle = "the theorem is about a network without bias: give Monotone(…, bias=False)."
+            obstacle = (
+                "the theorem is about a network without bias. Got one instead: Monotone(…, bias=False)."
+            )
         if obstacle:
-            return certificate(self.name, instance, kind=kind, options=options, obstacle=obstacle)  # type: ignore[arg-type]
+            return certificate(self.name, instance, obstacle=obstacle, **frame)
         claims = Claims()
-        well_posed(claims, instance)
+        if not well_posed(claims, instance):
+            return certificate(self.name, instance, claims, **frame)
         lambda0 = independent_rows(claims, instance).left
         radii = dict(self.radii or self._choose(instance))
-        k = self._constants(instance, radii)
-        more = self._claim(claims, k, lambda0)
+        mu, A, U, u = _norms(instance)
+        at = _Ball(
+            A + radii["A"],
+            U + radii["U"],
+            u + radii["u"],
+            mu,
+            instance.X_frobenius,
+            instance.residual_norm,
+            {name: Interval(r) for name, r in radii.items()},
+        )
+        found = self._claim(claims, at, lambda0)
         return certificate(
             self.name,
             instance,
             claims,
-            kind=kind,  # type: ignore[arg-type]
-            options=options,
-            movement=relative_movement(instance, lambda0 / 2),
-            constants={"radii": radii, "lambda0": lambda0.lo, "mu": float(instance.model.margin)},  # type: ignore[arg-type]
-            **more,
-        )
-
-    def _constants(self, instance: Instance, radii: Mapping[str, float]) -> _Constants:
-        assert isinstance(instance.model, Monotone)
-        return _Constants(
-            a=instance.norm("A") + radii["A"],
-            U=instance.norm("U") + radii["U"],
-            u=instance.norm("u") + radii["u"],
-            mu=Interval(float(instance.model.margin)),
-            X=instance.X_frobenius,
-            r=instance.residual_norm,
-            R={name: Interval(r) for name, r in radii.items()},
+            movement=relative_movement(instance, self._spectrum(at) / (2 * lambda0**2)),
+            constants={"radii": radii, "lambda0": lambda0.lo, "mu": mu.lo, **found.pop("notes", {})},
+            **found,
+            **frame,
         )
 
     def _choose(self, instance: Instance) -> Mapping[str, float]:
         """Radii with the best worst margin."""
-        assert isinstance(instance.model, Monotone)
-        mid = lambda x: (x.lo + x.hi) / 2
-        A, U, u = (mid(instance.norm(name)) for name in ("A", "U", "u"))
-        mu, X, r = float(instance.model.margin), mid(instance.X_frobenius), mid(instance.residual_norm)
-        lambda0 = max(mid(instance.sigma_N), 1e-300)
+        mu, A, U, u = (middle(x) for x in _norms(instance))
+        X, r = middle(instance.X_frobenius), middle(instance.residual_norm)
+        lambda0 = max(middle(instance.sigma_N), 1e-100)  # of 0 too, the least bad radii are shown
 
         def score(radii: Sequence[float]) -> float:
             R = dict(zip(BLOCKS, radii, strict=True))
-            k = _Constants(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R)
-            return log_margin(*self._sides(k, lambda0))
+            return log_margin(*self._sides(_Ball(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R), lambda0))
 
-        small = max(r, 1e-3) / max(lambda0, 1e-3)
+        small = min(max(r, 1e-3) / max(lambda0, 1e-3), 1e6)
         starts = [(max(A, 1e-2), 1.0, 0.02 * max(U, 1e-2), small), (1.0, 1.0, 1.0, 1.0)]
-        found = best_constants(score, starts, tries=1500)
-        return dict(zip(BLOCKS, found, strict=True))
+        return dict(zip(BLOCKS, best_constants(score, starts, tries=1500), strict=True))
 
-    def _sides(self, k: _Constants, lambda0: float) -> list[tuple[float, float]]:
+    def _spectrum(self, at: _Ball) -> Any:
+        """The right side of (3.9) or (3.17); over 2λ₀² it bounds ‖Z − Z(0)‖_F."""
         raise NotImplementedError
 
-    def _claim(self, claims: Claims, k: _Constants, lambda0: Interval) -> dict[str, Any]:
+    def _sides(self, at: _Ball, lambda0: float) -> list[tuple[float, float]]:
+        raise NotImplementedError
+
+    def _claim(self, claims: Claims, at: _Ball, lambda0: Interval) -> dict[str, Any]:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Flow(_Theorem):
-    """L(t) ≤ e^{−λ₀²t/2} L(0) under (3.8), (3.9)    [hieu2022, Condition 1]."""
+    """L(t) ≤ e^{−λ₀²t/2} L(0) under (3.8), (3.9), right as printed    [hieu2022, Theorem 3.3.1]."""
 
     name = "hieu2022.flow"
+    kind = "flow"
 
-    def _sides(self, k: _Constants, lambda0: float) -> list[tuple[float, float]]:
-        return [(lambda0**2, k.ball(4, max)), (lambda0**3, k.flow_spectrum())]
+    def _spectrum(self, at: _Ball) -> Any:
+        return at.flow_spectrum()
 
-    def _claim(self, claims: Claims, k: _Constants, lambda0: Interval) -> dict[str, Any]:
-        claims.need(
-            "(3.8)", lambda0**2, ">=", k.ball(4, maximum), "the weights stay in the ball", remedy=_REMEDY
-        )
-        claims.need("(3.9)", lambda0**3, ">=", k.flow_spectrum(), "σ_N(Z) stays above λ₀/2", remedy=_REMEDY)
-        exponent = (lambda0**2 / 2).lo
-        return {"exponent": exponent, "promise": f"the loss falls at least as exp(−{exponent:.3g} t)."}
+    def _sides(self, at: _Ball, lambda0: float) -> list[tuple[float, float]]:
+        return [(lambda0**2, 4 * at.worst(max)), (lambda0**3, at.flow_spectrum())]
+
+    def _claim(self, claims: Claims, at: _Ball, lambda0: Interval) -> dict[str, Any]:
+        square = lambda0**2
+        claims.need("(3.8)", square, ">=", 4 * at.worst(maximum), _BALL, remedy=_REMEDY)
+        claims.need("(3.9)", square * lambda0, ">=", at.flow_spectrum(), _SPECTRUM, remedy=_REMEDY)
+        exponent = (square / 2).lo
+        return {
+            "exponent": exponent,
+            "promise": f"the loss falls at least as exp(−{exponent:.3g} t), and equilibria stay unique.",
+            "notes": SAME if self.printed else {},
+        }
 
 
 @dataclass(frozen=True)
 class Descent(_Theorem):
-    """L(k+1) ≤ (1 − ηλ₀²/4) L(k) under (3.16)-(3.18) repaired    [hieu2022, Condition 2]."""
+    """L(k+1) ≤ (1 − ηλ₀²/4) L(k) under (3.16)-(3.18) repaired    [hieu2022, Theorem 3.3.5]."""
 
     name = "hieu2022.descent"
+    kind = "descent"
 
-    def _sides(self, k: _Constants, lambda0: float) -> list[tuple[float, float]]:
+    def _spectrum(self, at: _Ball) -> Any:
+        return at.descent_spectrum()
+
+    def _sides(self, at: _Ball, lambda0: float) -> list[tuple[float, float]]:
         return [
-            (lambda0**2, k.ball(8, max)),
-            (lambda0**3, k.descent_spectrum()),
-            (lambda0**2, 16 * k.descent()[2]),
+            (lambda0**2, 8 * at.worst(max)),
+            (lambda0**3, at.descent_spectrum()),
+            (lambda0**2, 16 * at.descent()[2]),
         ]
 
-    def _claim(self, claims: Claims, k: _Constants, lambda0: Interval) -> dict[str, Any]:
-        c11, c12, c13 = k.descent()
-        claims.need(
-            "(3.16)", lambda0**2, ">=", k.ball(8, maximum), "the weights stay in the ball", remedy=_REMEDY
-        )
-        claims.need(
-            "(3.17)", lambda0**3, ">=", k.descent_spectrum(), "σ_N(Z) stays above λ₀/2", remedy=_REMEDY
-        )
-        claims.need(
-            "(3.18)", lambda0**2, ">=", 16 * c13, "a step of descent decreases the loss", remedy=_REMEDY
-        )
-        if self.printed:
-            claims.need(
-                "(3.17)",
-                lambda0**3,
-                ">=",
-                k.printed_spectrum(),
-                "without the powers of μ that the proof needs",
-                printed=True,
-            )
+    def _claim(self, claims: Claims, at: _Ball, lambda0: Interval) -> dict[str, Any]:
+        c11, c12, c13 = at.descent()
+        square, cube = lambda0**2, lambda0**2 * lambda0
+        claims.need("(3.16)", square, ">=", 8 * at.worst(maximum), _BALL, remedy=_REMEDY)
+        claims.need("(3.17)", cube, ">=", at.descent_spectrum(), _SPECTRUM, remedy=_REMEDY)
+        claims.need("(3.18)", square, ">=", 16 * c13, "a step of descent decreases the loss", remedy=_REMEDY)
         # The step is bounded with ≤; Certificate.max_step_size is exclusive, which only asks for less.
-        parts = [4 / lambda0**2, lambda0**2 / (25 * c11**2)]
-        if c12.hi > 0:
-            parts.append(1 / (32 * c12))
-        largest = minimum(*parts)
-        claims.need("step size", largest, ">", 0.0, "a step size that the theorem allows exists")
-        exponent = (lambda0**2 / 4).lo
+        step = minimum(4 / square, 1 / (32 * c12), square / (25 * c11**2))
+        largest = step_exists(claims, "step size", step)
+        if self.printed:
+            lost = "without the powers of μ that the proof needs"
+            claims.need("(3.17)", cube, ">=", at.printed_spectrum(), f"{lost}, and 8 for 16", printed=True)
+            claims.need("(3.18)", square, ">=", 20 * at.printed_curvature(), lost, printed=True)
+            claims.need("step size", at.printed_step(lambda0), ">", 0.0, lost, printed=True)
+        exponent = (square / 4).lo
         return {
             "exponent": exponent,
-            "max_step_size": max(largest.lo, 0.0),
-            "promise": f"with step size η < {largest.lo:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0).",
+            "max_step_size": largest,
+            "promise": (
+                f"with step size η < {largest:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0), and equilibria "
+                f"stay unique."
+            ),
         }
+
+
+def _norms(instance: Instance) -> tuple[Interval, Interval, Interval, Interval]:
+    """μ, ‖A(0)‖, ‖U(0)‖, ‖u(0)‖."""
+    assert isinstance(instance.model, Monotone)
+    A, U, u = (instance.norm(name) for name in ("A", "U", "u"))
+    return Interval(float(instance.model.margin)), A, U, u

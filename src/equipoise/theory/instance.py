@@ -5,23 +5,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..linalg import Interval, frobenius, gamma, singular_bounds
+from ..linalg import Interval, SingularBounds, frobenius, gamma, one_norm_upper, singular_bounds
 from ..models.affine import AffineFamily
-from ..solve import Stop
-from . import families  # noqa: F401  (registers what is known of each family)
-from .certificate import fingerprint
+from ..solve import Newton, Stop
+from . import families
+from .certificate import FLOAT64_TIER, fingerprint
 from .enclosure import Enclosure, Equilibria, enclose, product_rounding
 
 T = TypeVar("T")
 
 # Tight enough that the equilibrium's error is lost in the margins, loose enough for float64 to reach.
 _TIGHT = Stop(rtol=1e-13, max_steps=5000)
-_TIGHT_ENOUGH = Stop(rtol=1e-11, max_steps=5000)
+_TIGHT_ENOUGH = Stop(rtol=1e-11, max_steps=100)
+_TRUSTED = ("weight", "injection", "readout", "readout_weight", "activation")  # what enclosures speak of
 
 
 class Instance:
@@ -30,38 +31,69 @@ class Instance:
     Everything is computed when first asked for and kept. `obstacle` says why no theorem can speak at all.
     """
 
+    tier: ClassVar[str] = "float64"
+    arithmetic: ClassVar[str] = FLOAT64_TIER  # the hypothesis every bound rests on
+    method: ClassVar[str] = families.SVD
+
     def __init__(self, model: AffineFamily, X: Tensor, y: Tensor | None = None) -> None:
         if not isinstance(model, AffineFamily):
             raise TypeError(
-                f"model must be an affine family of equipoise. Got {type(model).__name__} instead."
+                f"certificates know the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and "
+                f"Monotone. Got {type(model).__name__} instead: diagnose(layer) measures any other."
             )
         self.original, self.fingerprint = model, fingerprint(model, X, y)
-        self.model = copy.deepcopy(model).double().requires_grad_(False)
+        # One device throughout, where float64 exists.
+        self.model = copy.deepcopy(model).to(_home(model.readout_weight)).double().requires_grad_(False)
         self._norms: dict[str, Interval] = {}
         self._kept: dict[str, Any] = {}
-        self.X = self._matrix(X)
+        self.X = self._inputs(X)
         self.y = None if y is None else self._targets(y)
-        self.obstacle = self._obstacle()
+        self.obstacle = self._changed() or self._nonfinite()
 
-    def _matrix(self, X: Tensor) -> Tensor:
-        if not isinstance(X, Tensor) or X.ndim != 2 or X.shape[1] != self.model.inputs:
-            got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
-            raise ValueError(f"X must be (N, {self.model.inputs}), a row a sample. Got {got} instead.")
-        if len(X) == 0:
+    def _inputs(self, X: Tensor) -> Tensor:
+        d = self.model.inputs
+        of_map = getattr(self.model, "feature_map", None) is not None  # which takes X of any shape, (N, …)
+        if not isinstance(X, Tensor) or X.is_complex() or (not of_map and (X.ndim != 2 or X.shape[1] != d)):
+            got = f"{X.dtype} of {tuple(X.shape)}" if isinstance(X, Tensor) else type(X).__name__
+            raise ValueError(f"X must be a real tensor (N, {d}), a row a sample. Got {got} instead.")
+        if X.ndim == 0 or len(X) == 0:
             raise ValueError("X must have at least one row: a certificate is about data. Got none.")
-        return X.detach().double()
+        return X.detach().to(_home(X)).double()
 
     def _targets(self, y: Tensor) -> Tensor:
-        shape = self.model.readout(torch.zeros(len(self.X), self.model.width, dtype=torch.float64)).shape
-        if tuple(y.shape) != tuple(shape):
+        N, k = len(self.X), self.model.outputs
+        zero = torch.zeros(N, self.model.width, dtype=torch.float64, device=self.X.device)
+        shape = tuple(self.model.readout(zero).shape)
+        if not isinstance(y, Tensor) or y.is_complex() or tuple(y.shape) != shape:
+            got = f"{y.dtype} of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+            hint = ""
+            if isinstance(y, Tensor) and k == 1 and y.numel() == N:
+                hint = " Try y[:, None]." if len(shape) == 2 else " Try y.reshape(-1)."
             raise ValueError(
-                f"y must be {tuple(shape)} like the network's output. Got {tuple(y.shape)} instead."
+                f"y must be a real tensor {shape} like the network's output. Got {got} instead.{hint}"
             )
-        return y.detach().double()
+        return y.detach().to(self.X.device).double()
 
-    def _obstacle(self) -> str:
-        named = [("X", self.X), ("y", self.y), *self.model.state_dict().items()]
-        for name, value in named:
+    def _changed(self) -> str:
+        """What a subclass, or an attribute of its own, computes otherwise than the family that is known."""
+        kind = type(self.original)
+        known = next((c for c in kind.__mro__ if c in enclose.registry and c is not object), None)
+        if known is None:
+            enclose(self.model, self.X)  # raises the TypeError that lists the families
+        changed = [
+            name
+            for name in _TRUSTED
+            if getattr(kind, name) is not getattr(known, name) or name in vars(self.original)
+        ]
+        if changed:
+            return (
+                f"{kind.__name__} changes {', '.join(changed)} of {known.__name__}: what is known of the "  # type: ignore[union-attr]
+                f"family may be false of it."
+            )
+        return ""
+
+    def _nonfinite(self) -> str:
+        for name, value in (("X", self.X), ("y", self.y), *self.model.state_dict().items()):
             if value is not None and not bool(torch.isfinite(value).all()):
                 where = ""
                 if name in ("X", "y"):
@@ -74,18 +106,37 @@ class Instance:
     def N(self) -> int:
         return len(self.X)
 
-    # -- weights --------------------------------------------------------------------------------------------
+    def keep(self, name: str, compute: Callable[[], T]) -> T:
+        """A number of one theorem, computed when first asked for and kept."""
+        if name not in self._kept:
+            self._kept[name] = compute()
+        return self._kept[name]
+
+    # -- the arithmetic of the tier -------------------------------------------------------------------------
+
+    def singular(self, M: Tensor) -> SingularBounds:
+        """‖M‖ and σ_min(M)."""
+        return singular_bounds(M)
+
+    def frobenius(self, M: Tensor) -> Interval:
+        """‖M‖_F."""
+        return frobenius(M)
+
+    def one_norm(self, M: Tensor) -> Interval:
+        """‖M‖₁ = max_j Σ_i |M_ij|."""
+        upper = one_norm_upper(M)
+        return Interval((upper * (1 - Interval(gamma(4 * len(M) + 8)))).lo, upper)
 
     @cached_property
     def enclosure(self) -> Enclosure:
         with torch.no_grad():
             return enclose(self.model, self.X)
 
-    def keep(self, name: str, compute: Callable[[], T]) -> T:
-        """A number of one theorem, computed when first asked for and kept."""
-        if name not in self._kept:
-            self._kept[name] = compute()
-        return self._kept[name]
+    def equilibria_of(self, Z: Tensor) -> Equilibria:
+        """Z (N, m), offered as the equilibria of X, with its error."""
+        return Equilibria(self.model, self.enclosure, Z)
+
+    # -- weights and data -----------------------------------------------------------------------------------
 
     def norm(self, name: str) -> Interval:
         """‖θ‖ of one parameter: the operator norm of a matrix, the Euclidean of a vector."""
@@ -93,29 +144,33 @@ class Instance:
             value = self.model.get_parameter(name)
             known = self.enclosure.norms.get(name)
             self._norms[name] = known or (
-                frobenius(value) if value.ndim == 1 else singular_bounds(value).norm
+                self.frobenius(value) if value.ndim == 1 else self.singular(value).norm
             )
         return self._norms[name]
 
-    # -- data -----------------------------------------------------------------------------------------------
-
     @cached_property
     def X_frobenius(self) -> Interval:
-        return frobenius(self.X)
+        return self.frobenius(self.X)
 
     @cached_property
     def X_norm(self) -> Interval:
-        return singular_bounds(self.X).norm
+        return self.singular(self.X).norm
 
     # -- equilibria -----------------------------------------------------------------------------------------
+
+    @property
+    def unique(self) -> bool:
+        """Whether every input is proved to have one equilibrium."""
+        return all(c.holds for c in self.enclosure.unique)
 
     @cached_property
     def equilibria(self) -> Equilibria:
         solution = self.model.solve(self.X, stop=_TIGHT)
         if solution.failed_rows:
-            solution = self.model.solve(self.X, stop=_TIGHT_ENOUGH, start=_finite(solution.value))
-        assert isinstance(solution.value, Tensor)
-        return Equilibria(self.model, self.enclosure, _finite(solution.value))
+            solution = self.model.solve(
+                self.X, stop=_TIGHT_ENOUGH, start=_finite(solution.value), solver=Newton()
+            )
+        return self.equilibria_of(_finite(solution.value))
 
     @property
     def Z(self) -> Tensor:
@@ -134,14 +189,24 @@ class Instance:
     @cached_property
     def residual_norm(self) -> Interval:
         """‖r(0)‖ = ‖readout(Z*) − y‖ (Frobenius for k > 1)."""
+        size = self._residual_of(self.Z)
+        off = Interval.within((self.frobenius(self.model.readout_weight) * self.equilibria.error).hi)
+        found = size + off
+        return Interval(max(found.lo, 0.0), found.hi)
+
+    def _residual_of(self, Z: Tensor) -> Interval:
+        """‖readout(Z) − y‖_F of a computed Z."""
         if self.y is None:
             raise ValueError("y is required: this theorem is about a loss.")
-        computed = self.model.readout(self.Z) - self.y
-        a = self.model.readout_weight
-        rounding = product_rounding(self.Z, a) + gamma(4) * (frobenius(self.y) + frobenius(computed))
-        slack = Interval.within((rounding + frobenius(a) * self.equilibria.error).hi)
-        found = frobenius(computed) + slack
-        return Interval(max(found.lo, 0.0), found.hi)
+        computed = self.model.readout(Z) - self.y
+        rounding = product_rounding(Z, self.model.readout_weight)
+        rounding += gamma(4) * (frobenius(self.y) + frobenius(computed))
+        return frobenius(computed) + Interval.within(rounding.hi)
+
+
+def _home(tensor: Tensor) -> torch.device:
+    """Where the tensor is, or the CPU where its device has no float64."""
+    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device
 
 
 def _finite(Z: object) -> Tensor:

@@ -3,10 +3,10 @@
 λ_T = inf λ_min(D_t) ≥ 1/(m(1+γ)²), and κ is the PL constant of the loss in M = B(I − γS)⁻¹, on ‖M‖₁ < R:
 
     square (Corollary 1)    R = ∞, κ = 2σ_min(Φ)²
-    logistic (Corollary 2)  κ = (2τ + ρ(R)) σ_min(Φ)², ρ(R) = e^{−c}/(1 + e^{−c})², c = R max‖φ_i‖₁;
-                            the radius is a hypothesis on the whole path; with τ > 0, R = ∞ and κ = 2τσ_min(Φ)²
+    logistic (Corollary 2)  κ = (2τ + ρ(R)) σ_min(Φ)², ρ(R) = e^{−c}/(1 + e^{−c})², c = R max‖φ_i‖₁, ρ(∞) = 0;
+                            a finite radius is a hypothesis on the whole path, ‖B_t‖₁ < (1 − γ)R
 
-σ_min(Φ) is the min(N, m)-th singular value.
+σ_min(Φ) is the min(N, m)-th singular value. L* is the least loss, of the M with ‖M‖₁ < R where R is finite.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..linalg import Interval, one_norm_upper, singular_bounds
+from ..linalg import Interval
 from ..models.linear import LinearEquilibrium
-from .certificate import EXACT_GRADIENTS, FLOAT64_TIER, Certificate
+from .certificate import EXACT_GRADIENTS, Certificate
 from .claim import Claims
 from .common import FULL_FLOW, obstacle_of, well_posed
 from .instance import Instance
 
 LOSSES = ("square", "logistic")
+_PRINTED = "the bounds are the same; Corollary 2 asks for rank(Φ) = m, where min(N, m) is enough"
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,13 @@ class Theorem1:
         loss: "square" (‖q − y‖², no ½) or "logistic" (y ∈ {0, 1}, with the penalty tau·q²).
         tau: τ ≥ 0 of the logistic loss.
         radius: R, for the logistic loss: ‖B_t‖₁ < (1 − γ)R along the whole path is then assumed.
+        printed: say how the paper's own conditions differ.
     """
 
     loss: Literal["square", "logistic"] = "square"
     tau: float = 0.0
     radius: float | None = None
+    printed: bool = False
 
     name: ClassVar[str] = "kawaguchi2021"
     needs_targets: ClassVar[bool] = True
@@ -49,48 +52,63 @@ class Theorem1:
             raise ValueError(f"loss must be one of {LOSSES}. Got {self.loss!r} instead.")
         if not (self.tau >= 0 and math.isfinite(self.tau)):
             raise ValueError(f"tau must be a finite number ≥ 0. Got {self.tau} instead.")
-        if self.radius is not None and not self.radius > 0:
-            raise ValueError(f"radius must be > 0. Got {self.radius} instead.")
+        if self.radius is not None and not 0 < self.radius < math.inf:
+            raise ValueError(
+                f"radius must be a finite number > 0, or None for R = ∞. Got {self.radius} instead."
+            )
         if self.loss == "square" and (self.tau or self.radius is not None):
             raise ValueError("tau and radius belong to the logistic loss; the square loss takes neither.")
 
     def prove(self, instance: Instance) -> Certificate:
+        within = "" if self.radius is None else f" over ‖M‖₁ < {self.radius:g}"
         written = "‖ŷ − y‖²" if self.loss == "square" else f"−y log p − (1−y) log(1−p) + {self.tau:g} q²"
+        hypotheses = [
+            f"the loss is {written} summed over the samples",
+            f"the promise is on the gap to the least loss{within}",
+            FULL_FLOW,
+            EXACT_GRADIENTS,
+            instance.arithmetic,
+        ]
+        if self.radius is not None:
+            hypotheses.insert(2, f"‖B_t‖₁ < (1 − γ)·{self.radius:g} along the whole path")
         frame: dict[str, Any] = {
             "theorem": self.name,
             "kind": "flow",
             "loss": self.loss,
             "options": {k: v for k, v in vars(self).items() if v is not None},
+            "tier": instance.tier,
             "fingerprint": instance.fingerprint,
         }
-        hypotheses = [
-            f"the loss is {written} summed over the samples",
-            "the promise is on the gap to the least loss",
-        ]
-        obstacle = obstacle_of(instance, LinearEquilibrium, scalar=False) or self._wrong_labels(instance)
+        obstacle = obstacle_of(instance, LinearEquilibrium, scalar=False) or self._obstacle(instance)
         if obstacle:
             return Certificate(claims=(), obstacle=obstacle, hypotheses=tuple(hypotheses), **frame)
-        claims = Claims()
-        well_posed(claims, instance)
         model = instance.model
         assert isinstance(model, LinearEquilibrium)
-        Phi = instance.enclosure.injection
-        sigma = singular_bounds(Phi).sigma_min
+        if model.feature_map is not None:
+            hypotheses.append("the features φ(X) are those computed in float64")
+        gamma, Phi = Interval(float(model.gamma)), instance.enclosure.injection
+        claims = Claims()
+        well_posed(claims, instance)
+        sigma = instance.singular(Phi).sigma_min
         claims.need(
             "σ_min(Φ) > 0",
             sigma,
             ">",
             0.0,
             "the features have full rank",
-            remedy="removing dependent features",
+            method=instance.method,
+            remedy="removing features, or samples, that depend on others",
         )
-        if self.radius is not None and self.loss == "logistic" and self.tau == 0:
-            limit = (1 - Interval(float(model.gamma))) * self.radius
+        if self.radius is not None:
             claims.need(
-                "‖B₀‖₁ < (1−γ)R", one_norm_upper(model.B), "<", limit, "the start lies within the radius"
+                "‖B₀‖₁ < (1−γ)R",
+                instance.one_norm(model.B),
+                "<",
+                (1 - gamma) * self.radius,
+                "the start lies within the radius",
+                remedy="a larger radius, or R = ∞ with tau > 0",
             )
-            hypotheses.append(f"‖B_t‖₁ < (1 − γ)·{self.radius:g} along the whole path")
-        kappa = self._pl_constant(sigma, Phi)
+        kappa = self._pl_constant(instance, sigma, Phi)
         claims.need(
             "κ > 0",
             kappa,
@@ -99,35 +117,47 @@ class Theorem1:
             "the loss satisfies the PL inequality",
             remedy="tau > 0, or a radius that the path stays in" if self.loss == "logistic" else "",
         )
-        lambda_T = 1 / (model.width * (1 + Interval(float(model.gamma))) ** 2)
+        lambda_T = 1 / (model.width * (1 + gamma) ** 2)
         exponent = (2 * kappa * lambda_T).lo
         return Certificate(
             claims=tuple(claims.items),
-            hypotheses=(*hypotheses, FULL_FLOW, EXACT_GRADIENTS, FLOAT64_TIER),
-            exponent=exponent,
-            promise=f"the gap to the least loss falls at least as exp(−{exponent:.3g} t), whatever the start.",
+            hypotheses=tuple(hypotheses),
+            exponent=max(exponent, 0.0),
+            promise=f"the gap to the least loss falls at least as exp(−{exponent:.3g} t), from any start.",
             constants={
                 "kappa": kappa.lo,
                 "lambda_T": lambda_T.lo,
                 "sigma_min": sigma.lo,
                 "radius": self.radius,
+                **({"printed": _PRINTED} if self.printed else {}),
             },
             **frame,
         )
 
-    def _pl_constant(self, sigma: Interval, Phi: torch.Tensor) -> Interval:
+    def _pl_constant(self, instance: Instance, sigma: Interval, Phi: torch.Tensor) -> Interval:
+        """κ."""
         if self.loss == "square":
             return 2 * sigma**2
-        if self.tau > 0:
-            return 2 * Interval(self.tau) * sigma**2
-        if self.radius is None:
-            return Interval(0.0)
-        c = self.radius * Interval(0.0, one_norm_upper(Phi.T))  # max_i ‖φ_i‖₁
-        fade = (-Interval(c.hi)).exp()
-        return fade / (1 + fade) ** 2 * sigma**2
+        rho = Interval(0.0)  # ρ(∞)
+        if self.radius is not None:
+            c = self.radius * instance.one_norm(Phi.T)  # R max_i ‖φ_i‖₁
+            fade = (-c).exp()
+            rho = Interval((Interval(fade.lo) / (1 + Interval(fade.lo)) ** 2).lo, 0.25)  # ρ falls with c
+        return (2 * Interval(self.tau) + rho) * sigma**2
 
-    def _wrong_labels(self, instance: Instance) -> str:
-        assert instance.y is not None
-        if self.loss == "logistic" and not bool(((instance.y == 0) | (instance.y == 1)).all()):
-            return "the logistic loss needs labels 0 and 1; y holds other numbers."
+    def _obstacle(self, instance: Instance) -> str:
+        model, y = instance.original, instance.y
+        features = getattr(model, "feature_map", None)
+        if isinstance(features, torch.nn.Module) and any(p.requires_grad for p in features.parameters()):
+            return (
+                "the theorem is about features that are not trained. Got a feature_map with trained "
+                "parameters instead: feature_map.requires_grad_(False) freezes it."
+            )
+        assert y is not None
+        if self.loss == "logistic" and not bool((right := (y == 0) | (y == 1)).all()):
+            row, column = torch.nonzero(~right)[0].tolist()
+            return (
+                f"the logistic loss is about labels 0 and 1. Got y = {y[row, column].item():g} in row {row} "
+                f"instead."
+            )
         return ""

@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.optimize import minimize
 
+from ..linalg import Interval
+
+_WORST = 1e300
+
 
 def best_constants(
     score: Callable[[Sequence[float]], float], starts: Sequence[Sequence[float]], tries: int = 400
@@ -15,11 +19,13 @@ def best_constants(
     """Positive constants that maximise `score`, by Nelder-Mead on their logarithms from each start."""
 
     def cost(logs: np.ndarray) -> float:
-        with np.errstate(over="ignore"):
-            value = score([float(c) for c in np.exp(logs)])
-        return -value if math.isfinite(value) else 1e300
+        try:
+            value = score([math.exp(x) for x in logs])
+        except (OverflowError, ZeroDivisionError):
+            return _WORST
+        return -value if math.isfinite(value) else _WORST
 
-    best, best_cost = tuple(starts[0]), math.inf
+    best, best_cost = tuple(starts[0]), _WORST
     for start in starts:
         first = np.log(np.asarray(start, dtype=float))
         # A simplex a factor of e wide in every direction: the scale on which these constants matter.
@@ -27,7 +33,7 @@ def best_constants(
         options = {"maxfev": tries, "initial_simplex": simplex, "xatol": 1e-4, "fatol": 1e-6}
         found = minimize(cost, first, method="Nelder-Mead", options=options)
         if found.fun < best_cost:
-            best, best_cost = tuple(float(c) for c in np.exp(found.x)), float(found.fun)
+            best, best_cost = tuple(math.exp(x) for x in found.x), float(found.fun)
     return best
 
 
@@ -39,3 +45,8 @@ def log_margin(*pairs: tuple[float, float]) -> float:
             return -math.inf
         worst = min(worst, math.inf if rhs <= 0 else math.log(lhs) - math.log(rhs))
     return worst
+
+
+def middle(x: Interval) -> float:
+    """The middle of an interval, to search with."""
+    return x.lo / 2 + x.hi / 2

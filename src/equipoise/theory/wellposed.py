@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .certificate import FLOAT64_TIER, Certificate
-from .enclosure import Equilibria
+from ..linalg import Interval
+from ..models.monotone import Monotone
+from .certificate import Certificate
 from .instance import Instance
 
 
@@ -18,46 +19,66 @@ from .instance import Instance
 class WellPosed:
     """One z with z = σ(W z + u), for every u.
 
-    `constants` hold the resolvent bound R, the contraction factor q (None where the reason is monotonicity),
-    and the sound distance of the computed equilibria to the true ones.
+    `constants` hold the resolvent bound R; the factor `rate` by which a step of plain iteration brings the
+    iterate nearer (of forward-backward splitting for Monotone, in the 1-norm for LinearEquilibrium); and
+    `error`, a sound distance of the computed equilibria to the true ones.
     """
 
     name: ClassVar[str] = "wellposed"
     needs_targets: ClassVar[bool] = False
 
     def prove(self, instance: Instance) -> Certificate:
-        common = {"theorem": self.name, "fingerprint": instance.fingerprint, "hypotheses": (FLOAT64_TIER,)}
+        frame: dict[str, Any] = {
+            "theorem": self.name,
+            "hypotheses": (instance.arithmetic,),
+            "tier": instance.tier,
+            "fingerprint": instance.fingerprint,
+        }
         if instance.obstacle:
-            return Certificate(claims=(), obstacle=instance.obstacle, **common)  # type: ignore[arg-type]
+            return Certificate(claims=(), obstacle=instance.obstacle, **frame)
         at = instance.enclosure
-        q = instance.model.contraction()
-        rate = "by splitting" if q is None else f"by a factor {q:.3g} a step of plain iteration"
+        if not instance.unique:
+            return Certificate(claims=at.unique, constants={"reason": at.reason}, **frame)
+        rate, method = _rate(instance)
         return Certificate(
             claims=at.unique,
-            promise=f"every input has exactly one equilibrium ({at.reason}); solvers approach it {rate}.",
+            promise=(
+                f"every input has exactly one equilibrium ({at.reason}); each step of {method} brings the "
+                f"iterate nearer by a factor {rate:.6g}."
+            ),
             constants={
                 "R": at.resolvent.hi,
-                "q": q,
+                "rate": rate,
                 "error": instance.equilibria.error,
                 "reason": at.reason,
             },
-            **common,  # type: ignore[arg-type]
+            **frame,
         )
+
+
+def _rate(instance: Instance) -> tuple[float, str]:
+    """An upper bound of the contraction factor, and of what."""
+    model, at = instance.model, instance.enclosure
+    if not isinstance(model, Monotone):
+        return at.unique[0].left.hi, "plain iteration"
+    eye = torch.eye(model.width, dtype=torch.float64, device=at.weight.device)
+    # ℓ ≥ ‖I − W‖, the rounding of I − W included; the factor is √(1 − (μ/ℓ)²) at the step μ/ℓ².
+    lipschitz = instance.singular(eye - at.weight).norm.hi * Interval(1 + 2.0**-52) + at.weight_error
+    share = Interval(model.margin) / lipschitz
+    return min((1 - share**2).sqrt().hi, 1.0), "forward-backward splitting"
 
 
 def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
     """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X: an a-posteriori bound, ∞ where none is proved.
 
-    ‖z − z*‖ ≤ ‖z − f(z)‖ + R‖W(z − f(z))‖, for contractions and monotone maps alike. (‖z − f(z)‖/μ, which
-    looks like the monotone form, is violated in practice.)
+    ‖z − z*‖ ≤ (1 + ‖W‖R)‖z − f(z)‖, for contractions and monotone maps alike. (‖z − f(z)‖/μ, which looks like
+    the monotone form, is violated in practice.)
     """
     instance = Instance(model, X)  # type: ignore[arg-type]
-    if instance.obstacle or not all(c.holds for c in instance.enclosure.unique):
+    expected = (instance.N, instance.model.width)
+    if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
+        got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
+        raise ValueError(f"Z must be {expected}, a row a sample. Got {got} instead.")
+    if instance.obstacle or not bool(torch.isfinite(Z).all()) or not instance.unique:
         return math.inf
-    if tuple(Z.shape) != (instance.N, instance.model.width):
-        raise ValueError(
-            f"Z must be {(instance.N, instance.model.width)}. Got shape {tuple(Z.shape)} instead."
-        )
-    if not bool(torch.isfinite(Z).all()):
-        return math.inf
-    return Equilibria(instance.model, instance.enclosure, Z.detach().double()).error
+    return instance.equilibria_of(Z.detach().to(instance.X.device).double()).error
