@@ -21,6 +21,7 @@ from .affine import AffineFamily
 from .equilibrium import Equilibrium
 from .linear import LinearEquilibrium
 from .monotone import Monotone
+from .scaled_relu import ScaledReLU
 
 _MOST_STEPS = 10_000
 
@@ -167,7 +168,7 @@ def _injection_bound(model: AffineFamily, radius: float) -> Interval:
         if model.feature_map is not None:
             raise ValueError("a feature map has no bound that is known: unroll a model without one.")
         return Interval(radius)
-    into = model.W if hasattr(model, "gamma") else model.U
+    into = model.get_parameter("W" if isinstance(model, ScaledReLU) else "U")
     bound = Interval(norm_upper(into.detach())) * radius
     bias = getattr(model, "bias", None)
     return bound if bias is None else bound + Interval(norm_upper(bias.detach()[None]))
