@@ -49,8 +49,8 @@ class Safeguarded:
 
     Args:
         readout: "gauss-newton", whose rate does not depend on the conditioning of Z, or "gradient".
-        eta: the share of the largest readout step, in (0, 1]; by default all of it. A smaller one leaves the
-            hidden layer more steps to learn in before the residual is gone.
+        eta: the share of the largest readout step, in (0, 1]; by default all of it for "gradient", and a
+            tenth for "gauss-newton": the hidden layer learns only until the residual is gone.
         slack: λ ≥ 0. The loss is then that of Za + √λ e over (a, e): ridge regression at its end.
         tau: the share of σ_min(Z(0)) that hidden updates may use up, ½ by default.
         theta: the share of the readout's progress that a hidden update may give back, ½ by default.
@@ -81,9 +81,10 @@ class Safeguarded:
         S, s, *_ = start.bounds
         tau, theta = Interval(self.tau or 0.5), Interval(self.theta or 0.5)
         newton = self.readout == "gauss-newton"
+        eta = self.eta or (0.1 if newton else 1.0)
         S_bar = Interval((S / (1 - tau)).hi if newton else (S + tau * s).hi)
         least = Interval(((1 - tau) * s).lo)
-        step = (self.eta or 1.0) if newton else largest_readout_step(self.eta or 1.0, S_bar)
+        step = eta if newton else largest_readout_step(eta, S_bar)
         nu = Interval(step) if newton else step * least**2
         if not newton:
             claims.need("(T1)", step * S_bar**2, "<=", 1.0, "the readout step does not overshoot")

@@ -40,6 +40,7 @@ from .geometry import Ball, Geometry, Number, geometry, smaller
 from .instance import Instance
 
 _SHARE = 0.9  # of the largest hidden step: what is left of θν pays for the errors of a real step
+_ENOUGH = 1e6  # where nothing limits the hidden step, as on data that are all zero
 _GRID, _ROUNDS = 13, 5  # constants tried in each direction, and how often around the best
 
 
@@ -86,7 +87,7 @@ class TwoTimescale:
         at = geometry(instance.model, instance)
         tau, theta, delta = self._choose(start, at)
         found = self._argue(start, at, Interval(tau), Interval(theta), Interval(delta))
-        hidden = max((_SHARE * found.largest).lo, 0.0) if math.isfinite(found.largest.lo) else 1.0
+        hidden = min(max((_SHARE * found.largest).lo, 0.0), _ENOUGH)
         self._claim(claims, start, at, found, hidden)
         left = (1 - found.theta) * found.nu
         factor = (1 - left) ** 2
@@ -149,8 +150,10 @@ class TwoTimescale:
         ]
         largest = math.inf if searching else Interval(math.inf)
         for top, bottom in quotients:
-            if searching or bottom.hi > 0:
+            if searching:
                 largest = smaller(largest, top / bottom)
+            elif bottom.hi > 0:
+                largest = smaller(largest, top / Interval(bottom.hi))
         return _Argument(tau, theta, delta, S_bar, step, nu, a_bar, R, K, beta, largest)
 
     def _travel(

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..history import History
 from ..models.affine import AffineFamily
-from ..theory import Certificate, certify
+from ..theory import Certificate
+from ..theory.certify import certify
 from .descent import check_certificate
 from .guarded_run import Direction, Run, Step
 
@@ -49,10 +50,10 @@ def safeguarded_descent(
         progress: called with (step, loss).
 
     Returns a History. Its `loss` is the one the promise is about (with slack, `plain_loss` is that of the
-    predictions), `promised` the bound, `sigma_min` a sound lower bound, and `accepted` holds by step `hidden`,
-    the hidden steps taken; `tries`; and `verified`, whether (S1) was proved. At rounding level it cannot be:
-    there the readout moves alone while its measured loss falls as promised, and `stopped` says so once it no
-    longer does.
+    predictions), `promised` the bound, `sigma_min` a sound lower bound, and `accepted` holds by step
+    `hidden`, the hidden steps taken; `tries`; and `verified`, whether (S1) was proved. At rounding level it
+    cannot be: there the readout moves alone while its measured loss falls as promised, and `stopped` says so
+    once it no longer does.
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         raise ValueError(f"steps must be an integer ≥ 0. Got {steps!r} instead.")
