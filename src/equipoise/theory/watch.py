@@ -12,14 +12,23 @@ from typing import Any
 
 from torch import Tensor
 
-from ..linalg import Interval, SingularBounds, SpectralWitness, frobenius, gamma, gram_bounds, singular_bounds
+from ..linalg import (
+    Interval,
+    SingularBounds,
+    SpectralWitness,
+    frobenius,
+    gamma,
+    gram_bounds,
+    norm_upper,
+    singular_bounds,
+)
 from ..models.gaussian_relu import GaussianReLU
 from ..models.scaled_relu import ScaledReLU
-from .claim import Claim
-from .enclosure import Enclosure, enclose, product_rounding
+from .enclosure import Enclosure, enclose, product_rounding, widened
+from .families import contracts, resolvent_of
 
 _BLIND = 1e-6  # of ‖Z‖: singular values below about √u‖Z‖ are lost in a Gram matrix
-_STALE = 0.05  # of 1 − ‖W‖: how far W may drift before its norm is bounded afresh
+_STALE = 0.25  # of 1 − ‖W‖: how far W may drift before its norm is bounded afresh
 
 
 class FeatureWatch:
@@ -32,7 +41,7 @@ class FeatureWatch:
 
     def bounds(self, Z: Tensor, error: float) -> SingularBounds:
         """Of the true equilibria, from the witness at hand."""
-        return _widened(self.witness.bounds(Z), error)
+        return widened(self.witness.bounds(Z), error)
 
     def admits(self, Z: Tensor, error: float) -> bool:
         """Whether both are proved of every Z* with ‖Z − Z*‖_F ≤ error, renewing the witness if need be."""
@@ -43,12 +52,12 @@ class FeatureWatch:
             return False  # refuted: no better witness can help
         self.renewals += 1
         renewed = SpectralWitness(Z, gram_bounds(Z))
-        if not self._inside(_widened(renewed.at_matrix, error)):
+        if not self._inside(widened(renewed.at_matrix, error)):
             if not self.floor < _BLIND * renewed.at_matrix.norm.hi:
                 return False
             self.svds += 1
             renewed = SpectralWitness(Z, singular_bounds(Z))
-            if not self._inside(_widened(renewed.at_matrix, error)):
+            if not self._inside(widened(renewed.at_matrix, error)):
                 return False
         self.witness = renewed
         return True
@@ -72,8 +81,9 @@ class WeightWatch:
             if found.hi - known.hi <= _STALE * (1 - known.hi):
                 return found
         self.renewals += 1
-        self.witness = SpectralWitness(W, gram_bounds(W))
-        return self.witness.at_matrix.norm
+        bounds = SingularBounds(norm=Interval(0.0, norm_upper(W)), sigma_min=Interval(0.0, math.inf))
+        self.witness = SpectralWitness(W, bounds)
+        return bounds.norm
 
 
 @singledispatch
@@ -84,34 +94,28 @@ def enclose_near(model: Any, X: Tensor, watch: WeightWatch) -> Enclosure:
 
 @enclose_near.register
 def _(model: GaussianReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
-    norm = watch.norm(model.W)
-    return _contracting(norm, model.weight(), 0.0, model.injection(X), product_rounding(X, model.U.T).hi)
+    return _contracting(model, watch.norm(model.W), model.weight(), 0.0, X, model.U.T)
 
 
 @enclose_near.register
 def _(model: ScaledReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
     weight = model.weight()
     rounding = gamma(2) * frobenius(weight) + Interval(0.0, weight.numel() * 2.0**-1074)
-    injection = model.injection(X)
-    # The watch sees the computed γAᵀ; the exact one is within its rounding of it.
-    norm = watch.norm(weight) + Interval.within(rounding.hi)
-    return _contracting(norm, weight, rounding.hi, injection, product_rounding(X, model.W).hi)
+    norm = watch.norm(weight) + Interval.within(rounding.hi)  # the watch sees the computed γAᵀ
+    return _contracting(model, norm, weight, rounding.hi, X, model.W)
 
 
-def _contracting(norm: Interval, W: Tensor, W_error: float, u: Tensor, u_error: float) -> Enclosure:
-    claim = Claim("‖W‖ < 1", "the map contracts: one equilibrium for every input", norm, "<", Interval(1.0))
+def _contracting(
+    model: GaussianReLU | ScaledReLU, norm: Interval, W: Tensor, W_error: float, X: Tensor, U: Tensor
+) -> Enclosure:
+    reason = contracts(model, norm, "a Cholesky witness, and the drift from it")
     return Enclosure(
         weight=W,
         weight_error=W_error,
         weight_norm=norm,
-        injection=u,
-        injection_error=u_error,
-        unique=(claim,),
-        resolvent=1 / (1 - norm) if claim.holds else Interval(0.0, math.inf),
-        reason="‖W‖ < 1",
+        injection=model.injection(X),
+        injection_error=product_rounding(X, U).hi,
+        unique=(reason,),
+        resolvent=resolvent_of(reason),
+        reason=reason.name,
     )
-
-
-def _widened(bounds: SingularBounds, error: float) -> SingularBounds:
-    off = Interval.within(error) if math.isfinite(error) else Interval(-math.inf, math.inf)
-    return SingularBounds(norm=bounds.norm + off, sigma_min=bounds.sigma_min + off)
