@@ -8,6 +8,8 @@ from . import (  # noqa: F401  each module enters its claims
     kawaguchi2021_claims,
     ling2023_claims,
     ling2023_width_claims,
+    xie2021_claims,
+    xie2021_training_claims,
 )
 from .claims import Outcome, PaperClaim, claim, claims, run, table
 

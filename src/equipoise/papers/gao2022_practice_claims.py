@@ -10,7 +10,7 @@ from ..models import ScaledReLU
 from ..solve import Stop
 from ..theory import certify
 from .claims import Outcome, all_of, at_least, at_most, beside, equal, register
-from .small import descend, draw, norm
+from .small import descend, draw, norm, sigma_min
 
 TIGHT = Stop(rtol=1e-13)
 
@@ -120,3 +120,40 @@ def step_size(seed: int = 0, *, number: float = 128.0) -> Outcome:
     bound = (1 - gamma0) ** 2 / (number * B * l3**2 * N**3)
     below = at_most(allowed, bound, "η allowed by (20)")
     return beside(below, at_least(allowed, 1 / N, "η allowed against 1/N"))
+
+
+@register(
+    "gao2022.conditions",
+    "§7, the start of the experiments",
+    "fails as printed",
+    "N = m = 30, γ = .1, unit rows: each of (17)-(19) fails by more than a factor 100.",
+    seventeen=4.0,
+    eighteen=8.0,
+    nineteen=8.0,
+)
+def conditions(
+    seed: int = 0, *, seventeen: float = 8.0, eighteen: float = 16.0, nineteen: float = 16.0
+) -> Outcome:
+    """α₀² ≥ 8λ₀‖X‖_F r₀/(1−γ₀),  α₀³ ≥ 16Bλ₃‖X‖_F²r₀/(1−γ₀)²,  α₀² ≥ 16Bλ₃²‖X‖_F²/(1−γ₀)²: not met.
+
+    The start of the experiments is A = I, b = 0 and W ~ N(0, 1/m). The margins, worked out here with C = 1,
+    are those of the certificate.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model = ScaledReLU(40, 30, 0.1, dtype=torch.float64, generator=generator)
+    X = torch.nn.functional.normalize(draw(seed + 1, 30, 40))
+    y = draw(seed + 2, 30).sign()
+    alpha, x, r = sigma_min(model.equilibrium(X, stop=TIGHT)), X.norm().item(), y.norm().item()
+    l1, l2, l3 = norm(model.W) + 1, norm(model.A) + 1, 1.0
+    g = model.gamma * l2
+    B, l0 = 1 + (g / (1 - g) * l1 / l2) ** 2, max(l1, g * l1 * l3 / ((1 - g) * l2), l3)
+    margins = [
+        alpha**2 * (1 - g) / (seventeen * l0 * x * r),
+        alpha**3 * (1 - g) ** 2 / (eighteen * B * l3 * x**2 * r),
+        alpha**2 * (1 - g) ** 2 / (nineteen * B * l3**2 * x**2),
+    ]
+    certificate = certify(model, X, y, theorem="gao2022.descent", C=(1.0, 1.0, 1.0))
+    found = {c.name: c.margin for c in certificate.claims}
+    same = [equal(m, found[f"({17 + i})"], f"({17 + i})", rtol=1e-4) for i, m in enumerate(margins)]
+    below = at_most(max(margins), 1e-2, "largest margin")
+    return beside(all_of(*same, below), at_least(max(margins), 1.0, "largest margin"))

@@ -262,6 +262,32 @@ def theorem_3_3_1(seed: int = 0, *, rate: float = 0.5, share: float = 0.5) -> Ou
 
 
 @register(
+    "hieu2022.eq3.17",
+    "(3.17), Proposition 6",
+    "holds corrected",
+    "μ = ½: λ₀ as printed (3.17) allows leaves room for ‖Z(k) − Z(0)‖ above λ₀/2.",
+    number=15.0,
+)
+def equation_3_17(seed: int = 0, *, number: float = 16.0) -> Outcome:
+    """λ₀³ ≥ 16‖X‖_F²r₀(ū/μ²)[1 + (6Ū²ā² + 4Ū²)/μ²] gives ‖Z(k) − Z(0)‖_F ≤ λ₀/2: printed with 8 and no μ.
+
+    From ‖ΔU‖ ≤ 8‖X‖_F r₀ū/(μλ₀²), ‖ΔW‖ ≤ 16(3ā² + 2)‖X‖_F r₀Ūū/(μ²λ₀²) and Lemma 3.3.4, with equality.
+    """
+    X, r, a, U, u = (draw(seed, 5).abs() + 0.1).tolist()
+    mu = 0.5
+
+    def moved(lambda0: float) -> float:
+        dU = 8 * X * r * u / (mu * lambda0**2)
+        dW = 16 * (3 * a**2 + 2) * X * r * U * u / (mu**2 * lambda0**2)
+        return X * (dU / mu + dW * U / mu**2)
+
+    least = (number * X**2 * r * u / mu**2 * (1 + (6 * (U * a) ** 2 + 4 * U**2) / mu**2)) ** (1 / 3)
+    printed = (8 * X**2 * r * u * (1 + 6 * (U * a) ** 2 + 4 * U**2)) ** (1 / 3)
+    right = at_most(moved(least), least / 2, "‖ΔZ‖_F")
+    return beside(right, at_most(moved(printed), printed / 2, "‖ΔZ‖_F"))
+
+
+@register(
     "hieu2022.eq3.18",
     "(3.18)",
     "fails as printed",

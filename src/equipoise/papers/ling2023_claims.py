@@ -214,6 +214,17 @@ def theorem_1(seed: int = 0, *, rate: float = 0.5, share: float = 0.5, pl: float
     return all_of(at_least(fallen, promised, "relative fall of the loss", rtol=1e-2), *outcomes)
 
 
+@register("ling2023.eq8", "(8), part (2) of the proof of Theorem 1", number=13.0)
+def equation_8(seed: int = 0, *, number: float = 4 * (2 + 2**0.5)) -> Outcome:
+    """(4/λ₀)E ≤ (1 − 1/√2)√λ₀ is λ₀^{3/2} ≥ 4(2+√2)E,  E = ρ_a⁻¹(c_w² + c_u²)‖X‖_F²‖r(0)‖: then λ_τ ≥ λ₀/2.
+
+    ‖Z(τ) − Z(0)‖_F ≤ (4/λ₀)E; with equality throughout, λ_τ is λ₀/2 exactly.
+    """
+    E = draw(seed, 1).abs().item()
+    lambda0 = (number * E) ** (2 / 3)
+    return at_least((lambda0**0.5 - 4 * E / lambda0) ** 2, lambda0 / 2, "λ_τ at worst")
+
+
 @register(
     "ling2023.eq9",
     "(9), last line of the proof of Theorem 1",
