@@ -1,7 +1,14 @@
 """Training loops whose dynamics the theorems speak of."""
 
 from .descent import gradient_descent
+from .distributed import any_rank_failed, raise_together
 from .many import train_many
 from .safeguarded import safeguarded_descent
 
-__all__ = ["gradient_descent", "safeguarded_descent", "train_many"]
+__all__ = [
+    "any_rank_failed",
+    "gradient_descent",
+    "raise_together",
+    "safeguarded_descent",
+    "train_many",
+]
