@@ -21,7 +21,7 @@ SCRIPT = textwrap.dedent(
     rank, store = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(0)
-    layer = eq.Equilibrium(lambda z, x: (0.3 if x[0, 0] < 5 else 3.0) * z + x, stop=eq.Stop(max_steps=50))
+    layer = eq.Equilibrium(lambda z, x: (0.3 if x[0, 0] < 5 else 3.0) * z + x, solver=eq.Picard())
     x = torch.ones(2, 3, dtype=torch.float64) * (1.0 if rank == 0 else 9.0)  # rank 1 diverges
     error = None
     try:
@@ -53,7 +53,7 @@ def test_alone_the_flag_is_ones_own():
     assert any_rank_failed(True)
     assert not any_rank_failed(False)
     raise_together(None)
-    layer = eq.Equilibrium(lambda z, x: 2 * z + x, on_failure="accept")
+    layer = eq.Equilibrium(lambda z, x: 2 * z + x, solver=eq.Picard(), on_failure="accept")
     layer(torch.ones(1, 1))
     error = eq.EquilibriumError("lost", layer.last.forward)
     with pytest.raises(eq.EquilibriumError, match="lost"):

@@ -1,4 +1,4 @@
-"""One rank's lost equilibrium is every rank's: a flag shared before the next collective, so that none waits."""
+"""One rank's lost equilibrium is every rank's: a flag shared before the next collective, so none waits."""
 
 from __future__ import annotations
 
