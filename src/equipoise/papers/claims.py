@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
+from rich.markup import escape
 from rich.table import Table
 
 Verdict = Literal["holds", "holds corrected", "fails as printed"]
@@ -79,7 +80,7 @@ class PaperClaim:
 
     def agrees(self, outcome: Outcome) -> bool:
         """Whether an outcome is the one the verdict announces."""
-        return outcome.holds and (outcome.printed is None if self.verdict == "holds" else not outcome.printed)
+        return outcome.holds and outcome.printed is (None if self.verdict == "holds" else False)
 
 
 _REGISTRY: dict[str, PaperClaim] = {}
@@ -145,7 +146,7 @@ def table(paper: str | None = None, measure: bool = False) -> Table:
                 f"{outcome.bound:.4g}",
                 "yes" if entry.agrees(outcome) else "NO",
             ]
-        shown.add_row(*row)
+        shown.add_row(*(escape(cell) for cell in row))  # [ and ] are mathematics here
     return shown
 
 

@@ -147,13 +147,13 @@ def lemma_4_1_rate(seed: int = 0, *, rate: float = 2.0) -> Outcome:
     model, X, _ = _random(seed, N=1)
     y = model(X, stop=TIGHT).detach() - 1e-6
     losses, kernels, h = [], [], 0.0
-    for _ in range(20):
+    for _ in range(8):
         loss = (model(X, stop=TIGHT) - y).square().sum() / 2
         losses.append(loss.item())
         kernels.append(tangent_kernel(model, X).total.item())
         h = h or 1e-3 / kernels[0]
         descend(loss, [model.W, model.A, model.b], h)
-    measured = -math.log(losses[-1] / losses[0]) / (19 * h * min(kernels))
+    measured = -math.log(losses[-1] / losses[0]) / (7 * h * min(kernels))
     return at_least(measured, rate, "exponent in units of λ₀", rtol=1e-2)
 
 
@@ -206,7 +206,7 @@ def theorem_4_2(seed: int = 0, *, rate: float = 0.5, share: float = 0.5) -> Outc
     Followed by explicit steps of a fiftieth of the time scale 1/α₀², on a certified start.
     """
     model, X, y, alpha, _ = _certified(seed, "gao2022.flow")
-    h, steps, losses, least = 0.02 / alpha**2, 40, [], []
+    h, steps, losses, least = 0.02 / alpha**2, 25, [], []
     for _ in range(steps + 1):
         Z = model.equilibrium(X, stop=TIGHT)
         loss = (Z @ model.b - y).square().sum() / 2

@@ -115,7 +115,7 @@ def equation_4(seed: int = 0, *, number: float = 2.0) -> Outcome:
 @register("ling2023.eq5", "(5)", number=2.1)
 def equation_5(seed: int = 0, *, number: float = 2.0) -> Outcome:
     """‖∇L‖² ≥ 2λ_τ L,  λ_τ = λ_min(ZZᵀ) ≤ λ_min(H); attained by a = 0, where H = ZZᵀ."""
-    model, X, y = _random(seed)
+    model, X, y = _random(seed, m=15)
     found = []
     for zero in (False, True):
         if zero:

@@ -53,8 +53,10 @@ class Layer:
 
 
 def _layer(seed: int, n: int = 4, m: int = 4, size: float = 0.9, mu: float = 1.0) -> Layer:
-    W = draw(seed, n, m)
-    return Layer(size * mu**0.5 * W / norm(W), draw(seed + 1, n), mu)
+    """A layer with ‖W‖ = size·√μ and a unit that is active at 0, so that the equilibrium is not 0."""
+    W, c = draw(seed, n, m), draw(seed + 1, n)
+    c[0] = 1 + c[0].abs()
+    return Layer(size * mu**0.5 * W / norm(W), c, mu)
 
 
 def _iterate(T: Map, z: Tensor, steps: int = 600) -> Tensor:
@@ -288,8 +290,8 @@ def lemma_2(seed: int = 0, *, coupling: float = 0.0) -> Outcome:
 
     With α = 1, blocks that are orthogonal, and m = Σ min(n_l, n_{l+1}): exact after two iterations.
     """
-    n, (A2, A3) = 3, draw(seed, 2, 3, 3)
-    x, b = draw(seed + 1, n), draw(seed + 2, 3, n)
+    n, (A2, A3) = 3, draw(seed, 2, 3, 3) / 3
+    x, b = draw(seed + 1, n).abs(), draw(seed + 2, 3, n).abs() + 0.5
     h = x.relu()
     for A, shift in ((A2, b[1]), (A3, b[2])):
         h = (A @ h + shift).relu()
