@@ -58,55 +58,73 @@ def _resolvent(model: Monotone, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return Z, eye(len(D)) - D @ torch.kron(eye(len(X)), W), D
 
 
-def _jacobians(model: Monotone, X: Tensor, symmetric: float, skew: float) -> dict[str, Tensor]:
-    """The derivatives of ŷ by A, B, U and u: (I_N⊗uᵀ) Q⁻¹ D [Zᵀ⊗I] P and so on."""
+def _features(model: Monotone, X: Tensor, symmetric: float = 1.0, skew: float = 1.0) -> dict[str, Tensor]:
+    """The derivatives of vec Z by A, B and U: Q⁻¹D[Zᵀ⊗I]P_A, Q⁻¹D[Zᵀ⊗I]P_B and Q⁻¹D[Xᵀ⊗I]."""
     Z, Q, D = _resolvent(model, X)
-    n, A = model.width, model.A.detach()
-    left = torch.kron(eye(len(X)), model.u.detach()[None]) @ torch.linalg.solve(Q, D)
-    by_weight = left @ torch.kron(Z.T.contiguous(), eye(n))
-    K = _commutation(n)
-    P_A = -(eye(n * n) + symmetric * K) @ torch.kron(eye(n), A.T.contiguous())
+    n, left = model.width, torch.linalg.solve(Q, D)
+    by_weight, K = left @ torch.kron(Z.T.contiguous(), eye(n)), _commutation(n)
+    P_A = -(eye(n * n) + symmetric * K) @ torch.kron(eye(n), model.A.detach().T.contiguous())
     return {
         "A": by_weight @ P_A,
         "B": by_weight @ (eye(n * n) - skew * K),
         "U": left @ torch.kron(X, eye(n)),
-        "u": Z.T,
     }
 
 
-@register("hieu2022.lemma3.2.3", "Lemmas 3.2.1-3.2.3", symmetric=-1.0, skew=0.0)
-def lemma_3_2_3(seed: int = 0, *, symmetric: float = 1.0, skew: float = 1.0) -> Outcome:
+def _jacobians(model: Monotone, X: Tensor, skew: float = 1.0) -> dict[str, Tensor]:
+    """The derivatives of ŷ = (I_N⊗uᵀ) vec Z by A, B, U and u."""
+    read = torch.kron(eye(len(X)), model.u.detach()[None])
+    hidden = {name: read @ J for name, J in _features(model, X, skew=skew).items()}
+    return hidden | {"u": model.equilibrium(X, stop=TIGHT).detach()}
+
+
+@register("hieu2022.lemma3.2.2", "Lemmas 3.2.1-3.2.2", symmetric=-1.0, skew=0.0)
+def lemma_3_2_2(seed: int = 0, *, symmetric: float = 1.0, skew: float = 1.0) -> Outcome:
     """∂Z/∂A = Q⁻¹D[Zᵀ⊗I]P_A,  P_A = −(I + K)(I⊗Aᵀ),  P_B = I − K,  ∂Z/∂U = Q⁻¹D[Xᵀ⊗I], K vec(M) = vec(Mᵀ)."""
+    model, X, _ = _random(seed)
+    formula = _features(model, X, symmetric, skew)
+    rows = [
+        torch.autograd.grad(z, [model.A, model.B, model.U], retain_graph=True)
+        for z in model.equilibrium(X, stop=TIGHT).flatten()  # samples in rows: vec of the columns
+    ]
+    found = (torch.stack([vec(g) for g in column]) for column in zip(*rows, strict=True))
+    return all_of(*(equal(J, formula[k], f"∂Z/∂{k}", rtol=1e-6) for k, J in zip("ABU", found, strict=True)))
+
+
+_ORDER = "(uᵀ⊗I_N) in place of (I_N⊗uᵀ): it sums other entries of vec Z than ŷ = Zᵀu does."
+
+
+@register("hieu2022.lemma3.2.3", "Lemma 3.2.3", "holds corrected", _ORDER, half=1.0)
+def lemma_3_2_3(seed: int = 0, *, half: float = 0.5) -> Outcome:
+    """∇L = rᵀ(I_N⊗uᵀ) ∂vec Z for A, B and U,  ∇u = Zr, for the loss ½‖r‖²: printed with (uᵀ⊗I_N)."""
     model, X, y = _random(seed)
-    names = ("A", "B", "U", "u")
     r = model(X, stop=TIGHT) - y
-    gradients = torch.autograd.grad(r.square().sum() / 2, [getattr(model, name) for name in names])
-    J = _jacobians(model, X, symmetric, skew)
-    r = r.detach()
-    return all_of(
+    gradients = torch.autograd.grad(half * r.square().sum(), [model.A, model.B, model.U, model.u])
+    J, r = _jacobians(model, X), r.detach()
+    right = all_of(
         *(
-            equal(J[name].T @ r, vec(g) if g.ndim == 2 else g, f"∇{name}", rtol=1e-6)
-            for name, g in zip(names, gradients, strict=True)
+            equal(J[k].T @ r, vec(g) if g.ndim == 2 else g, f"∇{k}", rtol=1e-6)
+            for k, g in zip("ABUu", gradients, strict=True)
         )
     )
+    other = torch.kron(model.u.detach()[None], eye(len(X))) @ _features(model, X)["U"]
+    return beside(right, equal(other.T @ r, vec(gradients[2]), "∇U", rtol=1e-3))
 
 
 @register(
     "hieu2022.proposition4",
     "Proposition 4, (3.7)",
     "holds corrected",
-    "(uᵀ⊗I_N) in place of (I_N⊗uᵀ): it sums other entries of vec Z than ŷ = Zᵀu does.",
+    _ORDER,
     skew=0.5,
 )
 def proposition_4(seed: int = 0, *, skew: float = 1.0) -> Outcome:
     """dŷ/dt = −K r,  K = J_AJ_Aᵀ + J_BJ_Bᵀ + J_UJ_Uᵀ + ZᵀZ,  J = (I_N⊗uᵀ)Q⁻¹D[…]: the tangent kernel."""
     model, X, _ = _random(seed)
-    J = _jacobians(model, X, 1.0, skew)
+    J = _jacobians(model, X, skew)
     found = tangent_kernel(model, X)
     right = all_of(*(equal(found.blocks[k], J[k] @ J[k].T, f"K_{k}", rtol=1e-6) for k in J))
-    _, Q, D = _resolvent(model, X)
-    printed = torch.kron(model.u.detach()[None], eye(len(X))) @ torch.linalg.solve(Q, D)
-    printed = printed @ torch.kron(X, eye(model.width))
+    printed = torch.kron(model.u.detach()[None], eye(len(X))) @ _features(model, X)["U"]
     return beside(right, equal(found.blocks["U"], printed @ printed.T, "K_U", rtol=1e-3))
 
 
@@ -116,7 +134,7 @@ def kernel_blocks(seed: int = 0, *, cross: float = 2.0) -> Outcome:
     model, X, _ = _random(seed)
     Z = model.equilibrium(X, stop=TIGHT).detach()
     P, A = model.adjoint(Z, X, stop=TIGHT), model.A.detach()
-    J = _jacobians(model, X, 1.0, 1.0)
+    J = _jacobians(model, X)
     C, Pa, Za = P @ Z.T, P @ A.T, Z @ A.T
     K_B = 2 * (P @ P.T) * (Z @ Z.T) - cross * C * C.T
     K_A = (Pa @ Pa.T) * (Z @ Z.T) + (Za @ Za.T) * (P @ P.T)
