@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from . import data, kernels, linalg, losses, models, solve, theory, train
+from . import data, kernels, linalg, losses, models, papers, solve, theory, train
 from .differentiate import (
     GMRES,
     Implicit,
@@ -96,6 +96,7 @@ __all__ = [
     "load",
     "losses",
     "models",
+    "papers",
     "population_gram",
     "population_lambda_min",
     "population_tangent_kernel",
