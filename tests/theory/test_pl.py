@@ -127,6 +127,22 @@ def test_the_gradient_of_the_readout_is_enclosed(family, outputs):
     assert readout_gradient(Instance(model, X, y), 2.0).lo == pytest.approx(2 * true, rel=1e-8)
 
 
+@pytest.mark.parametrize("readout", [0.0, 1.0])
+def test_the_gradient_of_the_readout_allows_for_an_error_of_the_equilibria(readout):
+    """Z moved by E = −ε y gᵀ/‖y‖‖g‖, g = Zᵀy, changes ‖Zᵀy‖ by all of ε‖y‖."""
+    model, X, y = build("scaled")
+    with torch.no_grad():
+        model.b.mul_(readout)
+    exact, off = Instance(model, X, y), Instance(model, X, y)
+    true = float((exact.Z.T @ (model.readout(exact.Z).detach() - y)).norm())
+    g = exact.Z.T @ y
+    wrong = exact.Z - 1e-3 * torch.outer(y / y.norm(), g / g.norm())
+    off.__dict__["equilibria"] = off.equilibria_of(wrong)
+    found = readout_gradient(off)
+    assert found.lo <= true <= found.hi
+    assert found.hi - found.lo < 0.1 * true
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_conditioning_gives_pl_star_with_twice_the_constant(family):
     """‖∇L‖² = rᵀKr ≥ 2λL, and ≤ 2λ_max L: the factor 2 is needed on both sides."""

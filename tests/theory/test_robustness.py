@@ -185,3 +185,38 @@ def test_what_cannot_be_bounded_is_refused():
         certified_radius(build("gaussian", 1), X, torch.tensor([0, 1, 1, 1]))
     with pytest.raises(TypeError, match="affine famil"):
         lipschitz_bound(torch.nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("w", [-0.5, 0.0, 0.6])
+def test_one_unit_attains_its_bound(w):
+    """z = relu(w z + u x) = relu(u x)/(1 − w): the constant is |a u|/(1 − w), for every family."""
+    gaussian = eq.GaussianReLU(inputs=1, width=1, dtype=torch.float64)
+    scaled = eq.ScaledReLU(inputs=1, width=1, gamma=0.5, dtype=torch.float64)
+    monotone = eq.Monotone(inputs=1, width=1, margin=0.25, dtype=torch.float64)
+    with torch.no_grad():
+        gaussian.W.fill_(w), gaussian.U.fill_(2.0), gaussian.a.fill_(-3.0)
+        scaled.A.fill_(2 * w), scaled.W.fill_(2.0), scaled.b.fill_(-3.0)
+        monotone.A.fill_(math.sqrt(0.75 - w)), monotone.U.fill_(2.0), monotone.u.fill_(-3.0)
+    for model in (gaussian, scaled, monotone):
+        bound = lipschitz_bound(model)
+        assert 6 / (1 - w) * (1 - 1e-15) <= bound <= 6 / (1 - w) * (1 + 1e-12)
+
+
+def test_the_local_form_keeps_units_that_can_switch_on():
+    """ŷ = x₁ − relu(10x₂ − x₁/10): the second unit is off at (1, 0), and flips the sign at x₂ = .11."""
+    model = eq.GaussianReLU(inputs=2, width=2, dtype=torch.float64)
+    with torch.no_grad():
+        model.W.zero_()
+        model.U.copy_(torch.tensor([[1.0, 0.0], [-0.1, 10.0]]))
+        model.a.copy_(torch.tensor([1.0, -1.0]))
+    X = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    found = certified_radius(model, X, local=True)
+    with torch.no_grad():
+        assert float(model(torch.tensor([[1.0, 0.1101]], dtype=torch.float64))) < 0
+    assert 0.05 < float(found.radius) <= 0.11
+    with torch.no_grad():
+        model.U[1] *= 0.02  # now it is far from switching on, and the radius is that of x₁ alone
+        model.U[1, 0] = -5.0
+    assert float(certified_radius(model, X, local=True).radius) > 1.2 * float(
+        certified_radius(model, X).radius
+    )
