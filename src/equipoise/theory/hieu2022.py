@@ -176,13 +176,18 @@ class _Theorem:
         X, r = middle(instance.X_frobenius), middle(instance.residual_norm)
         lambda0 = max(middle(instance.sigma_N), 1e-100)  # of 0 too, the least bad radii are shown
 
-        def score(radii: Sequence[float]) -> float:
-            R = dict(zip(BLOCKS, radii, strict=True))
-            return log_margin(*self._sides(_Ball(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R), lambda0))
+        def radii(three: Sequence[float]) -> dict[str, float]:
+            R_A, R_U, R_u = three
+            return {"A": R_A, "B": R_A / (A + R_A), "U": R_U, "u": R_u}  # R_B as small as does not bind
+
+        def score(three: Sequence[float]) -> float:
+            R = radii(three)
+            at = _Ball(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R)
+            return log_margin(*self._sides(at, lambda0))
 
         small = min(max(r, 1e-3) / max(lambda0, 1e-3), 1e6)
-        starts = [(max(A, 1e-2), 1.0, 0.02 * max(U, 1e-2), small), (1.0, 1.0, 1.0, 1.0)]
-        return dict(zip(BLOCKS, best_constants(score, starts, tries=1500), strict=True))
+        starts = [(max(A, 1e-2), 0.02 * max(U, 1e-2), small), (1.0, 1.0, 1.0)]
+        return radii(best_constants(score, starts, tries=1000))
 
     def _spectrum(self, at: _Ball) -> Any:
         """The right side of (3.9) or (3.17); over 2λ₀² it bounds ‖Z − Z(0)‖_F."""

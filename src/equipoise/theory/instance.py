@@ -28,7 +28,7 @@ _TRUSTED = ("weight", "injection", "readout", "readout_weight", "activation")  #
 class Instance:
     """(model, X, y) in float64: the exact values of the stored numbers, whatever their dtype.
 
-    Everything is computed when first asked for and kept. `obstacle` says why no theorem can speak at all.
+    Everything is computed when first asked for and kept.
     """
 
     tier: ClassVar[str] = "float64"
@@ -48,7 +48,11 @@ class Instance:
         self._kept: dict[str, Any] = {}
         self.X = self._inputs(X)
         self.y = None if y is None else self._targets(y)
-        self.obstacle = self._changed() or self._nonfinite()
+
+    @cached_property
+    def obstacle(self) -> str:
+        """Why no theorem can speak of this at all; empty if one can."""
+        return self._changed() or self._nonfinite() or self._overflow()
 
     def _inputs(self, X: Tensor) -> Tensor:
         d = self.model.inputs
@@ -93,13 +97,24 @@ class Instance:
         return ""
 
     def _nonfinite(self) -> str:
-        for name, value in (("X", self.X), ("y", self.y), *self.model.state_dict().items()):
+        named = [("X", self.X), ("y", self.y), *self.model.state_dict().items()]
+        features = getattr(self.model, "feature_map", None)
+        if features is not None:
+            named.append(("feature_map(X)", features(self.X)))
+        for name, value in named:
             if value is not None and not bool(torch.isfinite(value).all()):
                 where = ""
-                if name in ("X", "y"):
+                if name in ("X", "y", "feature_map(X)"):
                     bad = ~torch.isfinite(value).reshape(len(value), -1).all(dim=1)
                     where = f" in row {int(torch.nonzero(bad)[0])}"
                 return f"{name} holds NaN or infinity{where}: nothing can be said of it."
+        return ""
+
+    def _overflow(self) -> str:
+        at = self.enclosure
+        for name, value in (("W(θ)", at.weight), ("u(X; θ)", at.injection)):
+            if not bool(torch.isfinite(value).all()):
+                return f"{name} overflows in float64: scale the parameters or the data down."
         return ""
 
     @property

@@ -1,0 +1,398 @@
+"""A certificate keeps what it says: in files, in words, and when it is certified once more."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.linalg import Interval
+from equipoise.theory import Certificate, Claim, fingerprint, make_theorem
+
+F64 = torch.float64
+
+
+def claim(name="(1)", left=2.0, relation=">=", right=1.0, **more):
+    return Claim(name, "it is so", Interval(left), relation, Interval(right), **more)
+
+
+def descent(**more):
+    given = {"claims": (claim(),), "kind": "descent", "exponent": 0.5, "max_step_size": 0.1}
+    return Certificate(theorem="ling2023", **{**given, **more})
+
+
+def network(seed=0, dtype=F64, **more):
+    generator = torch.Generator().manual_seed(seed)
+    return eq.GaussianReLU(
+        10, 400, sigma_w2=0.001, start="zero_readout", dtype=dtype, generator=generator, **more
+    )
+
+
+def data(seed=0, dtype=F64):
+    generator = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(10, 2, dtype=F64, generator=generator)).Q
+    return (10**0.5 * Q.T).to(dtype), torch.tensor([0.05, -0.05], dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def proved():
+    model, (X, y) = network(), data()
+    certificate = eq.certify(model, X, y, theorem="ling2023", printed=True)
+    assert certificate.proved
+    return certificate
+
+
+# -- the verdict ---------------------------------------------------------------------------------------------
+
+
+def test_the_verdict():
+    holds, fails, open_ = claim(), claim(left=0.5), claim(left=Interval(0, 2))
+    assert descent().verdict == "proved"
+    assert descent(claims=(holds, fails)).verdict == "hypotheses_fail"
+    assert descent(claims=(holds, open_)).verdict == "inconclusive"
+    assert descent(claims=(open_, fails)).verdict == "hypotheses_fail"
+    assert descent(claims=()).verdict == "inconclusive"
+    assert descent(obstacle="NaN").verdict == "hypotheses_fail"
+    assert not descent(claims=(claim(left=math.nan),)).proved
+
+
+def test_printed_claims_are_shown_and_not_counted():
+    printed = claim(left=0.5, printed=True)
+    assert descent(claims=(claim(), printed)).proved
+    assert descent(claims=(replace(printed, left=Interval(9.0)),)).verdict == "inconclusive"
+    assert "As printed, (1) fails" in descent(claims=(claim(), printed)).explain()
+
+
+def test_a_claim_is_found_by_its_label():
+    corrected, printed = claim(left=3.0), claim(left=2.0, printed=True)
+    assert descent(claims=(printed, corrected))["(1)"] is corrected
+    with pytest.raises(KeyError, match=r"\(99\)"):
+        descent()["(99)"]
+
+
+# -- the promise ---------------------------------------------------------------------------------------------
+
+
+def test_the_bound_of_a_descent():
+    cert = descent()
+    assert cert.step_size == pytest.approx(0.0999)
+    assert cert.bound(7) == pytest.approx((1 - 0.0999 * 0.5) ** 7, rel=1e-12)
+    assert cert.bound(7, step_size=0.05) == pytest.approx(0.975**7, rel=1e-12)
+    assert cert.bound(0) == 1
+    assert cert.efold == pytest.approx(-1 / math.log(1 - 0.0999 * 0.5))
+    with pytest.raises(ValueError, match="step_size must lie in"):
+        cert.bound(7, step_size=0.1)
+    with pytest.raises(ValueError, match="≥ 0"):
+        cert.bound(-1)
+    with pytest.raises(ValueError, match="finite"):
+        cert.bound(math.inf)
+
+
+def test_the_bound_of_a_flow_and_of_given_steps():
+    flow = descent(kind="flow", exponent=0.3)
+    assert flow.bound(2.5) == pytest.approx(math.exp(-0.75), rel=1e-12)
+    assert flow.efold == pytest.approx(1 / 0.3)
+    fixed = descent(factor=0.9, exponent=None, max_step_size=None, step_sizes={"readout": 1.0, "hidden": 0.1})
+    assert fixed.bound(3) == pytest.approx(0.9**3, rel=1e-12)
+    with pytest.raises(ValueError, match="own step sizes"):
+        fixed.bound(3, step_size=0.1)
+    with pytest.raises(ValueError, match="promises no rate"):
+        descent(kind="static").bound(1)
+
+
+@pytest.mark.parametrize("exponent", [1e-17, 1e-9, 0.1, 3.0, 9.99])
+@pytest.mark.parametrize("k", [1, 2, 3, 10, 1000, 10**18])
+def test_the_bound_is_rounded_up(exponent, k):
+    fractions = pytest.importorskip("fractions")
+    cert = descent(exponent=exponent)
+    exact = 1 - fractions.Fraction(cert.step_size) * fractions.Fraction(exponent)
+    if k <= 10:
+        assert fractions.Fraction(cert.bound(k)) >= exact**k
+    flow = descent(kind="flow", exponent=exponent)
+    assert flow.bound(k) >= math.exp(-exponent * k) * (1 - 1e-15)
+    assert cert.bound(k) <= 1
+
+
+def test_the_bound_never_goes_below_the_floor_nor_speaks_of_what_is_not_proved():
+    assert descent(floor=1e-3).bound(10**6) == 1e-3
+    assert descent(claims=(claim(left=0.5),)).bound(1) == math.inf
+    assert descent(claims=(claim(left=0.5),)).efold == math.inf
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_back_the_same_certificate(tmp_path, proved):
+    path = proved.save(tmp_path / "ling.json")
+    again = Certificate.load(path)
+    assert again == proved
+    assert again.to_dict() == proved.to_dict()
+    assert again.bound(50) == proved.bound(50)
+    assert json.loads(path.read_text(encoding="utf-8"))["library"]["version"] == eq.__version__
+
+
+@pytest.mark.parametrize("theorem", ["wellposed", "ling2023", "two_timescale", "safeguarded", "gao2022.flow"])
+def test_every_kind_of_certificate_survives_a_file(tmp_path, theorem):
+    model, (X, y) = network(), data()
+    X = torch.cat([X, X[:1]]) if theorem == "ling2023" else X  # a refusal, with infinite sides
+    y = torch.cat([y, y[:1]]) if theorem == "ling2023" else y
+    certificate = eq.certify(model, X, y, theorem=theorem)
+    assert Certificate.load(certificate.save(tmp_path / "c.json")).to_dict() == certificate.to_dict()
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda d: d.update(verdict="hypotheses_fail"),
+        lambda d: d["numbers"].update(exponent={"hex": (1e6).hex()}),
+        lambda d: d["claims"][2].update(lhs=[(0.0).hex(), (0.0).hex()]),
+        lambda d: d["fingerprint"].update(weights="0" * 64),
+        lambda d: d.update(promise="everything"),
+        lambda d: d.pop("sha256"),
+        lambda d: d.update(sha256="0" * 64),
+        lambda d: d.update(more="than there was"),
+    ],
+)
+def test_an_altered_file_is_refused(tmp_path, proved, alter):
+    path = proved.save(tmp_path / "c.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    alter(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match="altered"):
+        Certificate.load(path)
+
+
+def test_a_verdict_that_does_not_follow_is_refused_even_without_a_digest(proved):
+    content = proved.to_dict()
+    with pytest.raises(ValueError, match="altered"):
+        Certificate.from_dict({**content, "verdict": "hypotheses_fail"})
+    falsified = json.loads(json.dumps(content))
+    falsified["claims"][3]["lhs"] = [(0.0).hex(), (0.0).hex()]
+    with pytest.raises(ValueError, match="numbers say otherwise"):
+        Certificate.from_dict(falsified)
+
+
+def test_what_is_no_certificate_is_refused(tmp_path, proved):
+    path = tmp_path / "c.json"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match="is not a certificate"):
+        Certificate.load(path)
+    for content in ([1, 2], 3, "words"):
+        with pytest.raises(ValueError, match="format 1 is required"):
+            Certificate.from_dict(content)
+    with pytest.raises(ValueError, match=r"format 1 is required\. Got 99"):
+        Certificate.from_dict({**proved.to_dict(), "format": 99})
+    incomplete = proved.to_dict()
+    del incomplete["tier"]
+    with pytest.raises(ValueError, match="'tier'"):
+        Certificate.from_dict(incomplete)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, proved, monkeypatch):
+    path = proved.save(tmp_path / "c.json")
+    before = path.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        replace(proved, promise="another").save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
+
+
+def test_what_a_file_cannot_hold_is_refused():
+    with pytest.raises(TypeError, match="Tensor"):
+        descent(constants={"x": torch.zeros(1)}).to_dict()
+
+
+# -- fingerprints --------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_of_every_number_and_setting():
+    X, y = data()
+    base = fingerprint(network(), X, y)
+    assert base == fingerprint(network(), X, y)
+    assert base == fingerprint(network(), X.T.contiguous().T, y)  # the same numbers, laid out otherwise
+    other = network()
+    with torch.no_grad():
+        other.U[3, 4] = torch.nextafter(other.U[3, 4], torch.tensor(9.0, dtype=F64))
+    assert fingerprint(other, X, y)["weights"] != base["weights"]
+    assert fingerprint(network(relu_at_zero=1), X, y)["weights"] != base["weights"]
+    assert fingerprint(network(dtype=torch.float32), X, y)["weights"] != base["weights"]
+    assert fingerprint(network(), -X, y)["X"] != base["X"]
+    assert fingerprint(network(), X.reshape(1, 2, 10), y)["X"] != base["X"]
+    assert fingerprint(network(), X, 2 * y)["y"] != base["y"]
+    assert "y" not in fingerprint(network(), X)
+
+
+def test_the_fingerprint_tells_settings_apart_that_print_alike():
+    generator = lambda: torch.Generator().manual_seed(0)
+    a, b = (eq.Monotone(2, 3, margin=m, generator=generator()) for m in (0.5, 0.5 + 1e-9))
+    assert repr(a) == repr(b)
+    assert fingerprint(a) != fingerprint(b)
+
+
+def test_the_fingerprint_tells_feature_maps_apart():
+    X = torch.randn(4, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    models = [
+        eq.LinearEquilibrium(3, feature_map=f, dtype=F64, generator=torch.Generator().manual_seed(0))
+        for f in (lambda x: x, lambda x: 2 * x)
+    ]
+    a, b = (fingerprint(model, X) for model in models)
+    assert a["weights"] == b["weights"]
+    assert a["features"] != b["features"]
+
+
+def test_parameters_without_dimensions_are_hashed_too():
+    model = torch.nn.BatchNorm1d(3)  # its counter of batches has none
+    assert fingerprint(model)["weights"] == fingerprint(torch.nn.BatchNorm1d(3))["weights"]
+    model.num_batches_tracked += 1
+    assert fingerprint(model)["weights"] != fingerprint(torch.nn.BatchNorm1d(3))["weights"]
+
+
+# -- once more -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theorem", ["wellposed", "ling2023", "two_timescale", "safeguarded"])
+def test_a_certificate_is_verified_from_its_file(tmp_path, theorem):
+    model, (X, y) = network(), data()
+    certificate = eq.certify(model, X, y, theorem=theorem)
+    again = Certificate.load(certificate.save(tmp_path / "c.json")).verify(model, X, y)
+    assert again.proved
+    assert again.exponent == certificate.exponent
+    assert again.factor == certificate.factor
+
+
+def test_verification_says_what_differs(proved):
+    model, (X, y) = network(), data()
+    with pytest.raises(ValueError, match="other weights: certify this model"):
+        proved.verify(network(seed=1), X, y)
+    with pytest.raises(ValueError, match="other X and y"):
+        proved.verify(model, -X, 2 * y)
+    with pytest.raises(ValueError, match="exponent"):
+        replace(proved, exponent=2 * proved.exponent).verify(model, X, y)
+    with pytest.raises(ValueError, match="max_step_size"):
+        replace(proved, max_step_size=2 * proved.max_step_size).verify(model, X, y)
+    with pytest.raises(ValueError, match="it is 'proved'"):
+        replace(proved, claims=(claim(left=0.5),)).verify(model, X, y)
+    with pytest.raises(ValueError, match="theorem must be one of"):
+        replace(proved, theorem="fermat").verify(model, X, y)
+
+
+def test_a_refusal_is_verified_too():
+    model, (X, y) = network(), data()
+    certificate = eq.certify(model, X, 100 * y, theorem="ling2023")
+    assert not certificate.proved
+    assert certificate.verify(model, X, 100 * y).verdict == certificate.verdict
+
+
+def test_training_refuses_a_certificate_of_something_else(proved):
+    model, (X, y) = network(), data()
+    history = eq.gradient_descent(network(), X, y, steps=3, step_size=proved)
+    assert not history.violations()
+    with pytest.raises(ValueError, match="other weights"):
+        eq.gradient_descent(network(seed=1), X, y, steps=3, step_size=proved)
+    with pytest.raises(ValueError, match="other y"):
+        eq.gradient_descent(model, X, y + 1, steps=3, step_size=proved)
+
+
+# -- in words ------------------------------------------------------------------------------------------------
+
+
+def test_the_words_of_a_proof(proved):
+    words = proved.explain()
+    assert words.startswith("The hidden layer is certified to move at most")
+    assert "Proved by ling2023: with step size η <" in words
+    assert f"An e-fold of the loss takes at most {proved.efold:.3g} steps." in words
+    assert "½‖ŷ − y‖²" in words
+    assert "exact gradients" in words
+    assert "round to nearest" in words
+    assert "As printed, (9) holds" in words
+    assert "vacuous" not in words
+    assert "and measured to move 2.0e-05 of ‖Z(0)‖" in proved.explain(measured_movement=2e-5)
+
+
+def test_a_hidden_layer_that_stays_is_called_fixed():
+    fixed = descent(movement=1e-5)
+    assert fixed.explain().startswith("The readout is fitted, the hidden layer is effectively fixed")
+    assert fixed.explain(measured_movement=0.5).startswith("The hidden layer is")
+    assert not descent(movement=2e-3).explain().startswith("The readout")
+    refused = descent(movement=1e-5, claims=(claim(left=0.5),))
+    assert "certified to move" not in refused.explain()
+    assert descent(kind="flow", movement=1e-5).explain().startswith("The readout is fitted")
+    assert descent(kind="static", movement=1e-5).explain().startswith("Proved")
+
+
+def test_a_vacuous_promise_is_called_so():
+    assert "vacuous" in descent(exponent=1e-6).explain()
+    assert "vacuous" not in descent(exponent=1e-4).explain()
+    assert "rounding decides" in descent(floor=1e-9).explain()
+
+
+def test_the_words_of_a_refusal():
+    failed = claim("(17)", left=2.0, right=10.0, remedy="a larger beta")
+    words = descent(claims=(claim(), failed)).explain()
+    assert "Not proved: ling2023 does not apply here, so nothing is promised." in words
+    assert "(17) fails by a factor 5: it needs 2 >= 10: it is so. Try a larger beta." in words
+    assert "(1) " not in words
+    unknown = descent(claims=(claim(left=Interval(0.0, 2.0)),)).explain()
+    assert "is not decided here" in unknown
+    assert "(1) is not decided: it needs 0 >= 1" in unknown
+    assert "by a hair" in descent(claims=(claim(left=1.0, right=1.0000001),)).explain()
+    obstacle = descent(claims=(), obstacle="X holds NaN in row 3.").explain()
+    assert "X holds NaN in row 3." in obstacle
+    assert "Not proved" in obstacle
+
+
+def test_the_table(proved):
+    shown = str(proved)
+    assert shown.startswith("ling2023: proved (tier float64)")
+    for one in proved.claims:
+        assert one.name in shown
+        assert f"{one.lhs:.4g}" in shown
+    assert "(9) printed" in shown
+    assert all(len(line) <= 110 for line in shown.splitlines())
+    assert "NaN in row 3" in str(descent(claims=(), obstacle="NaN in row 3"))
+
+
+# -- certify itself ------------------------------------------------------------------------------------------
+
+
+def test_unknown_names_and_constants_are_errors():
+    model, (X, y) = network(), data()
+    with pytest.raises(ValueError, match=r"Did you mean 'ling2023'\?"):
+        eq.certify(model, X, y, theorem="ling2022")
+    with pytest.raises(TypeError, match=r"ling2023 takes delta, printed\. Got Delta instead"):
+        eq.certify(model, X, y, theorem="ling2023", Delta=0.1)
+    with pytest.raises(TypeError, match=r"Descent\(delta=…\)"):
+        eq.certify(model, X, y, theorem=make_theorem("ling2023"), delta=0.1)
+    with pytest.raises(TypeError, match="theorem must be"):
+        eq.certify(model, X, y, theorem=3)
+    with pytest.raises(ValueError, match="y is required"):
+        eq.certify(model, X, theorem="ling2023")
+    with pytest.raises(ValueError, match="tier must be one of float64, rigorous"):
+        eq.certify(model, X, y, tier="float32")
+
+
+def test_wrong_arguments_are_errors_that_say_what_came():
+    model, (X, y) = network(), data()
+    with pytest.raises(ValueError, match=r"X must be a real tensor \(N, 10\)"):
+        eq.certify(model, X.T)
+    with pytest.raises(ValueError, match="Got list instead"):
+        eq.certify(model, X.tolist())
+    with pytest.raises(ValueError, match="complex"):
+        eq.certify(model, X.to(torch.complex128))
+    with pytest.raises(ValueError, match="at least one row"):
+        eq.certify(model, X[:0])
+    with pytest.raises(ValueError, match=r"y must be a real tensor \(2,\).*Try y.reshape\(-1\)"):
+        eq.certify(model, X, y[:, None], theorem="ling2023")
+    with pytest.raises(ValueError, match="Got list instead"):
+        eq.certify(model, X, y.tolist(), theorem="ling2023")
+    with pytest.raises(TypeError, match="Got Linear instead"):
+        eq.certify(torch.nn.Linear(10, 2), X)
+
+
+def test_a_theorem_object_and_its_name_say_the_same():
+    model, (X, y) = network(), data()
+    by_object = eq.certify(model, X, y, theorem=eq.theory.ling2023.Descent(delta=0.078))
+    assert by_object == eq.certify(model, X, y, theorem="ling2023", delta=0.078)
