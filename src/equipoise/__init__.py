@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from . import data, kernels, linalg, losses, models, papers, solve, theory, train
+from . import data, kernels, linalg, losses, models, solve, theory, train
 from .differentiate import (
     GMRES,
     Implicit,
@@ -50,7 +50,7 @@ from .solve import (
 )
 from .solve.driver import verify
 from .solve.failure import EquilibriumWarning, OnFailure
-from .theory import Certificate, Claim, certify, equilibrium_error
+from .theory import Certificate, Claim, certified_radius, certify, equilibrium_error, lipschitz_bound
 from .train import gradient_descent, safeguarded_descent, train_many
 
 __all__ = [
@@ -82,6 +82,7 @@ __all__ = [
     "Stop",
     "Unrolled",
     "audit",
+    "certified_radius",
     "certify",
     "data",
     "diagnose",
@@ -93,10 +94,10 @@ __all__ = [
     "kernel_prediction",
     "kernels",
     "linalg",
+    "lipschitz_bound",
     "load",
     "losses",
     "models",
-    "papers",
     "population_gram",
     "population_lambda_min",
     "population_tangent_kernel",

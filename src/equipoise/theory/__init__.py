@@ -1,10 +1,12 @@
 """Theorems that run: certificates of what is guaranteed, here and now, and of what is not."""
 
-from . import gao2022, hieu2022, kawaguchi2021, ling2023
+from . import gao2022, hieu2022, kawaguchi2021, ling2023, pl, trust_region, xie2021
 from .certificate import Certificate, fingerprint
 from .certify import THEOREMS, Theorem, certify, make_theorem
 from .claim import Claim
+from .robustness import Radii, certified_radius, lipschitz_bound, pairwise_lipschitz
 from .safeguarded import Safeguarded
+from .trajectory import Flight, Recorder
 from .two_timescale import TwoTimescale
 from .wellposed import WellPosed, equilibrium_error
 
@@ -12,10 +14,14 @@ __all__ = [
     "THEOREMS",
     "Certificate",
     "Claim",
+    "Flight",
+    "Radii",
+    "Recorder",
     "Safeguarded",
     "Theorem",
     "TwoTimescale",
     "WellPosed",
+    "certified_radius",
     "certify",
     "equilibrium_error",
     "fingerprint",
@@ -23,5 +29,10 @@ __all__ = [
     "hieu2022",
     "kawaguchi2021",
     "ling2023",
+    "lipschitz_bound",
     "make_theorem",
+    "pairwise_lipschitz",
+    "pl",
+    "trust_region",
+    "xie2021",
 ]
