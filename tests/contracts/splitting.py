@@ -66,7 +66,7 @@ class SplittingContract(SolverContract):
         solver = type(self.solver)(margin=0.7, lipschitz=1.1 * probe.lipschitz)
         problem = eq.AffineMap(weight, bias)
         solution = eq.fixed_point(problem, solver=solver, stop=self.stop).raise_if_failed()
-        assert not {"margin", "lipschitz"} & set(problem.cache)
+        assert not {"margin", "lipschitz", "curvature"} & set(problem.cache)
         torch.testing.assert_close(solution.value, exact_affine(weight, bias), rtol=1e-6, atol=1e-8)
         assert solver.rate(problem) > type(self.solver)().rate(probe)
 
@@ -86,7 +86,7 @@ class SplittingContract(SolverContract):
         for other in (problem, problem.with_bias(bias + 1), problem.take(torch.arange(5))):
             eq.fixed_point(other, solver=self.solver, stop=self.stop).raise_if_failed()
         assert len(calls) == len(set(calls)), calls
-        assert {"eigvalsh", "matrix_norm"} <= set(calls)
+        assert "eigvalsh" in calls
 
     def test_a_map_without_a_margin_is_refused(self):
         bias = torch.ones(1, 3, dtype=torch.float64)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 import equipoise as eq
@@ -22,6 +23,38 @@ class TestPeacemanRachford(SplittingContract):
 
 class TestPeacemanRachfordOfAnotherStep(TestPeacemanRachford):
     solver = PeacemanRachford(step_size=0.6)
+
+
+def test_the_default_step_is_that_of_cocoercivity():
+    weight = monotone_weight(9, 0.4, 1.5, seed=0)
+    problem = eq.AffineMap(weight, torch.ones(1, 9, dtype=torch.float64))
+    m = torch.eye(9, dtype=torch.float64) - weight
+    margin, curvature = PeacemanRachford().constants(problem)
+    quotients = torch.linalg.eigvals(torch.linalg.solve((m + m.T) / 2, m.T @ m)).real
+    assert curvature == pytest.approx(float(quotients.max()), rel=1e-10)
+    assert margin == pytest.approx(float(torch.linalg.eigvalsh((m + m.T) / 2)[0]), rel=1e-10)
+    assert PeacemanRachford().alpha(problem) == pytest.approx((margin * curvature) ** -0.5, rel=1e-12)
+
+    known = PeacemanRachford(margin=margin, lipschitz=problem.lipschitz)  # λ ≤ ℓ²/μ: never the better bound
+    assert known.alpha(problem) == pytest.approx(1 / problem.lipschitz, rel=1e-12)
+    assert PeacemanRachford().rate(problem) < known.rate(problem)
+
+
+def test_the_norm_of_the_cayley_transform_is_bounded_by_the_rate():
+    for seed in range(20):
+        weight = monotone_weight(6, 0.3, 1.0, seed)
+        problem = eq.AffineMap(weight, torch.ones(1, 6, dtype=torch.float64))
+        for solver in (PeacemanRachford(), PeacemanRachford(step_size=0.1), PeacemanRachford(step_size=3.0)):
+            m, eye = torch.eye(6, dtype=torch.float64) - weight, torch.eye(6, dtype=torch.float64)
+            alpha = solver.alpha(problem)
+            norm = torch.linalg.matrix_norm((eye - alpha * m) @ torch.linalg.inv(eye + alpha * m), ord=2)
+            assert norm <= solver.rate(problem) * (1 + 1e-12)
+
+
+def test_a_margin_that_is_not_there_is_refused_all_the_same():
+    problem = eq.AffineMap(2 * torch.eye(3, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="not positive definite"):
+        eq.fixed_point(problem, solver=PeacemanRachford(margin=0.5))
 
 
 def test_the_steps_are_those_of_the_printed_iteration():

@@ -20,6 +20,8 @@ Precision = Literal["native", "mixed"]
 # Rows that have ended are dropped once they are this share of the batch: below it, dropping costs more
 # (a copy of the batch and of the solver's memory) than the evaluations it saves.
 _COMPACT_SHARE = 0.15
+# Entries of a temporary that is better made in pieces: half a second-level cache.
+_BLOCK = 2**16
 # A solver with a steady rate is checked when a check could pass, but never less often than this.
 _LONGEST_WAIT = 8
 
@@ -68,17 +70,15 @@ def fixed_point(
                 f"{type(one).__name__} splits an AffineMap(weight, bias, activation). "
                 f"Got {type(f).__name__} instead; use Anderson or Newton for a general f."
             )
+        one.require(problem)
     with torch.no_grad():
         z = problem.layout.flat(z0)
         if precision not in ("native", "mixed"):
             raise ValueError(f"precision must be 'native' or 'mixed'. Got {precision!r} instead.")
         limit = (stop or Stop()).resolve(_compute_dtype(z))
         record = Trace() if trace else None
-        if precision == "mixed":
-            z, before = _single_precision_start(problem, z, chain[0], limit)
-        outcome = _run_chain(problem, z, chain, limit, record)
-        if precision == "mixed":
-            outcome.steps += before
+        before = _single_precision(problem, z, chain[0], limit) if precision == "mixed" else None
+        outcome = _run_chain(problem, z, chain, limit, record, before)
     return Solution(
         value=problem.layout.unflat(outcome.value),
         status=outcome.status,
@@ -127,6 +127,7 @@ class _Outcome:
     residual: Tensor  # (N,)
     scale: Tensor  # (N,)
     steps: Tensor  # (N,)
+    rate: float = 1.0  # at which residuals fell, a step
 
     @classmethod
     def unsolved(cls, z: Tensor) -> _Outcome:
@@ -136,15 +137,27 @@ class _Outcome:
         status = torch.full((n,), int(Status.max_steps), dtype=torch.int8, device=z.device)
         return cls(torch.empty_like(z), status, nan, nan.clone(), steps)
 
+    def take(self, rows: Tensor) -> _Outcome:
+        return _Outcome(
+            self.value[rows], self.status[rows], self.residual[rows], self.scale[rows], self.steps[rows]
+        )
+
     def put(self, rows: Tensor, other: _Outcome) -> None:
         self.value[rows], self.status[rows] = other.value, other.status
         self.residual[rows], self.scale[rows] = other.residual, other.scale
         self.steps[rows] += other.steps
 
 
-def _run_chain(f: Map, z: Tensor, chain: list[Solver], stop: Stop, record: Trace | None) -> _Outcome:
-    """Each solver in turn on the rows the one before it failed on."""
-    outcome = _iterate(f, z, chain[0], stop, record)
+def _run_chain(
+    f: Map, z: Tensor, chain: list[Solver], stop: Stop, record: Trace | None, before: _Outcome | None
+) -> _Outcome:
+    """Each solver in turn on the rows the one before it failed on; the first goes on from `before`."""
+    if before is None:
+        outcome = _iterate(f, z, chain[0], stop, record)
+    else:
+        z = before.value
+        outcome = _iterate(f, z, chain[0], stop, record, ours=len(chain) == 1, rate=before.rate)
+        outcome.steps += before.steps
     for solver in chain[1:]:
         failed = torch.nonzero(outcome.status != Status.converged).flatten()
         if not len(failed):
@@ -157,8 +170,7 @@ def _run_chain(f: Map, z: Tensor, chain: list[Solver], stop: Stop, record: Trace
             outcome.put(failed, _iterate(f.take(failed), start[failed], solver, stop, record, failed))
         else:
             again = _iterate(f, start, solver, stop, record)
-            part = {name: getattr(again, name)[failed] for name in again.__dataclass_fields__}
-            outcome.put(failed, _Outcome(**part))
+            outcome.put(failed, again.take(failed))
     return outcome
 
 
@@ -169,9 +181,12 @@ def _iterate(
     stop: Stop,
     record: Trace | None = None,
     names: Tensor | None = None,
+    ours: bool = False,
     ahead: bool = False,
+    rate: float = 1.0,
 ) -> _Outcome:
-    """The loop. `names` are the rows' numbers in the user's batch, for the record.
+    """The loop. `names` are the rows' numbers in the user's batch, for the record; a start that is `ours` may
+    become the answer itself.
 
     `ahead` spares an evaluation where the answer will be verified elsewhere: a row ends with the step that
     should bring it to tolerance at the measured rate, and that step is its value, unseen.
@@ -181,16 +196,16 @@ def _iterate(
     if not len(rows):
         return out
     names = rows if names is None else names
-    state = solver.init(f, z)
-    progress = _Progress.start(z)
+    state: Any = None  # of the solver, from its first step on: a start that is already good enough needs none
+    progress = _Progress.start(z, rate)
     due = 0
     for k in range(stop.max_steps + 1):
         check = k >= due or k == stop.max_steps or record is not None
         fz = f(z) if check or solver.uses_value else z
         if check:
-            residual, scale = _row_norms(fz - z), _row_norms(fz)
+            residual, scale = _row_distances(fz, z), _row_norms(fz)
         if ahead:
-            z, state = solver.step(f, z, fz, state)
+            z, state = solver.step(f, z, fz, solver.init(f, z) if state is None else state)
         if check:
             if record is not None:
                 keep = slice(None) if f.working is None else f.working
@@ -200,10 +215,10 @@ def _iterate(
             ended = (status >= 0) & ~progress.done
             if bool(ended.any()):
                 at = rows[ended]
-                if len(at) == len(out.value):
-                    out.value.copy_(z)
-                else:
+                if len(at) < len(out.value):
                     out.value[at] = z[ended]
+                else:  # all at once: no copy where z is surely nobody else's
+                    out.value = z if ours and f.affine is not None else z.clone()
                 out.status[at], out.steps[at] = status[ended], k + ahead
                 out.residual[at], out.scale[at] = residual[ended], scale[ended]
                 progress.done |= ended
@@ -211,14 +226,15 @@ def _iterate(
                 if not len(at_work):
                     break
                 if f.compactable and len(at_work) <= (1 - _COMPACT_SHARE) * len(rows):
-                    f, state, progress = f.take(at_work), state.take(at_work), progress.take(at_work)
-                    z, fz, rows = z[at_work], fz[at_work], rows[at_work]
+                    f, progress = f.take(at_work), progress.take(at_work)
+                    state = state and state.take(at_work)
+                    z, fz, rows = z[at_work], fz if ahead else fz[at_work], rows[at_work]
                 else:
                     f.working = ~progress.done
             due = k + (progress.wait(k) if solver.smooth else 1)
         if not ahead:
-            z, state = solver.step(f, z, fz, state)
-    f.working = None
+            z, state = solver.step(f, z, fz, solver.init(f, z) if state is None else state)
+    f.working, out.rate = None, progress.rate
     return out
 
 
@@ -235,10 +251,10 @@ class _Progress:
     rate: float = 1.0  # measured fall of the excess, a step
 
     @classmethod
-    def start(cls, z: Tensor) -> _Progress:
+    def start(cls, z: Tensor, rate: float) -> _Progress:
         inf = torch.full((z.shape[0],), math.inf, dtype=_norm_dtype(z), device=z.device)
         zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
-        return cls(inf, inf.clone(), zero, zero.bool())
+        return cls(inf, inf.clone(), zero, zero.bool(), rate=rate)
 
     def take(self, rows: Tensor) -> _Progress:
         return replace(
@@ -288,8 +304,8 @@ class _Progress:
         return max(1, min(_LONGEST_WAIT, math.floor(predicted)))
 
 
-def _single_precision_start(f: Map, z: Tensor, solver: Solver, stop: Stop) -> tuple[Tensor, Tensor]:
-    """Where float32 iteration gets to, in float64 again, and its steps: the start of the verified solve."""
+def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> _Outcome:
+    """Where float32 iteration gets to, its value in float64 again: the start of the verified solve."""
     if z.dtype != torch.float64:
         raise ValueError(f"precision='mixed' polishes in float64: z0 must be float64. Got {z.dtype} instead.")
     if not f.compactable and not f.shared:
@@ -298,14 +314,18 @@ def _single_precision_start(f: Map, z: Tensor, solver: Solver, stop: Stop) -> tu
         )
     single = torch.float32
     assert stop.rtol is not None
-    share = 0.8 if solver.smooth else 0.5  # of the tolerance, the rest is for rounding and for the rate
-    near = replace(stop, rtol=max(share * stop.rtol, Stop.reach(single)), patience=min(stop.patience, 4))
-    outcome = _iterate(f.to(single), z.to(single), solver, near, ahead=solver.smooth)
-    found = outcome.value.double()
-    lost = ~torch.isfinite(found.sum(dim=1))
+    # A solver that moves by f(z) may stop a step short of the tolerance, unseen; another one brings its own
+    # rounding, larger than that of f, and float64 makes up for the rest.
+    ahead = solver.smooth and solver.uses_value
+    reach = Stop.reach(single) * (1 if solver.uses_value else 4)
+    rtol = max((0.8 if ahead else 0.5) * stop.rtol, reach)
+    near = replace(stop, rtol=rtol, patience=min(stop.patience, 4))
+    outcome = _iterate(f.to(single), z.to(single), solver, near, ours=True, ahead=ahead)
+    lost = ~torch.isfinite(outcome.value.sum(dim=1))
+    outcome.value = outcome.value.double()
     if bool(lost.any()):
-        found[lost] = z[lost]
-    return found, outcome.steps
+        outcome.value[lost] = z[lost]
+    return outcome
 
 
 def _chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
@@ -331,6 +351,14 @@ def _compute_dtype(z: Tensor) -> torch.dtype:
 
 def _norm_dtype(z: Tensor) -> torch.dtype:
     return torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype
+
+
+def _row_distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖a − b‖ of each row, a few rows at a time: their difference then stays in the cache."""
+    some = max(1, _BLOCK // a.shape[1])
+    if some >= len(a):
+        return _row_norms(a - b)
+    return torch.cat([_row_norms(x - y) for x, y in zip(a.split(some), b.split(some), strict=True)])
 
 
 def _row_norms(z: Tensor) -> Tensor:

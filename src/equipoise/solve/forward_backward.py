@@ -27,6 +27,10 @@ class ForwardBackward(Splitting):
     it is √(1 − μ²/ℓ²). It factorises nothing; `PeacemanRachford` takes fewer steps.
     """
 
+    def constants(self, affine: AffineMap) -> tuple[float, float]:
+        """μ and ℓ."""
+        return self.margin_of(affine), affine.lipschitz if self.lipschitz is None else self.lipschitz
+
     def alpha(self, affine: AffineMap) -> float:
         margin, lipschitz = self.constants(affine)
         best = margin / lipschitz**2
@@ -45,7 +49,6 @@ class ForwardBackward(Splitting):
         return math.sqrt(max(0.0, 1 - 2 * alpha * margin + (alpha * lipschitz) ** 2))
 
     def init(self, f: Map, z: Tensor) -> ForwardBackwardState:
-        self.prox(parts(f))
         return ForwardBackwardState(self.alpha(parts(f)))
 
     def step(

@@ -25,26 +25,42 @@ class PeacemanRachford(Splitting):
     """h = 2z − q; ẑ = (I + αM)⁻¹(h + αb); q ← 2ẑ − h; z ← prox_{αφ}(q), with M = I − W [hieu2022].
 
     Written with the Cayley transform C = 2(I + αM)⁻¹ − I it is q ← C h + 2α(I + αM)⁻¹b: one product with a
-    matrix that is computed once for each W and α. The reflection h does not expand, and
-    ‖C‖² = max (1 − 2αt + α²s)/(1 + 2αt + α²s) over t = ⟨x, Mx⟩ ≥ μ, s = ‖Mx‖² ≤ ℓ², ‖x‖ = 1, falls in t and
-    grows in s. So q contracts, for every α > 0, by √((1 − 2αμ + α²ℓ²)/(1 + 2αμ + α²ℓ²)), which is least at
-    α = 1/ℓ, the default: √((ℓ − μ)/(ℓ + μ)).
+    matrix that is computed once for each W and α, for any α > 0. The reflection h does not expand, and
 
-    There I + αM has a condition number of at most 2, so that an explicit inverse loses nothing.
+        ‖C‖² = max (1 − 2αt + α²s)/(1 + 2αt + α²s) over ‖x‖ = 1, t = ⟨x, Mx⟩ ≥ μ, s = ‖Mx‖² ≤ λt,
+
+    where λ is the least number with ‖Mx‖² ≤ λ⟨x, Mx⟩ (1/λ is how cocoercive M is). The quotient is largest
+    at t = μ, s = λμ, and so least for α = 1/√(λμ), the default: q then contracts by √((√λ − √μ)/(√λ + √μ)).
+    Always λ ≤ ℓ²/μ. Where ℓ is given, that is used for λ and W is not looked into: α = 1/ℓ.
+
+    I + αM has a condition number of at most 1 + √(λ/μ), so that an explicit inverse loses little.
     """
 
     def alpha(self, affine: AffineMap) -> float:
-        return 1 / self.constants(affine)[1] if self.step_size is None else self.step_size
+        if self.step_size is not None:
+            return self.step_size
+        return 1 / math.sqrt(math.prod(self.constants(affine)))
 
     def rate(self, affine: AffineMap) -> float:
-        """√((1 − 2αμ + α²ℓ²)/(1 + 2αμ + α²ℓ²))."""
-        alpha, (margin, lipschitz) = self.alpha(affine), self.constants(affine)
-        s = 1 + (alpha * lipschitz) ** 2
+        """√((1 − 2αμ + α²λμ)/(1 + 2αμ + α²λμ))."""
+        alpha, (margin, curvature) = self.alpha(affine), self.constants(affine)
+        s = 1 + alpha**2 * curvature * margin
         return math.sqrt(max(0.0, s - 2 * alpha * margin) / (s + 2 * alpha * margin))
+
+    def constants(self, affine: AffineMap) -> tuple[float, float]:
+        """μ and λ."""
+        margin = self.margin_of(affine)
+        if self.lipschitz is not None:
+            return margin, self.lipschitz**2 / margin
+        if "curvature" not in affine.cache:
+            affine.cache["curvature"] = _curvature(affine.weight)
+        if not affine.cache["curvature"] < math.inf:
+            raise self.not_monotone("a sym(I − W) that is not positive definite")
+        return margin, affine.cache["curvature"]
 
     def init(self, f: Map, z: Tensor) -> PeacemanRachfordState:
         affine = parts(f)
-        self.constants(affine)  # refuses a W without a margin
+        self.margin_of(affine)  # refuses a W without one
         prox, alpha = self.prox(affine), self.alpha(affine)
         bias = alpha * affine.bias
         c = torch.addmm(bias, bias, _cayley(affine, alpha).T)
@@ -59,6 +75,17 @@ class PeacemanRachford(Splitting):
         z = self.prox(affine)(q, alpha)
         state.h = torch.lerp(q, z, 2.0)  # 2z − q
         return z, state
+
+
+def _curvature(weight: Tensor) -> float:
+    """λ = max ‖Mx‖²/⟨x, Mx⟩ = ‖L⁻¹Mᵀ‖² with sym(M) = LLᵀ; infinite where M is not strongly monotone."""
+    m = torch.eye(len(weight), dtype=torch.float64, device=weight.device) - weight.double()
+    factor, info = torch.linalg.cholesky_ex((m + m.T) / 2)
+    if int(info):
+        return math.inf
+    return (
+        float(torch.linalg.matrix_norm(torch.linalg.solve_triangular(factor, m.T, upper=False), ord=2)) ** 2
+    )
 
 
 def _cayley(affine: AffineMap, alpha: float) -> Tensor:

@@ -46,6 +46,9 @@ class Solver(ABC):
     affine_only: ClassVar[bool] = False
     """Whether the solver needs the parts of an AffineMap."""
 
+    def require(self, f: Map) -> None:  # noqa: B027  (most solvers take everything)
+        """Refuse a problem that the solver cannot take, in words, before anything runs."""
+
     def init(self, f: Map, z: Tensor) -> SolverState:
         return SolverState()
 

@@ -19,8 +19,9 @@ from .solver import Solver
 class Splitting(Solver):
     """What the splitting solvers share: the constants of I − W, and a step derived from them, never tried.
 
-    μ = λ_min(sym(I − W)) is the margin and ℓ = ‖I − W‖ the Lipschitz constant. Both are computed once for
-    each W; give `margin` or `lipschitz` where they are known (a lower bound of μ, an upper bound of ℓ).
+    μ = λ_min(sym(I − W)) is the margin and ℓ = ‖I − W‖ the Lipschitz constant. What is needed of them is
+    computed once for each W; give `margin` or `lipschitz` where they are known (a lower bound of μ, an upper
+    bound of ℓ).
     """
 
     margin: float | None = None
@@ -41,6 +42,9 @@ class Splitting(Solver):
                 f"Got {self.margin} and {self.lipschitz} instead."
             )
 
+    def require(self, f: Map) -> None:
+        self.prox(parts(f))
+
     @abstractmethod
     def alpha(self, affine: AffineMap) -> float:
         """The step α on this map."""
@@ -49,19 +53,21 @@ class Splitting(Solver):
     def rate(self, affine: AffineMap) -> float:
         """The factor by which every step comes nearer to the equilibrium, at least."""
 
-    def constants(self, affine: AffineMap) -> tuple[float, float]:
-        """μ > 0 and ℓ: as given, else of W; refused where W is not strongly monotone."""
-        lipschitz = affine.lipschitz if self.lipschitz is None else self.lipschitz
+    def margin_of(self, affine: AffineMap) -> float:
+        """μ > 0: as given, else of W; refused where W is not strongly monotone."""
         if self.margin is not None:
-            return self.margin, lipschitz
-        rounding = len(affine.weight) * sys.float_info.epsilon * lipschitz
+            return self.margin
+        rounding = len(affine.weight) * sys.float_info.epsilon * (1 + float(affine.weight.norm()))
         if not affine.margin > rounding:
-            raise ValueError(
-                f"{type(self).__name__} needs a strongly monotone I − W: the margin μ = λ_min(sym(I − W)) "
-                f"must be > 0. Got μ = {affine.margin:.3g} instead; smaller weights or "
-                f"W = (1 − μ)I − AᵀA + B − Bᵀ have one, Anderson or Newton may do without."
-            )
-        return affine.margin, lipschitz
+            raise self.not_monotone(f"μ = {affine.margin:.3g}")
+        return affine.margin
+
+    def not_monotone(self, found: str) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} needs a strongly monotone I − W: the margin μ = λ_min(sym(I − W)) must "
+            f"be > 0. Got {found} instead; smaller weights or W = (1 − μ)I − AᵀA + B − Bᵀ have one, "
+            f"Anderson or Newton may do without."
+        )
 
     def prox(self, affine: AffineMap) -> Callable[[Tensor, float], Tensor]:
         """prox_{αφ} of the activation."""
