@@ -1,0 +1,108 @@
+"""z = relu(W z + b), ‖W‖ > 1, I − W monotone with margin μ = ½, to 1e-6 in every sample, in float64.
+
+W = (1 − μ)I − AᵀA + B − Bᵀ as in hieu2022, A and B with entries N(0, 1/m): ‖W‖ ≈ 4.5, plain iteration
+diverges. The peers accelerate the splitting maps a user would hand them: forward-backward,
+z ↦ relu(z − α((I − W) z − b)), at the better of the steps μ/ℓ² and 1/ℓ; and Peaceman-Rachford's q ↦ C h + c
+with C computed beforehand. Timed on all sides is the solve alone: what W gives once (μ, ℓ, ‖·‖, the inverse)
+is not, and is reported in a row of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import equipoise as eq
+from bench.forward import relative_residual
+from bench.measure import Absent, Contender, Row, fastest, side_by_side
+from bench.peers import Problem, contenders
+from equipoise.solve import PeacemanRachford
+
+LIMIT = 1e-6
+MARGIN = 0.5
+ANDERSON = ("torchdeq Anderson", "jaxopt Anderson")
+TARGETS = {"torchdeq Anderson, forward-backward": 3.0, "jaxopt Anderson, forward-backward": 3.0}
+
+
+def run(quick: bool = False) -> list[Row]:
+    m = 500 if quick else 1000
+    weight = _weight(m)
+    solver, stop = PeacemanRachford(margin=MARGIN), eq.Stop(rtol=LIMIT)
+    prepared = eq.AffineMap(weight, torch.zeros(1, m, dtype=weight.dtype))
+    begin = time.process_time()
+    eq.fixed_point(prepared, solver=solver, precision="mixed")
+    setup = f"once for W: {1e3 * (time.process_time() - begin):.0f} ms"
+    rows = []
+    for n in (1, 8, 64):
+        bias = torch.randn(n, m, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+        affine = prepared.with_bias(bias)
+        ours = lambda affine=affine: eq.fixed_point(affine, solver=solver, stop=stop, precision="mixed").value
+        size = float(ours().norm())
+        verify = lambda z, bias=bias: relative_residual(weight, bias, z)
+        found = side_by_side(
+            f"monotone, m={m}, n={n}",
+            Contender("Peaceman-Rachford", ours),
+            _forward_backward(affine, size, verify) + _peaceman_rachford(affine, size, verify),
+            verify,
+            repeats=7 if quick else 15,
+            targets=TARGETS,
+        )
+        rows += [replace(row, note=row.note or setup) for row in found]
+    return rows
+
+
+def _forward_backward(
+    affine: eq.AffineMap, size: float, verify: Callable[[Tensor], float]
+) -> list[Contender | Absent]:
+    """Anderson on z ↦ relu(z − α((I − W) z − b)), at the step that serves it better."""
+    best = []
+    for name in ANDERSON:
+        tried: list[Contender | Absent] = []
+        for alpha in (MARGIN / affine.lipschitz**2, 1 / affine.lipschitz):
+            problem = Problem(
+                lambda z, w, b, alpha=alpha: torch.relu(
+                    torch.addmm(torch.lerp(z, b, alpha), z, w.T, alpha=alpha)
+                ),
+                lambda z, w, b, alpha=alpha: _jax_relu((1 - alpha) * z + alpha * (z @ w.T + b)),
+                (affine.weight, affine.bias),
+                torch.zeros_like(affine.bias),
+                size,
+            )
+            tried += contenders(problem, verify, LIMIT, (name,), ", forward-backward")
+        best.append(fastest(tried))
+    return best
+
+
+def _peaceman_rachford(
+    affine: eq.AffineMap, size: float, verify: Callable[[Tensor], float]
+) -> list[Contender | Absent]:
+    """Anderson on q ↦ C|q| + c, since 2 relu(q) − q = |q|."""
+    alpha = 1 / affine.lipschitz
+    eye = torch.eye(len(affine.weight), dtype=affine.weight.dtype)
+    inverse = torch.linalg.inv(eye + alpha * (eye - affine.weight))
+    problem = Problem(
+        lambda q, cayley, c: torch.addmm(c, q.abs(), cayley.T),
+        lambda q, cayley, c: abs(q) @ cayley.T + c,
+        (2 * inverse - eye, 2 * alpha * affine.bias @ inverse.T),
+        torch.zeros_like(affine.bias),
+        size,
+        torch.relu,
+    )
+    return contenders(problem, verify, LIMIT, ANDERSON, ", Peaceman-Rachford map")
+
+
+def _jax_relu(p: Any) -> Any:
+    import jax
+
+    return jax.nn.relu(p)
+
+
+def _weight(m: int) -> Tensor:
+    generator = torch.Generator().manual_seed(m)
+    a, b = (torch.randn(2, m, m, dtype=torch.float64, generator=generator) / m**0.5).unbind()
+    return (1 - MARGIN) * torch.eye(m, dtype=a.dtype) - a.T @ a + b - b.T
