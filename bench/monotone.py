@@ -33,9 +33,9 @@ def run(quick: bool = False) -> list[Row]:
     m = 500 if quick else 1000
     weight = _weight(m)
     solver, stop = PeacemanRachford(margin=MARGIN), eq.Stop(rtol=LIMIT)
-    prepared = eq.AffineMap(weight, torch.zeros(1, m, dtype=weight.dtype))
+    prepared = eq.AffineMap(weight, torch.ones(1, m, dtype=weight.dtype))
     begin = time.process_time()
-    eq.fixed_point(prepared, solver=solver, precision="mixed")
+    eq.fixed_point(prepared, solver=solver, stop=stop, precision="mixed").raise_if_failed()
     setup = f"once for W: {1e3 * (time.process_time() - begin):.0f} ms"
     rows = []
     for n in (1, 8, 64):

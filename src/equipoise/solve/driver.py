@@ -231,7 +231,7 @@ def _iterate(
                     z, fz, rows = z[at_work], fz if ahead else fz[at_work], rows[at_work]
                 else:
                     f.working = ~progress.done
-            due = k + (progress.wait(k) if solver.smooth else 1)
+            due = k + (progress.wait(not solver.uses_value) if solver.smooth else 1)
         if not ahead:
             z, state = solver.step(f, z, fz, solver.init(f, z) if state is None else state)
     f.working, out.rate = None, progress.rate
@@ -273,35 +273,33 @@ class _Progress:
         self.best = torch.where(better, residual, self.best)
         self.best_at = torch.where(better, k, self.best_at)
 
-        status = torch.full_like(self.best_at, -1, dtype=torch.int8)
-        if k == stop.max_steps:
-            status[:] = int(Status.max_steps)
-            status[residual > 10 * self.first] = int(Status.diverged)
-        idle = k - self.best_at >= stop.patience
-        status[idle] = int(Status.stalled)
-        status[(residual > stop.growth * self.first) | (idle & (residual > 10 * self.first))] = int(
-            Status.diverged
-        )
-        status[residual <= tolerance] = int(Status.converged)
+        idle, last = self.best_at <= k - stop.patience, k == stop.max_steps
+        far = residual > 10 * self.first
+        diverged = (residual > stop.growth * self.first) | (far if last else far & idle)
+        status = torch.where(idle, int(Status.stalled), int(Status.max_steps) if last else -1)
+        status = torch.where(diverged, int(Status.diverged), status)
+        status = torch.where(residual <= tolerance, int(Status.converged), status).to(torch.int8)
         broken = ~torch.isfinite(residual)
         if bool(broken.any()):
             bad = ~(torch.isfinite(z).all(dim=1) & torch.isfinite(fz).all(dim=1))
             status[broken] = int(Status.diverged)  # finite values whose norm overflows
             status[bad] = int(Status.nonfinite)
 
-        excess = (residual / tolerance)[(status < 0) & ~self.done]
-        worst = float(excess.max()) if len(excess) else 0.0
+        worst = float((residual / tolerance).masked_fill_((status >= 0) | self.done, 0.0).max())
         if worst > 0 and 0 < self.excess < math.inf and k > self.checked:
             self.rate = (worst / self.excess) ** (1 / (k - self.checked))
         self.excess, self.checked = worst, k
         return status
 
-    def wait(self, k: int) -> int:
-        """Steps until a check could pass at the measured rate; 1 while there is no rate to trust."""
+    def wait(self, costly: bool) -> int:
+        """Steps until a check could pass at the measured rate; 1 while there is no rate to trust.
+
+        A costly check, one that takes an evaluation of its own, waits until it should pass.
+        """
         if not (0 < self.rate < 1 and 1 < self.excess < math.inf):
             return 1
         predicted = math.log(self.excess) / -math.log(self.rate)
-        return max(1, min(_LONGEST_WAIT, math.floor(predicted)))
+        return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
 
 
 def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> _Outcome:
