@@ -3,7 +3,7 @@
 The readout's step alone contracts the residual by 1 − ν, at every Z with (1−τ)s ≤ σ_min(Z) and ‖Z‖ ≤ S̄:
 
     gradient       a ← a − η_a Zᵀ r,  η_a ≤ 1/S̄²,  S̄ = S + τs        ν = η_a (1−τ)² s²
-    gauss-newton   a ← a − η Z⁺ r,  η ∈ (0, 1],  S̄ = S/(1−τ)         ν = η
+    gauss-newton   a ← a − η Z† r,  η ∈ (0, 1],  S̄ = S/(1−τ)         ν = η
 
 So whatever hidden update is tried beside it, of any size and from any optimiser, the promise holds if it is
 accepted only where sound bounds show all of

@@ -5,7 +5,7 @@ every width m ≥ N; with slack λ > 0, for every N and m. Write S = ‖Z(0)‖,
 as in `geometry.py`. The readout contracts the residual by 1 − ν,
 
     gradient       a ← a − η_a Zᵀ r,  η_a ≤ 1/S̄²                     ν = η_a (1−τ)² s²
-    gauss-newton   a ← a − η Z⁺ r,  η ∈ (0, 1]                       ν = η
+    gauss-newton   a ← a − η Z† r,  η ∈ (0, 1]                       ν = η
 
 and the hidden step gives back at most a share θ of that, and stays in the ball where all of it holds:
 

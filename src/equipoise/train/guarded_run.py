@@ -195,7 +195,7 @@ class Run:
         point = self._equilibria(at, start, rtol)
         left = self._residual(point, a, e)
         reach = _largest(base.value, left.value - base.value, limit - (left.size.hi - left.norm))
-        if not left.size.hi <= limit:  # (S1)
+        if not _within(left.size, limit):  # (S1)
             return Trial(False, min(max(_MARGIN * reach, _SHRINK**2), 0.5), point, left)
         if not self.features.admits(point.Z, point.error):  # (S2), (S3)
             return Trial(False, _SHRINK, point, left)
@@ -298,6 +298,11 @@ def _feature_watch(point: Point, known: Mapping[str, Any]) -> FeatureWatch:
     return FeatureWatch(
         point.Z, bounds, floor=below.sqrt().hi if below.hi > 0 else 0.0, ceiling=above.sqrt().lo
     )
+
+
+def _within(size: Interval, limit: float) -> bool:
+    """Whether the true size is certainly within the limit."""
+    return size.hi <= limit
 
 
 def _largest(base: Tensor, change: Tensor, limit: float) -> float:

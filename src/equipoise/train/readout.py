@@ -1,4 +1,4 @@
-"""a ← a − η Zᵀ r, or a ← a − η Z⁺ r: the readout's own step, with or without slack.
+"""a ← a − η Zᵀ r, or a ← a − η Z† r: the readout's own step, with or without slack.
 
 With slack λ the readout is (a, e) on the features Z̃ = [Z, √λ I], the residual r = Za + √λ e − y, and the
 Gauss-Newton step is that of least norm with Z δa + √λ δe = r. From e = 0, a = 0 it ends at the ridge

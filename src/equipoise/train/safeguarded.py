@@ -61,6 +61,10 @@ def safeguarded_descent(
         raise ValueError(f"hidden_step must be a finite number ≥ 0. Got {hidden_step} instead.")
     if direction != "gradient" and not callable(direction):
         raise ValueError(f"direction must be 'gradient' or a function of the gradients. Got {direction!r}.")
+    if measure is not None and not (isinstance(measure, int) and measure >= 1):
+        raise ValueError(f"measure must be an integer ≥ 1. Got {measure!r} instead.")
+    if (X_test is None) != (y_test is None):
+        raise ValueError("X_test and y_test go together.")
     certificate = certificate or certify(model, X, y, theorem="safeguarded")
     check_certificate(certificate, model, X, y)
     if certificate.theorem != "safeguarded":
@@ -90,8 +94,6 @@ class _Recorder:
     def __init__(
         self, run: Run, steps: int, X_test: Tensor | None, y_test: Tensor | None, measure: int | None
     ) -> None:
-        if (X_test is None) != (y_test is None):
-            raise ValueError("X_test and y_test go together.")
         self.run, self.taken = run, list[Step]()
         self.test = None if X_test is None or y_test is None else (X_test.double(), y_test.double())
         self.at = {0, steps} if measure is None else {*range(0, steps + 1, measure), steps}
