@@ -243,6 +243,7 @@ class _Progress:
     """What is known of each row's residuals so far: enough to tell stalled from diverged from on its way."""
 
     first: Tensor  # (n,) first residual, or the tolerance where that is larger
+    asked: Tensor  # (n,) first tolerance
     best: Tensor  # (n,) lowest residual that counted as progress
     best_at: Tensor  # (n,) step of it
     done: Tensor  # (n,)
@@ -254,12 +255,13 @@ class _Progress:
     def start(cls, z: Tensor, rate: float) -> _Progress:
         inf = torch.full((z.shape[0],), math.inf, dtype=_norm_dtype(z), device=z.device)
         zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
-        return cls(inf, inf.clone(), zero, zero.bool(), rate=rate)
+        return cls(inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate)
 
     def take(self, rows: Tensor) -> _Progress:
         return replace(
             self,
             first=self.first[rows],
+            asked=self.asked[rows],
             best=self.best[rows],
             best_at=self.best_at[rows],
             done=self.done[rows],
@@ -268,7 +270,7 @@ class _Progress:
     def judge(self, k: int, z: Tensor, fz: Tensor, residual: Tensor, tolerance: Tensor, stop: Stop) -> Tensor:
         """The Status of each row, −1 where it is on its way."""
         if k == 0:
-            self.first = torch.maximum(residual, tolerance)
+            self.first, self.asked = torch.maximum(residual, tolerance), tolerance
         better = residual < 0.99 * self.best
         self.best = torch.where(better, residual, self.best)
         self.best_at = torch.where(better, k, self.best_at)
@@ -279,6 +281,9 @@ class _Progress:
         status = torch.where(idle, int(Status.stalled), int(Status.max_steps) if last else -1)
         status = torch.where(diverged, int(Status.diverged), status)
         status = torch.where(residual <= tolerance, int(Status.converged), status).to(torch.int8)
+        # A state that runs away meets a relative tolerance at last, its residual as large as ever.
+        runaway = (residual <= tolerance) & (residual > 0.5 * self.first) & (tolerance > 2 * self.asked)
+        status = torch.where(runaway, int(Status.diverged), status).to(torch.int8)
         broken = ~torch.isfinite(residual)
         if bool(broken.any()):
             bad = ~(torch.isfinite(z).all(dim=1) & torch.isfinite(fz).all(dim=1))
@@ -331,7 +336,7 @@ def _chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
     if solver is None:
         chain = [Anderson()]
     else:
-        chain = [solver] if isinstance(solver, Solver) else list(solver)
+        chain = list(solver) if isinstance(solver, list | tuple) else [solver]  # type: ignore[list-item]
     for one in chain:
         if not isinstance(one, Solver):
             hint = f"{one.__name__}()" if isinstance(one, type) and issubclass(one, Solver) else "Anderson()"
