@@ -38,10 +38,7 @@ class Enclosure:
 @singledispatch
 def enclose(model: Any, X: Tensor) -> Enclosure:
     """The enclosure of a family on data X, all in float64."""
-    raise TypeError(
-        f"certificates know LinearEquilibrium, ScaledReLU, GaussianReLU and Monotone. "
-        f"Got {type(model).__name__} instead."
-    )
+    raise TypeError(f"no enclosure is known of {type(model).__name__}.")
 
 
 class Equilibria:

@@ -36,12 +36,13 @@ class Instance:
     method: ClassVar[str] = families.SVD
 
     def __init__(self, model: AffineFamily, X: Tensor, y: Tensor | None = None) -> None:
-        if not isinstance(model, AffineFamily):
+        known = [c for c in type(model).__mro__ if c in enclose.registry and c is not object]
+        if not known:
             raise TypeError(
-                f"certificates know the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and "
-                f"Monotone. Got {type(model).__name__} instead: diagnose(layer) measures any other."
+                f"certificates know LinearEquilibrium, ScaledReLU, GaussianReLU and Monotone. "
+                f"Got {type(model).__name__} instead: diagnose(layer) measures any other."
             )
-        self.original, self.fingerprint = model, fingerprint(model, X, y)
+        self.family, self.original, self.fingerprint = known[0], model, fingerprint(model, X, y)
         # One device throughout, where float64 exists.
         self.model = copy.deepcopy(model).to(_home(model.readout_weight)).double().requires_grad_(False)
         self._norms: dict[str, Interval] = {}
@@ -80,21 +81,15 @@ class Instance:
 
     def _changed(self) -> str:
         """What a subclass, or an attribute of its own, computes otherwise than the family that is known."""
-        kind = type(self.original)
-        known = next((c for c in kind.__mro__ if c in enclose.registry and c is not object), None)
-        if known is None:
-            enclose(self.model, self.X)  # raises the TypeError that lists the families
-        changed = [
-            name
-            for name in _TRUSTED
-            if getattr(kind, name) is not getattr(known, name) or name in vars(self.original)
-        ]
-        if changed:
-            return (
-                f"{kind.__name__} changes {', '.join(changed)} of {known.__name__}: what is known of the "  # type: ignore[union-attr]
-                f"family may be false of it."
-            )
-        return ""
+        kind, family = type(self.original), self.family
+        own = vars(self.original)
+        changed = [n for n in _TRUSTED if n in own or getattr(kind, n) is not getattr(family, n)]
+        if not changed:
+            return ""
+        return (
+            f"{kind.__name__} changes {', '.join(changed)} of {family.__name__}: what is known of the family "
+            f"may be false of it."
+        )
 
     def _nonfinite(self) -> str:
         named = [("X", self.X), ("y", self.y), *self.model.state_dict().items()]
