@@ -84,7 +84,8 @@ class CellEquation(Equation):
         self.compiled = module is not None and any(
             hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in module.modules()
         )
-        self.known: dict[tuple[int, torch.dtype], Tensor] | None = None  # parametrised weights, while held
+        # Parametrised weights, while the equation is held: inside one call of the layer.
+        self.known: dict[tuple[int, torch.dtype], Tensor] | None = None
 
         self.slots = [i for i, a in enumerate(self.inputs) if isinstance(a, Tensor)]
         batched = [a for a in args if isinstance(a, Tensor)]
@@ -99,12 +100,21 @@ class CellEquation(Equation):
             inputs[slot] = tensor
         state = self.layout.unflat(z)
         if isinstance(self.cell, nn.Module):
-            named = dict(zip(self.names, tensors[len(given) + len(self.masks) :], strict=True))
+            values = tensors[len(given) + len(self.masks) :]
             with self._steady(tensors[self.inputs_batched : self.batched], z.dtype):
-                out = torch.func.functional_call(self.cell, named, (state, *inputs))
+                if self._has(values):
+                    out = self.cell(state, *inputs)
+                else:
+                    named = dict(zip(self.names, values, strict=True))
+                    out = torch.func.functional_call(self.cell, named, (state, *inputs))
         else:
             out = self.cell(state, *inputs)
         return self._flat(out, z)
+
+    def _has(self, values: Sequence[Tensor]) -> bool:
+        """Whether these are the cell's parameters and buffers as it is, so that it can be called directly."""
+        own = self.tensors[len(self.tensors) - len(self.names) :]
+        return self.known is not None and all(a is b for a, b in zip(values, own, strict=True))
 
     def _flat(self, out: Any, z: Tensor) -> Tensor:
         wrong = self.layout.mismatch(out, z.shape[0])
@@ -154,7 +164,7 @@ class CellEquation(Equation):
 
         A compiled cell computes them as it was compiled to.
         """
-        before, self.known = self.known, None if self.compiled else {}
+        before, self.known = self.known, {}
         try:
             yield
         finally:
@@ -173,7 +183,8 @@ class CellEquation(Equation):
             return
         lists = self.parametrisations
         still = [m for one in lists for m in one.modules() if m.training]
-        mine = [one for one in lists if "forward" not in vars(one)] if self.known is not None else []
+        remember = self.known is not None and not self.compiled
+        mine = [one for one in lists if "forward" not in vars(one)] if remember else []
         before = [(d.mask, d.held) for d in self.masks]
         cache_before = parametrize._cache_enabled
         try:

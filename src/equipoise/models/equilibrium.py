@@ -60,7 +60,8 @@ class Equilibrium(nn.Module):
             raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {stop!r} instead.")
         if precision not in ("native", "mixed"):
             raise ValueError(f"precision must be 'native' or 'mixed'. Got {precision!r} instead.")
-        for one in _chain(solver):
+        listed = solver is None or (isinstance(solver, Sequence) and not isinstance(solver, str))
+        for one in _chain(solver if listed else [solver]):  # type: ignore[list-item]
             if one.affine_only:
                 raise TypeError(
                     f"{type(one).__name__} splits an AffineMap, and a cell may be any map: "
