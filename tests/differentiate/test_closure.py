@@ -72,6 +72,19 @@ def test_a_second_backward_pass_needs_a_retained_graph(weight, x):
         loss.backward()
 
 
+def test_rows_whose_adjoint_fails_are_masked():
+    b = torch.ones(2, dtype=DTYPE, requires_grad=True)
+    x = torch.tensor([[0.5, 0.4], [1 - 1e-6, 0.9], [0.2, 0.3]], dtype=DTYPE)
+    layer = eq.Equilibrium(
+        lambda z, x: x * z + (1 - x) * b,
+        gradient=eq.Implicit(eq.Picard(), eq.Stop(max_steps=40)),
+        on_failure=eq.OnFailure("mask", share=0.4),
+    )
+    layer(x, start=torch.ones_like(x)).sum().backward()
+    assert layer.last.masked == 1
+    torch.testing.assert_close(b.grad, torch.full((2,), 2.0, dtype=DTYPE), rtol=1e-6, atol=0)
+
+
 def test_a_second_derivative_names_the_tensor(weight, x):
     z = closing_over(weight)(x)
     with pytest.raises(RuntimeError, match=r"the cell closes over `weight`.*for a second derivative"):

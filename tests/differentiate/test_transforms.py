@@ -147,6 +147,16 @@ def test_gradients_of_each_sample(mode, name):
             assert relative(each[name][row], want) < 1e-10
 
 
+def test_vmap_over_the_backward_pass_of_an_eager_layer():
+    case = make_case("tanh")
+    x = case.x.clone().requires_grad_()
+    z = case.layer(eq.Implicit(stop=STOP))(x)
+    vectors = torch.eye(z.numel(), dtype=DTYPE).reshape(-1, *z.shape)
+    rows = vmap(lambda g: torch.autograd.grad(z, x, g, retain_graph=True)[0])(vectors)
+    for g, row in zip(vectors, rows, strict=True):
+        assert_same(row, torch.autograd.grad(z, x, g, retain_graph=True)[0])
+
+
 def test_vmap_with_a_mapped_and_an_unmapped_input():
     case = make_case("shared")
     layer = case.layer()
