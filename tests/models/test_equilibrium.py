@@ -596,6 +596,12 @@ def test_rows_of_an_empty_batch():
     assert layer(inputs()[:0]).shape == (0, 5)
 
 
+@pytest.mark.xfail(raises=RuntimeError, reason="Layout.flat cannot reshape the parts of an empty tuple state")
+def test_rows_of_an_empty_batch_with_a_tuple_state():
+    layer = eq.Equilibrium(lambda z, x: (0.5 * z[0] + x, 0.5 * z[1]), state=[(3,), (2, 2)])
+    assert [tuple(part.shape) for part in layer(inputs()[:0])] == [(0, 3), (0, 2, 2)]
+
+
 # -- compiled and distributed ---------------------------------------------------------------------------
 
 

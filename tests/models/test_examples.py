@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import equipoise as eq
 
@@ -87,6 +88,16 @@ def test_padding_does_not_reach_the_positions_that_count():
     assert torch.equal(layer(garbage, padding), z)
     short = layer(x[1:2, :4], padding[1:2, :4])  # the second sequence alone, without its padding
     torch.testing.assert_close(short[0], z[1, :4], rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives_of_a_transformer_need_the_plain_attention_kernel():
+    torch.manual_seed(0)
+    stop = eq.Stop(rtol=1e-13)
+    layer = eq.Equilibrium(TransformerCell(8, 2).double(), stop=stop, gradient=eq.Implicit(stop=stop))
+    x, padding = sequences()
+    x = x.double().requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):  # the fast kernels of torch have a first derivative only
+        assert torch.autograd.gradgradcheck(lambda x: layer(x, padding), x, fast_mode=True, atol=1e-5)
 
 
 def test_a_transformer_with_shared_dropout_learns_to_copy_the_first_token():
