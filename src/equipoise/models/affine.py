@@ -238,20 +238,23 @@ class AffineFamily(Saved, ABC):
     def masks(self, Z: Tensor, X: Tensor) -> Tensor:
         """D = σ'(Z Wᵀ + u), (N, m), read at an approximate equilibrium Z.
 
-        Where a coordinate is zero within the error of Z, the pre-activations are formed as if it were zero.
-        So a coordinate that decays to a tie at 0 from above reads as the tie it is, whatever the start, and
-        the slope there is `relu_at_zero`: 0, or 1 where the family was asked for that.
+        A tie is a pre-activation of exactly 0, which takes an injection of exactly 0. A coordinate that
+        decays to one from above reads as the tie it is, whatever the start: where the pre-activation is 0
+        once the coordinates that are zero within the error of Z are taken as zero, the slope is
+        `relu_at_zero`: 0, or 1 where the family was asked for that. Every other mask is read from Z as it is.
         """
         self._check_start(Z, (len(self._check_inputs(X)), self.width), "Z")
         return self._masks(self.affine_map(X), Z)
 
     def _masks(self, problem: AffineMap, Z: Tensor) -> Tensor:
         P = problem.preactivation(Z)
-        radius = self._error(problem, self.activation(P) - Z)  # (N,)
-        near = (Z.abs() <= radius[:, None]) & (Z != 0)
-        rows = torch.nonzero(near.any(dim=1)).flatten()
-        if len(rows):
-            P[rows] = problem.take(rows).preactivation(Z[rows].masked_fill(near[rows], 0.0))
+        suspect = problem.bias == 0
+        if bool((suspect & (Z != 0)).any()):
+            radius = self._error(problem, self.activation(P) - Z)  # (N,)
+            near = (Z.abs() <= radius[:, None]) & (Z != 0)
+            rows = torch.nonzero((suspect & near).any(dim=1)).flatten()
+            cleaned = problem.take(rows).preactivation(Z[rows].masked_fill(near[rows], 0.0))
+            P[rows] = P[rows].masked_fill(cleaned == 0, 0.0)
         return self.slope(P)
 
     def slope(self, P: Tensor) -> Tensor:

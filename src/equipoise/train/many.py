@@ -255,10 +255,10 @@ class _Stack:
         """σ' at the equilibria, coordinates zero within the error of Z taken as zero, as a model does."""
         model = self.models[0]
         P = torch.baddbmm(u, Z, W.mT)
-        radius = (model.activation(P) - Z).norm(dim=2) / (1 - _norms(W))[:, None]  # (runs, N)
-        near = (Z != 0) & (Z.abs() <= radius[:, :, None])
-        if bool(near.any()):
-            P = torch.baddbmm(u, Z.masked_fill(near, 0.0), W.mT)
+        if bool(((u == 0) & (Z != 0)).any()):
+            radius = (model.activation(P) - Z).norm(dim=2) / (1 - _norms(W))[:, None]  # (runs, N)
+            near = (Z != 0) & (Z.abs() <= radius[:, :, None])
+            P = P.masked_fill(torch.baddbmm(u, Z.masked_fill(near, 0.0), W.mT) == 0, 0.0)
         return model.slope(P)
 
     def _adjoint(self, W: Tensor, u: Tensor, Z: Tensor, warm: bool) -> Tensor:
