@@ -317,10 +317,8 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> _Outcome
         )
     single = torch.float32
     assert stop.rtol is not None
-    # A solver that moves by f(z) may stop a step short of the tolerance, unseen; another one brings its own
-    # rounding, larger than that of f, and float64 makes up for the rest.
     ahead = solver.smooth and solver.uses_value
-    reach = Stop.reach(single) * (1 if solver.uses_value else 4)
+    reach = Stop.reach(single) * (1 if solver.uses_value else 4)  # a step of its own rounds more than f
     rtol = max((0.8 if ahead else 0.5) * stop.rtol, reach)
     near = replace(stop, rtol=rtol, patience=min(stop.patience, 4))
     outcome = _iterate(f.to(single), z.to(single), solver, near, ours=True, ahead=ahead)

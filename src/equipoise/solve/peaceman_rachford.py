@@ -89,10 +89,12 @@ def _curvature(weight: Tensor) -> float:
 
 
 def _cayley(affine: AffineMap, alpha: float) -> Tensor:
-    """C = 2(I + αM)⁻¹ − I, shared by every map with this W."""
-    dtype = affine.weight.dtype
-    key = ("cayley", alpha, dtype)
+    """C = 2(I + αM)⁻¹ − I, shared by every map with this W. In float64, then rounded: what is lost of C in
+    float32 arithmetic would be the accuracy of every solve with it."""
+    weight = affine.weight
+    key = ("cayley", alpha, weight.dtype)
     if key not in affine.cache:
-        eye = torch.eye(len(affine.weight), dtype=dtype, device=affine.weight.device)
-        affine.cache[key] = 2 * torch.linalg.inv((1 + alpha) * eye - alpha * affine.weight) - eye
+        eye = torch.eye(len(weight), dtype=torch.float64, device=weight.device)
+        inverse = torch.linalg.inv((1 + alpha) * eye - alpha * weight.double())
+        affine.cache[key] = (2 * inverse - eye).to(weight.dtype)
     return affine.cache[key]
