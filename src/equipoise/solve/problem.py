@@ -112,9 +112,9 @@ class Layout:
         return cls([p.shape[1:] for p in parts], isinstance(z, tuple))
 
     def flat(self, z: State) -> Tensor:
-        if isinstance(z, tuple):
-            return torch.cat([p.reshape(len(p), -1) for p in z], dim=1)
-        return z.reshape(z.shape[0], -1) if z.shape[0] else z.reshape(0, self.width)
+        parts = z if isinstance(z, tuple) else (z,)
+        rows = [p.reshape(len(p), s.numel()) for p, s in zip(parts, self.shapes, strict=True)]
+        return torch.cat(rows, dim=1) if self.is_tuple else rows[0]
 
     def unflat(self, flat: Tensor) -> State:
         n = flat.shape[0]

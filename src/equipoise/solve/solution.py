@@ -52,7 +52,7 @@ _MEANING = {
 }
 
 # rtol by dtype where none is given, and the absolute tolerance that catches equilibria at zero.
-_DEFAULT_RTOL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_DEFAULT_RTOL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2**-4}
 _DEFAULT_ATOL = {torch.float64: 1e-12, torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-4}
 
 
