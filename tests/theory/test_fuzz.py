@@ -250,6 +250,25 @@ def test_the_error_of_equilibria_is_never_understated():
             assert bound < math.inf
 
 
+def test_cancellation_in_the_injection_is_counted():
+    """⟨x, U_i⟩ of vectors that are orthogonal but for rounding: u itself is of the size of its error."""
+    g = torch.Generator().manual_seed(0)
+    for i in range(30):
+        family = eq.Monotone if i % 2 else eq.ScaledReLU
+        model = family(2, 2, dtype=F64, generator=g)
+        x = torch.randn(1, 2, dtype=F64, generator=g)
+        weight = model.U.data if i % 2 else model.W.data.T  # (2, d)
+        weight[:, 1] = -weight[:, 0] * x[0, 0] / x[0, 1]
+        W, u = exact_parts(model, x)
+        exact = exact_equilibrium(W, u.tolist()[0])
+        for Z in (model.solve(x).value, torch.tensor([[int(z.p) / int(z.q) for z in exact]], dtype=F64)):
+            bound = equilibrium_error(model, x, Z)
+            square = sum(
+                ((a - b) ** 2 for a, b in zip(rational(Z).tolist()[0], exact, strict=True)), flint.fmpq(0)
+            )
+            assert flint.fmpq(*bound.as_integer_ratio()) ** 2 >= square
+
+
 def test_the_error_of_the_linear_family_is_never_understated():
     g = torch.Generator().manual_seed(0)
     with flint.ctx.workprec(256):

@@ -38,7 +38,7 @@ def size(M):
 def by_hand(model, X, y, C):
     """Both sides of (14)-(20), in plain floats."""
     with torch.no_grad():
-        Z = model.closed_form(X) if (model.A >= 0).all() else model.equilibrium(X)
+        Z = model.closed_form(X)
         r, x = float((Z @ model.b - y).norm()), float(X.norm())
         W, A, b = (size(p) for p in (model.W, model.A, model.b))
     a0 = float(torch.linalg.eigvalsh(Z @ Z.T)[0]) ** 0.5
@@ -55,6 +55,7 @@ def by_hand(model, X, y, C):
         "(19)": (a0**2, bracket * 16 * l3**2 / (1 - g0) ** 2 * x**2),
         "(20)": min(4 / a0**2, 2 * (1 - g0) ** 2 * bar * l1**-4 * l3**-2 * x**-2),  # as printed
         "γ₀ < 1": g0,
+        "movement": bracket * 8 * l3 / (1 - g0) ** 2 * x**2 * r / a0**2 / float(Z.norm()),  # of descent
     }
 
 
@@ -73,7 +74,9 @@ def test_both_sides_of_every_condition(kind, C, start):
     if kind == "descent":
         assert found.max_step_size == pytest.approx(wanted["(20)"], rel=1e-8)
         assert found.exponent == pytest.approx(a0**2 / 4, rel=1e-8)
+        assert found.movement == pytest.approx(wanted["movement"], rel=1e-8)
     else:
+        assert found.movement == pytest.approx(wanted["movement"] / 2, rel=1e-8)
         assert found.exponent == pytest.approx(a0**2 / 2, rel=1e-8)
         assert found.max_step_size is None
 

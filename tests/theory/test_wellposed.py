@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.linalg import Interval
 from equipoise.theory import equilibrium_error
+from equipoise.theory.families import contracts
 from problems import exact_affine
 
 F64 = torch.float64
@@ -109,6 +111,13 @@ def test_a_norm_of_exactly_1_is_not_proved():
         assert not cert.proved
         assert "‖W‖ < 1" in cert.explain()
         assert "Try a smaller W" in cert.explain()
+
+
+def test_the_reason_is_strict():
+    one = contracts(gaussian(0.5), Interval(1.0))
+    assert not one.holds
+    assert one.refuted
+    assert contracts(gaussian(0.5), Interval(math.nextafter(1, 0))).holds
 
 
 def test_a_small_spectral_radius_is_not_a_contraction():
