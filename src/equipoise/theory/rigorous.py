@@ -201,12 +201,13 @@ def singular(M: Tensor) -> SingularBounds:
 
 def frobenius(entries: list[list[Any]]) -> Interval:
     """‖M‖_F of balls, or of exact numbers."""
+    arb = _flint().arb
     with _precision():
-        square = sum((x * x for x in chain.from_iterable(entries)), _flint().arb(0))
-        root = _flint().arb(square.upper()).sqrt()
-        least = square.lower()
-        low = _flint().arb(least).sqrt() if least > 0 else _flint().arb(0)
-        return Interval(max(_down(low), 0.0), _up(root))
+        square = sum((x * x for x in chain.from_iterable(entries)), arb(0))
+        if square.is_zero():
+            return Interval(0.0)
+        low, high = arb(square.lower()).max(arb(0)).sqrt(), arb(square.upper()).sqrt()
+        return Interval(max(_down(low), 0.0), _up(high))
 
 
 def _rows(M: Tensor) -> list[list[Any]]:
