@@ -220,6 +220,7 @@ def test_parameters_changed_before_the_backward_pass_are_noticed():
         loss.backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch's own forward mode
 def test_batched_vectors_of_the_old_kind_are_refused_with_the_remedy():
     case = make_case("tanh")
     for options in ({}, {"strategy": "forward-mode"}):

@@ -32,7 +32,8 @@ class Implicit(SolvedGradient):
     by default that of the dtype, for g of size 1: the equation is linear. A sample whose adjoint does not
     converge is treated by the layer's failure policy.
 
-    Exact to every order in the tensors the layer knows of: its inputs and the parameters of its cell. A
+    Exact to every order in the tensors the layer knows of: its inputs and the parameters of its cell, as far
+    as the cell itself can be differentiated (second derivatives of attention need torch's MATH kernel). A
     tensor that a cell merely closes over gets first-order gradients in eager mode; asked for more, it is
     named in an error.
     """
@@ -41,7 +42,8 @@ class Implicit(SolvedGradient):
     stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
-        chain = [self.solver] if isinstance(self.solver, GMRES | Solver | type) else list(self.solver)
+        listed = isinstance(self.solver, Sequence) and not isinstance(self.solver, str)
+        chain: list[Any] = list(self.solver) if listed else [self.solver]  # type: ignore[arg-type]
         for one in chain:
             general = isinstance(one, GMRES) or (isinstance(one, Solver) and not one.affine_only)
             if not general or (isinstance(one, GMRES) and one is not self.solver):
