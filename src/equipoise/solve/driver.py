@@ -22,6 +22,8 @@ Precision = Literal["native", "mixed"]
 _COMPACT_SHARE = 0.15
 # Entries of a temporary that is better made in pieces: half a second-level cache.
 _BLOCK = 2**16
+# A row that failed at a relative residual below this came near: the next solver goes on from there.
+_NEAR = 1e-2
 # A solver with a steady rate is checked when a check could pass, but never less often than this.
 _LONGEST_WAIT = 8
 
@@ -164,7 +166,7 @@ def _run_chain(
             break
         f.counts.retried += len(failed)
         # Where the failed solver came near, go on from there; else start afresh.
-        near = (outcome.status == Status.max_steps) | (outcome.status == Status.stalled)
+        near = outcome.residual <= _NEAR * outcome.scale  # and so not a NaN
         start = torch.where((near | (outcome.status == Status.converged))[:, None], outcome.value, z)
         if f.compactable:
             outcome.put(failed, _iterate(f.take(failed), start[failed], solver, stop, record, failed))
