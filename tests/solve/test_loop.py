@@ -1,0 +1,72 @@
+"""What the one loop promises beyond any solver: ownership, precision, statuses, and few evaluations."""
+
+import math
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.solve import PeacemanRachford
+from problems import contraction, monotone_weight
+
+
+def test_the_answer_is_nobody_elses_memory():
+    weight, bias = contraction(5, 6, 0.5, seed=0)
+    problem = eq.AffineMap(weight, bias)
+    z0 = eq.fixed_point(problem, solver=eq.Picard(), stop=eq.Stop(rtol=1e-12)).value
+    constant = torch.ones(3, 2, dtype=torch.float64)
+    for precision in ("native", "mixed"):
+        before = z0.clone()
+        eq.fixed_point(problem, z0, solver=eq.Picard(), precision=precision).value.zero_()
+        assert torch.equal(z0, before)
+    eq.fixed_point(lambda z: constant, torch.zeros_like(constant), solver=eq.Picard()).value.zero_()
+    assert constant.min() == 1
+
+
+def test_mixed_precision_counts_the_steps_of_both():
+    weight, bias = contraction(20, 30, 0.7, seed=1)
+    problem, stop = eq.AffineMap(weight, bias), eq.Stop(rtol=1e-6)
+    native = eq.fixed_point(problem, solver=eq.Picard(), stop=stop)
+    mixed = eq.fixed_point(problem, solver=eq.Picard(), stop=stop, precision="mixed").raise_if_failed()
+    assert (mixed.steps - native.steps).abs().max() <= 1
+    assert mixed.counts.evaluations <= native.counts.evaluations + 1
+
+
+def test_mixed_precision_survives_what_float32_cannot_hold():
+    weight, bias = contraction(4, 3, 0.5, seed=2)
+    bias[1] = 1e60 * bias[1].abs()
+    problem = eq.AffineMap(weight, bias)
+    solution = eq.fixed_point(problem, solver=eq.Picard(), precision="mixed").raise_if_failed()
+    native = eq.fixed_point(problem, solver=eq.Picard()).raise_if_failed()
+    torch.testing.assert_close(solution.value, native.value, rtol=1e-7, atol=1e-9)
+
+
+def test_growth_at_the_last_step_is_divergence():
+    solution = eq.fixed_point(
+        lambda z: 1.5 * z + 1,
+        torch.ones(2, 1, dtype=torch.float64),
+        solver=eq.Picard(),
+        stop=eq.Stop(max_steps=8),
+    )
+    assert solution.status.tolist() == [eq.Status.diverged] * 2  # 1.5⁸ = 25 times the first residual
+
+
+def test_a_weight_that_is_not_finite_is_named_and_a_large_one_is_not():
+    weight = torch.full((2, 2), 1e308, dtype=torch.float64)  # finite, though its sum is not
+    bias = torch.ones(1, 2, dtype=torch.float64)
+    eq.AffineMap(weight, bias)
+    for bad in (math.nan, math.inf):
+        weight[1, 0] = bad
+        with pytest.raises(ValueError, match=r"finite.*\[1, 0\]"):
+            eq.AffineMap(weight, bias)
+
+
+def test_a_solver_that_needs_no_value_is_checked_when_it_should_have_arrived():
+    for seed in range(6):
+        weight = monotone_weight(40, 0.5, 1.0, seed)
+        bias = torch.randn(3, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        problem, stop = eq.AffineMap(weight, bias), eq.Stop(rtol=1e-9)
+        every = eq.fixed_point(problem, solver=PeacemanRachford(), stop=stop, trace=True).raise_if_failed()
+        some = eq.fixed_point(problem, solver=PeacemanRachford(), stop=stop).raise_if_failed()
+        assert some.counts.evaluations < 0.5 * every.counts.evaluations
+        assert int(some.steps.max()) <= int(every.steps.max()) + 2
