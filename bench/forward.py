@@ -61,7 +61,12 @@ def _at(m: int, n: int, repeats: int) -> list[Row]:
             which,
         )
         rows += side_by_side(
-            f"forward {name}, m={m}, n={n}", Contender("mixed Picard", ours), peers, verify, repeats, TARGETS
+            f"forward {name}, m={m}, n={n}",
+            Contender("mixed Picard", ours),
+            peers,
+            verify,
+            repeats,
+            TARGETS if start is None else {},
         )
     return rows
 
