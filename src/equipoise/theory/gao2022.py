@@ -39,7 +39,7 @@ _REMEDY = "init='section5.1' with a larger beta (γ rescaled with it), or theore
 
 
 @dataclass(frozen=True)
-class _Ball:
+class Ball:
     """The constants of the ball of radii C₁, C₂, C₃; of floats for the search, of intervals for the proof."""
 
     l1: Any
@@ -51,7 +51,7 @@ class _Ball:
     l0: Any
 
     @classmethod
-    def of(cls, gamma: Any, W: Any, A: Any, b: Any, C: Sequence[float], top: Any) -> _Ball:
+    def of(cls, gamma: Any, W: Any, A: Any, b: Any, C: Sequence[float], top: Any) -> Ball:
         C1, C2, C3 = C
         l1, l2, l3 = W + C1, A + C2, b + C3
         g0 = gamma * l2
@@ -92,12 +92,12 @@ class _Theorem:
             return certificate(self.name, instance, claims, **frame)
         a0 = independent_rows(claims, instance).left
         C = self.C or self._choose(instance)
-        at = _Ball.of(*_norms(instance), C, maximum)
+        at = Ball.of(*_norms(instance), C, maximum)
         X, r = instance.X_frobenius, instance.residual_norm
         claims.need(
             "γ₀ < 1", at.g0, "<", 1.0, "the map contracts in the whole ball", remedy="a smaller γ or C₂"
         )
-        needed = self._sides(at, X, r)
+        needed = self.sides(at, X, r)
         for label, (power, statement) in self.conditions.items():
             claims.need(label, math.prod([a0] * power), ">=", needed[label], statement, remedy=_REMEDY)
         moved = next(needed[label] for label, (power, _) in self.conditions.items() if power == 3)
@@ -128,7 +128,7 @@ class _Theorem:
         def score(C: Sequence[float]) -> float:
             if not C[1] < room:
                 return -1e9 - abs(C[1])
-            needed = self._sides(_Ball.of(gamma, W, A, b, C, max), X, r)
+            needed = self.sides(Ball.of(gamma, W, A, b, C, max), X, r)
             return log_margin(*((a0**power, needed[label]) for label, (power, _) in self.conditions.items()))
 
         if not room > 0:
@@ -138,11 +138,11 @@ class _Theorem:
             score, [(1.0, half, 1.0), (max(W, 1e-3), half, max(b, 0.1)), (10.0, half, 10.0)]
         )
 
-    def _sides(self, at: _Ball, X: Any, r: Any) -> dict[str, Any]:
+    def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
         """The right side of every condition."""
         raise NotImplementedError
 
-    def _promise(self, claims: Claims, at: _Ball, X: Interval, a0: Interval) -> dict[str, Any]:
+    def _promise(self, claims: Claims, at: Ball, X: Interval, a0: Interval) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -157,13 +157,13 @@ class Flow(_Theorem):
         "(15)": (3, "σ_min(Z) stays above α₀/2"),
     }
 
-    def _sides(self, at: _Ball, X: Any, r: Any) -> dict[str, Any]:
+    def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
         return {
             "(14)": 4 / at.gap * at.l0 * X * r,
             "(15)": at.B * 8 * at.l3 / at.gap**2 * X**2 * r,
         }
 
-    def _promise(self, claims: Claims, at: _Ball, X: Interval, a0: Interval) -> dict[str, Any]:
+    def _promise(self, claims: Claims, at: Ball, X: Interval, a0: Interval) -> dict[str, Any]:
         exponent = (a0**2 / 2).lo
         return {
             "exponent": exponent,
@@ -183,14 +183,14 @@ class Descent(_Theorem):
         "(19)": (2, "a step of descent decreases the loss"),
     }
 
-    def _sides(self, at: _Ball, X: Any, r: Any) -> dict[str, Any]:
+    def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
         return {
             "(17)": 8 / at.gap * at.l0 * X * r,
             "(18)": at.B * 16 * at.l3 / at.gap**2 * X**2 * r,
             "(19)": at.B * 16 * at.l3**2 / at.gap**2 * X**2,
         }
 
-    def _promise(self, claims: Claims, at: _Ball, X: Interval, a0: Interval) -> dict[str, Any]:
+    def _promise(self, claims: Claims, at: Ball, X: Interval, a0: Interval) -> dict[str, Any]:
         Q2 = at.B * at.l3**2 * X**2 / at.gap**2
         Q1 = (at.B * at.l3**2 + at.l1**2) * X**2 / at.gap**2
         largest = step_exists(claims, "(20)", minimum(4 / a0**2, 2 * Q2 / Q1**2))

@@ -49,7 +49,7 @@ _BALL, _SPECTRUM = "the weights stay in the ball", "σ_N(Z) stays above λ₀/2"
 
 
 @dataclass(frozen=True)
-class _Ball:
+class Ball:
     """ā, Ū, ū and the scalars of the data; of floats for the search, of intervals for the proof."""
 
     a: Any
@@ -150,7 +150,7 @@ class _Theorem:
         lambda0 = independent_rows(claims, instance).left
         radii = dict(self.radii or self._choose(instance))
         mu, A, U, u = _norms(instance)
-        at = _Ball(
+        at = Ball(
             A + radii["A"],
             U + radii["U"],
             u + radii["u"],
@@ -182,21 +182,21 @@ class _Theorem:
 
         def score(three: Sequence[float]) -> float:
             R = radii(three)
-            at = _Ball(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R)
+            at = Ball(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R)
             return log_margin(*self._sides(at, lambda0))
 
         small = min(max(r, 1e-3) / max(lambda0, 1e-3), 1e6)
         starts = [(max(A, 1e-2), 0.02 * max(U, 1e-2), small), (1.0, 1.0, 1.0)]
         return radii(best_constants(score, starts, tries=1000))
 
-    def _spectrum(self, at: _Ball) -> Any:
+    def _spectrum(self, at: Ball) -> Any:
         """The right side of (3.9) or (3.17); over 2λ₀² it bounds ‖Z − Z(0)‖_F."""
         raise NotImplementedError
 
-    def _sides(self, at: _Ball, lambda0: float) -> list[tuple[float, float]]:
+    def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
         raise NotImplementedError
 
-    def _claim(self, claims: Claims, at: _Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(self, claims: Claims, at: Ball, lambda0: Interval) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -207,13 +207,13 @@ class Flow(_Theorem):
     name = "hieu2022.flow"
     kind = "flow"
 
-    def _spectrum(self, at: _Ball) -> Any:
+    def _spectrum(self, at: Ball) -> Any:
         return at.flow_spectrum()
 
-    def _sides(self, at: _Ball, lambda0: float) -> list[tuple[float, float]]:
+    def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
         return [(lambda0**2, 4 * at.worst(max)), (lambda0**3, at.flow_spectrum())]
 
-    def _claim(self, claims: Claims, at: _Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(self, claims: Claims, at: Ball, lambda0: Interval) -> dict[str, Any]:
         square = lambda0**2
         claims.need("(3.8)", square, ">=", 4 * at.worst(maximum), _BALL, remedy=_REMEDY)
         claims.need("(3.9)", square * lambda0, ">=", at.flow_spectrum(), _SPECTRUM, remedy=_REMEDY)
@@ -232,17 +232,17 @@ class Descent(_Theorem):
     name = "hieu2022.descent"
     kind = "descent"
 
-    def _spectrum(self, at: _Ball) -> Any:
+    def _spectrum(self, at: Ball) -> Any:
         return at.descent_spectrum()
 
-    def _sides(self, at: _Ball, lambda0: float) -> list[tuple[float, float]]:
+    def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
         return [
             (lambda0**2, 8 * at.worst(max)),
             (lambda0**3, at.descent_spectrum()),
             (lambda0**2, 16 * at.descent()[2]),
         ]
 
-    def _claim(self, claims: Claims, at: _Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(self, claims: Claims, at: Ball, lambda0: Interval) -> dict[str, Any]:
         c11, c12, c13 = at.descent()
         square, cube = lambda0**2, lambda0**2 * lambda0
         claims.need("(3.16)", square, ">=", 8 * at.worst(maximum), _BALL, remedy=_REMEDY)

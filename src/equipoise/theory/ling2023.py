@@ -34,7 +34,7 @@ _ROOT2 = Interval(2.0).sqrt()
 
 
 @dataclass(frozen=True)
-class _Ball:
+class Ball:
     """The constants of the ball of radius δ; of floats for the search, of intervals for the proof."""
 
     delta: Any
@@ -45,7 +45,7 @@ class _Ball:
     c_a: Any
 
     @classmethod
-    def of(cls, W: Any, U: Any, a: Any, delta: Any, top: Any) -> _Ball:
+    def of(cls, W: Any, U: Any, a: Any, delta: Any, top: Any) -> Ball:
         rho_w, rho_u, rho_a = W + delta, U + delta, a + delta
         gap = top(1 - rho_w, 0.0)  # where ρ_w ≥ 1 the formulas mean nothing, and 1/0 says so
         c_w, c_u, c_a = rho_u * rho_a / gap**2, rho_a / gap, rho_u / gap
@@ -96,7 +96,7 @@ class Descent:
         s = independent_rows(claims, instance).left
         lambda0 = s**2
         delta = self.delta or self._choose(instance)
-        at = _Ball.of(*_norms(instance), Interval(delta), maximum)
+        at = Ball.of(*_norms(instance), Interval(delta), maximum)
         X, r = instance.X_frobenius, instance.residual_norm
         needed = at.sides(X, r, _ROOT2)
         claims.need(
@@ -145,7 +145,7 @@ class Descent:
             (delta,) = constants
             if not delta < room:
                 return -1e9 - delta
-            needed = _Ball.of(W, U, a, delta, max).sides(X, r, math.sqrt(2))
+            needed = Ball.of(W, U, a, delta, max).sides(X, r, math.sqrt(2))
             return log_margin((s**2, needed["(7)"]), (s**3, needed["(8)"]), (s**2, needed["(9)"]))
 
         if not room > 0:
