@@ -50,7 +50,15 @@ from .solve import (
 )
 from .solve.driver import verify
 from .solve.failure import EquilibriumWarning, OnFailure
-from .theory import Certificate, Claim, certified_radius, certify, equilibrium_error, lipschitz_bound
+from .theory import (
+    Certificate,
+    Claim,
+    certified_radius,
+    certify,
+    equilibrium_error,
+    lipschitz_bound,
+    suggest,
+)
 from .train import gradient_descent, safeguarded_descent, train_many
 
 __all__ = [
@@ -105,6 +113,7 @@ __all__ = [
     "safeguarded_descent",
     "solve",
     "spectral_radius_penalty",
+    "suggest",
     "tangent_kernel",
     "theory",
     "train",

@@ -6,6 +6,7 @@ from .certify import THEOREMS, Theorem, certify, make_theorem
 from .claim import Claim
 from .robustness import Radii, certified_radius, lipschitz_bound, pairwise_lipschitz
 from .safeguarded import Safeguarded
+from .suggest import Suggestion, suggest
 from .trajectory import Flight, Recorder
 from .two_timescale import TwoTimescale
 from .wellposed import WellPosed, equilibrium_error
@@ -18,6 +19,7 @@ __all__ = [
     "Radii",
     "Recorder",
     "Safeguarded",
+    "Suggestion",
     "Theorem",
     "TwoTimescale",
     "WellPosed",
@@ -33,6 +35,7 @@ __all__ = [
     "make_theorem",
     "pairwise_lipschitz",
     "pl",
+    "suggest",
     "trust_region",
     "xie2021",
 ]
