@@ -65,13 +65,14 @@ def plot(name: str, rows: list[Row], facts: dict[str, Any]) -> None:
     shown = [row for row in rows if row.ratio is not None]
     figure, axes = plt.subplots(figsize=(9, 1 + 0.32 * len(shown)), layout="constrained")
     positions = range(len(shown), 0, -1)
-    axes.barh(list(positions), [row.ratio or 0 for row in shown], color="#3b6ea5", height=0.7)
+    axes.barh(list(positions), [(row.ratio or 1) - 1 for row in shown], left=1, color="#3b6ea5", height=0.7)
     for position, row in zip(positions, shown, strict=True):
         axes.annotate(f" {row.ratio:.1f}x", (row.ratio or 0, position), va="center", fontsize=8)
         if row.target is not None:
             axes.plot([row.target] * 2, [position - 0.45, position + 0.45], color="black", linewidth=1.2)
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xscale("log")
+    axes.margins(x=0.12, y=0.01)
     axes.set_yticks(list(positions), [f"{row.work}: {row.peer}" for row in shown], fontsize=8)
     axes.set_xlabel(f"time of the peer / ours, {facts['threads']} thread(s); black: the target")
     axes.set_title(name)
