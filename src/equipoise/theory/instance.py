@@ -39,7 +39,7 @@ class Instance:
         known = [c for c in type(model).__mro__ if c in enclose.registry and c is not object]
         if not known:
             raise TypeError(
-                f"certificates know LinearEquilibrium, ScaledReLU, GaussianReLU and Monotone. "
+                f"certificates know the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and Monotone. "
                 f"Got {type(model).__name__} instead: diagnose(layer) measures any other."
             )
         self.family, self.original, self.fingerprint = known[0], model, fingerprint(model, X, y)
