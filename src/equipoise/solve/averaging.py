@@ -101,6 +101,7 @@ class SAM(Solver):
     regulariser: Regulariser = field(default_factory=half_squared_norm)
     rho: float = 0.34
     c: float = 0.32
+    selects = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.regulariser, Regulariser):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -160,13 +161,15 @@ def _run_chain(
         z = before.value
         outcome = _iterate(f, z, chain[0], stop, record, ours=len(chain) == 1, rate=before.rate)
         outcome.steps += before.steps
-    for solver in chain[1:]:
+    for previous, solver in pairwise(chain):
         failed = torch.nonzero(outcome.status != Status.converged).flatten()
         if not len(failed):
             break
         f.counts.retried += len(failed)
         # Where the failed solver came near, go on from there; else start afresh.
         near = outcome.residual <= _NEAR * outcome.scale  # and so not a NaN
+        if previous.selects:
+            near |= (outcome.status == Status.max_steps) | (outcome.status == Status.stalled)
         start = torch.where((near | (outcome.status == Status.converged))[:, None], outcome.value, z)
         if f.compactable:
             outcome.put(failed, _iterate(f.take(failed), start[failed], solver, stop, record, failed))

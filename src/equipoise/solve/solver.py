@@ -46,6 +46,9 @@ class Solver(ABC):
     affine_only: ClassVar[bool] = False
     """Whether the solver needs the parts of an AffineMap."""
 
+    selects: ClassVar[bool] = False
+    """Whether the solver chooses among equilibria: the next of a chain then goes on from it, near or not."""
+
     def require(self, f: Map) -> None:  # noqa: B027  (most solvers take everything)
         """Refuse a problem that the solver cannot take, in words, before anything runs."""
 
