@@ -39,8 +39,8 @@ class Instance:
         known = [c for c in type(model).__mro__ if c in enclose.registry and c is not object]
         if not known:
             raise TypeError(
-                f"certificates know the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and Monotone. "
-                f"Got {type(model).__name__} instead: diagnose(layer) measures any other."
+                f"certificates know the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and "
+                f"Monotone. Got {type(model).__name__} instead: diagnose(layer) measures any other."
             )
         self.family, self.original, self.fingerprint = known[0], model, fingerprint(model, X, y)
         # One device throughout, where float64 exists.
