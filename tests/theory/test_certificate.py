@@ -10,6 +10,9 @@ import torch
 import equipoise as eq
 from equipoise.linalg import Interval
 from equipoise.theory import Certificate, Claim, fingerprint, make_theorem
+from equipoise.theory.certify import constants_of
+from equipoise.theory.claim import Claims
+from equipoise.theory.common import step_exists
 
 F64 = torch.float64
 
@@ -119,6 +122,34 @@ def test_the_bound_never_goes_below_the_floor_nor_speaks_of_what_is_not_proved()
     assert descent(floor=1e-3).bound(10**6) == 1e-3
     assert descent(claims=(claim(left=0.5),)).bound(1) == math.inf
     assert descent(claims=(claim(left=0.5),)).efold == math.inf
+
+
+def test_a_step_that_no_normal_float_holds_is_none():
+    claims = Claims()
+    assert step_exists(claims, "(20)", Interval(1e-300)) == 1e-300
+    step_exists(claims, "(20)", Interval(5e-324))
+    step_exists(claims, "(20)", Interval(-1.0, 1.0))
+    assert [c.holds for c in claims.items] == [True, False, False]
+
+
+@pytest.mark.parametrize("scale", [1e-318, 1e-200, 1e200, 1e307])
+def test_numbers_of_any_size_are_certified_or_refused_with_words(scale):
+    generator = torch.Generator().manual_seed(0)
+    X = scale * torch.randn(3, 4, dtype=F64, generator=generator)
+    y = torch.ones(3, dtype=F64)
+    for family, theorems in (
+        (eq.ScaledReLU, ("gao2022.flow", "gao2022.descent")),
+        (eq.GaussianReLU, ("ling2023",)),
+        (eq.Monotone, ("hieu2022.flow", "hieu2022.descent")),
+    ):
+        for factor in (1e-250, 1.0, 1e120):
+            model = family(4, 8, dtype=F64, generator=generator)
+            with torch.no_grad():
+                model.readout_weight.fill_(factor)
+            for theorem in theorems:
+                cert = eq.certify(model, X, y, theorem=theorem)
+                assert not cert.proved
+                assert "Not proved" in cert.explain()
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -261,6 +292,11 @@ def test_a_certificate_is_verified_from_its_file(tmp_path, theorem):
     assert again.proved
     assert again.exponent == certificate.exponent
     assert again.factor == certificate.factor
+
+
+def test_verification_uses_the_constants_that_were_chosen(proved):
+    assert "delta" not in proved.options
+    assert constants_of(proved) == {"delta": proved.constants["delta"], "printed": True}
 
 
 def test_verification_says_what_differs(proved):

@@ -13,6 +13,7 @@ import torch
 import equipoise as eq
 from equipoise.linalg.ball import singular_values_above
 from equipoise.theory import equilibrium_error
+from equipoise.theory.instance import Instance
 
 flint = pytest.importorskip("flint")
 F64 = torch.float64
@@ -231,6 +232,42 @@ def small_network(i, g):
         model = eq.Monotone(d, n, margin=[0.001, 0.1, 2.0][i // 3 % 3], **settings)
         model.B.data.mul_([1.0, 100.0][i // 9 % 2])
     return model, torch.randn(2, d, dtype=F64, generator=g) * [1.0, 1e-200, 1e80][i // 5 % 3]
+
+
+def test_computed_weights_and_injections_are_as_near_as_they_say():
+    g = torch.Generator().manual_seed(1)
+    for i in range(60):
+        model, X = small_network(i, g)
+        if i % 3 == 2 and i % 2:  # AᵀA cancels 1 − μ, to leave little but rounding
+            model.A.data.copy_((1 - min(model.margin, 0.5)) ** 0.5 * torch.linalg.qr(model.A.data).Q)
+            model.B.data.mul_(1e-12)
+        at = Instance(model, X).enclosure
+        for exact, computed, error in zip(
+            exact_parts(model, X),
+            (at.weight, at.injection),
+            (at.weight_error, at.injection_error),
+            strict=True,
+        ):
+            off = exact - rational(computed)
+            square = sum((x * x for row in off.tolist() for x in row), flint.fmpq(0))
+            assert flint.fmpq(*error.as_integer_ratio()) ** 2 >= square
+
+
+def test_a_computed_softmax_is_as_near_as_it_says():
+    g = torch.Generator().manual_seed(1)
+    with flint.ctx.workprec(256):
+        for i in range(40):
+            model = eq.LinearEquilibrium(1 + i % 6, gamma=0.9, dtype=F64, generator=g)
+            model.A.data.mul_([1.0, 30.0, 1e3, 1e18][i % 4])
+            at = Instance(model, torch.ones(1, model.width, dtype=F64)).enclosure
+            square = flint.arb(0)
+            for column, computed in zip(model.A.T.tolist(), at.weight.T.tolist(), strict=True):
+                powers = [(flint.arb(x) - max(column)).exp() for x in column]
+                total = sum(powers, flint.arb(0))
+                square += sum(
+                    (flint.arb(0.9) * p / total - c) ** 2 for p, c in zip(powers, computed, strict=True)
+                )
+            assert not (flint.arb(at.weight_error) < square.sqrt())
 
 
 def test_the_error_of_equilibria_is_never_understated():

@@ -65,6 +65,7 @@ def by_hand(model, X, y, R):
     curvature = u**2 + 4 * (u * U * a) ** 2 + 4 * (u * U) ** 2 + U**2
     return {
         "lambda0": l0,
+        "movement": 1 / (2 * l0**2 * float(Z.norm())),  # times the right side of (3.9) or (3.17)
         "(3.8)": (l0**2, 4 * x * r * worst),
         "(3.9)": (l0**3, 8 * x**2 * r * u / mu**2 * (4 * ((U * a) ** 2 + U**2) / mu**2 + 1)),
         "(3.16)": (l0**2, 8 * x * r * worst),
@@ -91,6 +92,8 @@ def test_both_sides_of_every_condition(kind, margin, tall):
     for label in LABELS[kind]:
         assert found[label].lhs == pytest.approx(wanted[label][0], rel=1e-7)
         assert found[label].rhs == pytest.approx(wanted[label][1], rel=1e-7)
+    spectrum = wanted["(3.17)" if kind == "descent" else "(3.9)"][1]
+    assert found.movement == pytest.approx(wanted["movement"] * spectrum, rel=1e-6)
     if kind == "descent":
         assert found.max_step_size == pytest.approx(wanted["step"], rel=1e-7)
         assert found.exponent == pytest.approx(wanted["lambda0"] ** 2 / 4, rel=1e-7)
@@ -189,6 +192,13 @@ def test_chosen_radii_beat_those_of_the_closed_form(kind, seed):
     assert given.proved, given.explain()
     assert worst(chosen) > worst(given)
     assert worst(chosen) > worst(eq.certify(model, X, y, theorem=f"hieu2022.{kind}", radii=RADII))
+    best = chosen.constants["radii"]
+    for name in best:
+        for factor in (0.5, 2.0):
+            other = eq.certify(
+                model, X, y, theorem=f"hieu2022.{kind}", radii=best | {name: factor * best[name]}
+            )
+            assert worst(other) <= worst(chosen) * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("kind", ["flow", "descent"])

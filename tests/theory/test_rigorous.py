@@ -20,13 +20,16 @@ F64 = torch.float64
 
 def family(name, seed=0):
     settings = {"dtype": F64, "generator": torch.Generator().manual_seed(seed)}
-    return {
+    model = {
         "gao2022": lambda: eq.ScaledReLU(3, 8, init="section5.2", **settings),
         "ling2023": lambda: eq.GaussianReLU(3, 8, sigma_w2=0.03, **settings),
         "hieu2022": lambda: eq.Monotone(3, 8, margin=0.3, **settings),
         "hieu2022 bias": lambda: eq.Monotone(3, 8, margin=0.3, bias=True, **settings),
         "kawaguchi2021": lambda: eq.LinearEquilibrium(3, **settings),
     }[name]()
+    if name == "hieu2022 bias":
+        torch.nn.init.normal_(model.bias, generator=settings["generator"])
+    return model
 
 
 FAMILIES = ["gao2022", "ling2023", "hieu2022", "hieu2022 bias", "kawaguchi2021"]
@@ -93,6 +96,25 @@ def test_frobenius_encloses_the_exact_sum():
     exact = sum(Fraction(x) ** 2 for x in M.flatten().tolist())
     assert Fraction(found.lo) ** 2 <= exact <= Fraction(found.hi) ** 2
     assert found.hi - found.lo <= 1e-15 * found.hi
+
+
+def test_frobenius_of_uncertain_numbers():
+    found = frobenius([[flint.arb(1, 0.1), flint.arb(0, 0.1)]])
+    assert found.lo <= 0.9
+    assert found.hi >= (1.1**2 + 0.1**2) ** 0.5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_spectrum_is_of_the_true_equilibria(name):
+    model, (X, y) = family(name), data(name)
+    instance = RigorousInstance(model, X, y)
+    noise = torch.randn(instance.Z.shape, dtype=F64, generator=torch.Generator().manual_seed(0))
+    rough = instance.equilibria_of(instance.Z + 1e-3 * noise)
+    values = torch.linalg.svdvals(instance.Z)
+    assert rough.error >= 1e-3 * float(noise.norm())
+    assert float(values[0]) in rough.spectrum.norm
+    assert float(values[-1]) in rough.spectrum.sigma_min
+    assert float(instance.Z.norm()) in rough.frobenius
 
 
 @pytest.mark.parametrize("name", FAMILIES)
