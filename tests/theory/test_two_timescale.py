@@ -103,6 +103,9 @@ def test_reachable_targets_enclose_the_projection():
     assert float((Q @ (Q.T @ y) - found.y).norm()) <= found.error
     assert found.least == pytest.approx(float((y - Q @ (Q.T @ y)).square().sum()))
     assert reachable_targets(Instance(model, X, y), 0.1).error == 0  # slack fits everything
+    X[:, 3] = X[:, 4] + 1e-7 * X[:, 3]  # ill-conditioned features: a small gradient is no small distance
+    found = reachable_targets(Instance(model, X, y), 0.0)
+    assert found.error >= float((X.T @ (y - found.y)).norm()) / float(singular(X)[-1]) > 1e-10
 
 
 # -- a run under the microscope -----------------------------------------------------------------------------
@@ -213,6 +216,21 @@ def test_13_the_gauss_newton_readout_moves_as_far_as_its_bound_says():
     assert certificate.constants["a_bar"] - norm(model.a[:, None]) == pytest.approx(
         float(da.norm()), rel=1e-4
     )
+
+
+def test_17_halves_the_bound_of_the_readout_where_slack_alone_makes_the_rows_independent():
+    model, X, y = instance("ling2023", N=40)
+    certificate = eq.certify(
+        model, X, y, "two_timescale", readout="gauss-newton", slack=0.36, tau=0.1, theta=0.2
+    )
+    k, a0 = certificate.constants, float(model.a.detach().norm())
+    assert k["s"] == pytest.approx(0.6)
+    assert k["a_bar"] == pytest.approx(a0 + k["r0"] / 0.8 / (2 * 0.6))
+    wide = eq.certify(
+        model, X[:10], y[:10], "two_timescale", readout="gauss-newton", slack=1e-4, tau=0.1, theta=0.2
+    )
+    k = wide.constants
+    assert k["a_bar"] == pytest.approx(a0 + k["r0"] / 0.8 / (0.9 * k["s"]))
 
 
 def test_15_is_the_smaller_form_where_z_is_ill_conditioned():

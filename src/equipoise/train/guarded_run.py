@@ -210,7 +210,7 @@ class Run:
         """Z of the hidden weights as they now are, with a bound of its error whatever the solver says."""
         size = 1.0 if start is None else float(start.norm()) / math.sqrt(len(self.X))
         stop = Stop(rtol=rtol, atol=rtol * size, max_steps=2000, patience=10)
-        solution = self.model.solve(self.X, stop=stop, start=start)
+        solution = self.model.solve(self.X, stop=stop, start=start, precision="mixed")
         assert isinstance(solution.value, Tensor)
         Z = solution.value
         finite = bool(torch.isfinite(Z).all())
@@ -230,7 +230,9 @@ class Run:
 
     def _gradients(self) -> dict[str, Tensor]:
         """∂L/∂θ of the hidden parameters at the old point."""
-        adjoint = self.model.solve_adjoint(self.point.Z, self.X, stop=_ADJOINT, start=self.V)
+        adjoint = self.model.solve_adjoint(
+            self.point.Z, self.X, stop=_ADJOINT, start=self.V, precision="mixed"
+        )
         assert isinstance(adjoint.value, Tensor)
         self.V, self.adjoint_steps = adjoint.value, int(adjoint.steps.max())
         R = (2 * self.scale * self.residual.value).reshape(self.y.shape)
