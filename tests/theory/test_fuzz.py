@@ -253,6 +253,19 @@ def test_computed_weights_and_injections_are_as_near_as_they_say():
             assert flint.fmpq(*error.as_integer_ratio()) ** 2 >= square
 
 
+def test_a_bias_is_added_with_its_rounding():
+    g = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        model = eq.Monotone(1, 3, bias=True, dtype=F64, generator=g)
+        model.bias.data.copy_(1e6 * torch.randn(3, dtype=F64, generator=g))
+        X = 1e-3 * torch.randn(4, 1, dtype=F64, generator=g)
+        at = Instance(model, X).enclosure
+        exact = rational(X) * rational(model.U.T) + rational(model.bias.expand(4, 3))
+        off = exact - rational(at.injection)
+        square = sum((x * x for row in off.tolist() for x in row), flint.fmpq(0))
+        assert 0 < square <= flint.fmpq(*at.injection_error.as_integer_ratio()) ** 2
+
+
 def test_a_computed_softmax_is_as_near_as_it_says():
     g = torch.Generator().manual_seed(1)
     with flint.ctx.workprec(256):
