@@ -200,6 +200,8 @@ def test_a_family_that_computes_something_else_is_refused():
     model = family("ling2023")
     model.readout = lambda Z: Z.sum(dim=1)
     assert "changes readout" in eq.certify(model, X).explain()
+    model = torch.nn.utils.parametrizations.weight_norm(family("ling2023"), "W")
+    assert "changes the parameter parametrizations.W" in eq.certify(model, X).explain()
 
 
 def test_a_family_without_a_reason_is_an_error():

@@ -84,6 +84,8 @@ class Instance:
         kind, family = type(self.original), self.family
         own = vars(self.original)
         changed = [n for n in _TRUSTED if n in own or getattr(kind, n) is not getattr(family, n)]
+        names = [n for n, _ in self.original.named_parameters() if not n.startswith("feature_map.")]
+        changed += [f"the parameter {n}" for n in names if "." in n]  # weight norm and its like
         if not changed:
             return ""
         return (
