@@ -21,6 +21,7 @@ HOUSE = [
     "theory",
     "train",
     "data",
+    "runs",
     "explore",
     "plots",
     "report",
