@@ -1,0 +1,186 @@
+"""Checkpoints: tensors and facts of a run, on disk whole or not at all.
+
+A checkpoint is a pair of files, `step-00000120.safetensors` and `step-00000120.json`. The second is written
+last and holds the SHA-256 of the first and of itself: a pair that a kill, a full disk or a flipped bit has
+spoiled is recognised, named, and the one before it used. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+_FORMAT = "equipoise.checkpoint.1"
+_NAME = re.compile(r"step-(\d{8,})\.(?:safetensors|json)")
+_SEALED = '{{"sha256": "{digest}", "checkpoint": {content}}}\n'
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged or was not finished being written."""
+
+
+class Damaged(ValueError):
+    """A file does not hold what was written to it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved after `step` steps."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    path: Path  # of the JSON file
+
+
+class Checkpoints:
+    """A directory of checkpoints, of which the last `keep` are kept. It has one writer at a time."""
+
+    def __init__(self, directory: str | Path, keep: int = 2) -> None:
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+            raise ValueError(f"keep must be an integer ≥ 1. Got {keep!r} instead.")
+        self.directory, self.keep = Path(directory), keep
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, and only then remove the oldest.
+
+        Tensors are read back on the CPU, in their order in memory too, on which the last bit of a product may
+        depend. Facts are JSON: numbers come back exactly, tuples as lists and every key as a string. Where it
+        cannot be written (a full disk), those before it are as they were.
+        """
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise ValueError(f"step must be an integer ≥ 0. Got {step!r} instead.")
+        clones = {n: t.detach().cpu().clone() for n, t in tensors.items()}  # of their own memory, dense
+        layouts = {n: _layout(t) for n, t in clones.items() if not t.is_contiguous()}
+        content = safetensors.torch.save(
+            {n: t.permute(layouts[n]) if n in layouts else t for n, t in clones.items()}
+        )
+        known = {
+            "format": _FORMAT,
+            "step": step,
+            "tensors": hashlib.sha256(content).hexdigest(),
+            "layouts": layouts,
+            "facts": dict(facts),
+        }
+        sealed = _seal(json.dumps(known))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.directory)
+        path = self._path(step)
+        write_atomically(path.with_suffix(".safetensors"), content)
+        write_atomically(path, sealed.encode())
+        for old in self.steps()[: -self.keep]:
+            self._path(old).unlink(missing_ok=True)  # first the file that makes it count
+            self._path(old).with_suffix(".safetensors").unlink(missing_ok=True)
+        return path
+
+    def steps(self) -> list[int]:
+        """The steps of which there is any file, the newest last."""
+        if not self.directory.is_dir():
+            return []
+        found = (_NAME.fullmatch(p.name) for p in self.directory.iterdir())
+        return sorted({int(match[1]) for match in found if match})
+
+    def latest(self) -> Checkpoint | None:
+        """The newest that is intact, or None; each newer one is named in a CheckpointWarning."""
+        return next(self._intact(), None)
+
+    def _intact(self) -> Iterator[Checkpoint]:
+        for step in reversed(self.steps()):
+            try:
+                yield self._read(step)
+            except Damaged as problem:
+                warnings.warn(
+                    f"{problem}; the checkpoint before it is used.", CheckpointWarning, stacklevel=3
+                )
+
+    def _read(self, step: int) -> Checkpoint:
+        path = self._path(step)
+        beside = path.with_suffix(".safetensors")
+        if not path.exists():
+            raise Damaged(f"{beside} stands alone, without {path.name}: its writing was interrupted")
+        if not beside.exists():
+            raise Damaged(f"{path} stands alone: {beside.name} is missing")
+        known = _unseal(path)
+        if known.get("format") != _FORMAT:
+            raise Damaged(f"{path} must be of format {_FORMAT!r}. Got {known.get('format')!r} instead")
+        if known["step"] != step:
+            raise Damaged(f"{path} holds step {known['step']} instead of {step}")
+        content = beside.read_bytes()
+        if hashlib.sha256(content).hexdigest() != known["tensors"]:
+            raise Damaged(f"{beside} is damaged: its SHA-256 is not the one in {path.name}")
+        try:
+            tensors = safetensors.torch.load(content)
+        except SafetensorError as error:
+            raise Damaged(f"{beside} is not a safetensors file: {error}") from None
+        for name, t in tensors.items():
+            t = t.clone()  # aligned as torch aligns
+            order = known["layouts"].get(name)
+            tensors[name] = t if order is None else t.permute([order.index(i) for i in range(t.ndim)])
+        return Checkpoint(step, tensors, known["facts"], path)
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}.json"
+
+
+def _layout(t: Tensor) -> list[int]:
+    """The order of dimensions in which the dense tensor is contiguous."""
+    return sorted(range(t.ndim), key=lambda i: -t.stride()[i])
+
+
+def _seal(content: str) -> str:
+    return _SEALED.format(digest=hashlib.sha256(content.encode()).hexdigest(), content=content)
+
+
+def _unseal(path: Path) -> dict[str, Any]:
+    """What `_seal` was given, if not one bit of the file has changed since."""
+    text = path.read_bytes().decode(errors="replace")
+    before = len(_SEALED.format(digest="0" * 64, content="")) - len("}\n")
+    content = text[before : -len("}\n")]
+    if text != _seal(content):
+        raise Damaged(f"{path} is damaged: it does not hold what its SHA-256 says")
+    return dict(json.loads(content))
+
+
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Put `content` at `path`: after a crash at any moment there is the old file or the new one, whole."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, f"could not be written ({error.strerror})", str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def remove_leftovers(directory: str | Path) -> None:
+    """Remove what a killed writer left behind. The caller is the directory's only writer."""
+    for part in Path(directory).glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    """Have the directory's entries reach the disk, where the platform lets one ask for it."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
