@@ -128,11 +128,14 @@ def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> Axes:
     return ax
 
 
-def legend(ax: Axes, theme: Theme = LIGHT, **more: Any) -> None:
-    """A quiet legend, if anything is named."""
+def legend(ax: Axes, theme: Theme = LIGHT, above: bool = False) -> None:
+    """A quiet legend, if anything is named: where it covers least, or `above` axes full of points."""
     handles, names = ax.get_legend_handles_labels()
     if not handles:
         return
+    place: dict[str, Any] = (
+        {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {"loc": "best"}
+    )
     box = ax.legend(
         handles,
         names,
@@ -143,7 +146,7 @@ def legend(ax: Axes, theme: Theme = LIGHT, **more: Any) -> None:
         framealpha=0.85,
         handlelength=2.2,
         borderaxespad=0.2,
-        **more,
+        **place,
     )
     for text in box.get_texts():
         text.set_parse_math(False)
