@@ -46,7 +46,7 @@ def confusion(
                     ha="center",
                     va="center",
                     color=theme.ink,
-                    fontsize=min(SMALL, 60 / C + 3.5),
+                    fontsize=min(SMALL, 60 / C + 4),
                     fontfamily=FONT,
                 )
     ax.set(xlim=(0, C), ylim=(C, 0), aspect="equal")

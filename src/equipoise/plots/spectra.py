@@ -13,7 +13,7 @@ from .style import LIGHT, Theme, single
 
 
 def spectrum(
-    values: Mapping[str, ArrayLike],
+    values: Mapping[str, ArrayLike | tuple[ArrayLike, ArrayLike]],
     *,
     y: str = "eigenvalue",
     x: str = "rank",
@@ -21,14 +21,17 @@ def spectrum(
     levels: Mapping[str, float] | None = None,
     theme: Theme = LIGHT,
 ) -> Figure:
-    """Each spectrum over its rank 1, 2, …, sorted; what is not > 0 (rounding, lost rank) is left out.
+    """Each spectrum over its rank 1, 2, …, sorted; or (ranks, values) of one that was thinned.
 
-    `levels` are horizontal lines, such as the norm 1 of a contraction.
+    What is not > 0 (rounding, lost rank) is left out. `levels` are horizontal lines, such as the
+    norm 1 of a contraction.
     """
     figure, ax = single(theme)
     for at, (name, some) in enumerate(values.items()):
-        ordered = np.sort(np.asarray(some, dtype=float).ravel())[::-1]
-        draw(ax, (np.arange(1, len(ordered) + 1), ordered), name, at=at, theme=theme, log=True)
+        if not isinstance(some, tuple):
+            ordered = np.sort(np.asarray(some, dtype=float).ravel())[::-1]
+            some = np.arange(1, len(ordered) + 1), ordered
+        draw(ax, some, name, at=at, theme=theme, log=True)
     for name, level in (levels or {}).items():
         ax.axhline(level, color=theme.soft, linestyle=(0, (1, 1.4)), linewidth=1.2, label=name)
     return finish(figure, ax, x=x, y=y, title=title, log_y=True, theme=theme)

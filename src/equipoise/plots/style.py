@@ -23,7 +23,7 @@ from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
 
 WIDTH, HEIGHT = 5.0, 3.3  # inches, of one panel
 FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
-SMALL, NORMAL, LARGE = 8.5, 9.5, 10.5  # points
+SMALL, NORMAL, LARGE = 9.5, 10.5, 11.5  # points
 LINE, FINE = 1.8, 0.8
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))  # told apart without colour
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -129,9 +129,9 @@ def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> Axes:
 
 
 def legend(ax: Axes, theme: Theme = LIGHT, above: bool = False) -> None:
-    """A quiet legend, if anything is named: where it covers least, or `above` axes full of points."""
+    """A quiet legend, if there is more than one thing: where it covers least, or `above` crowded axes."""
     handles, names = ax.get_legend_handles_labels()
-    if not handles:
+    if len(handles) < 2:
         return
     place: dict[str, Any] = (
         {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {"loc": "best"}

@@ -1,0 +1,175 @@
+"""What can be seen in a fitted network: scores, errors, spectra, equilibria in a plane; bounded in size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels import tangent_kernel
+from ..models.affine import AffineFamily
+from ..plots.plane import principal_plane
+
+Data = tuple[Any, Any]
+
+KERNEL_ROWS, KERNEL_SIZE = 300, 1200  # rows, and rows × outputs, of the tangent kernel
+PLANE_ROWS = 500
+RESIDUAL_ROWS = 500
+VALUES = 300  # of a spectrum that are kept
+MOST_CLASSES = 50  # of a confusion matrix
+
+
+class Trained(Protocol):
+    """What is used of a fitted network: it predicts from raw rows, and its model from prepared ones."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def preparation(self) -> Any: ...
+    def predict(self, X: Any) -> Any: ...
+
+
+def findings(fitted: Trained, train: Data, test: Data | None = None) -> dict[str, Any]:
+    """Scores on both parts, and what the training rows show of the network.
+
+    What cannot be computed (a network without equilibria, weights that are not finite) is left out, and
+    `missing` says why.
+    """
+    classes = fitted.preparation.classes
+    found: dict[str, Any] = {
+        "kind": "numbers" if classes is None else "classes",
+        "model": _about(fitted.model),
+        "missing": {},
+    }
+
+    def attempt(name: str, compute: Callable[[], Any]) -> Any:
+        try:
+            found[name] = compute()
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            found["missing"][name] = str(error)
+        return found.get(name)
+
+    parts = {"training": train} | ({"test": test} if test is not None else {})
+    said = attempt("scores", lambda: {n: _score(fitted, X, y, classes) for n, (X, y) in parts.items()})
+    if said is not None:
+        last = list(parts)[-1]
+        if classes is None:
+            attempt("residuals", lambda: {n: _residuals(fitted, X, y) for n, (X, y) in parts.items()})
+        elif len(classes) <= MOST_CLASSES:
+            attempt("confusion", lambda: {"part": last, **_confusion(fitted, *parts[last], classes)})
+    attempt("plane", lambda: _plane(fitted, *train, classes))
+    attempt("kernel", lambda: _kernel(fitted, train[0]))
+    attempt("weights", lambda: _weights(fitted.model))
+    attempt("contraction", lambda: _contraction(fitted.model))
+    return found
+
+
+def _about(model: AffineFamily) -> dict[str, Any]:
+    return {
+        "family": type(model).__name__,
+        "inputs": model.inputs,
+        "width": model.width,
+        "outputs": model.outputs,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": str(model.readout_weight.dtype).removeprefix("torch."),
+    }
+
+
+def evenly(n: int, most: int) -> np.ndarray:
+    """At most `most` of n rows, evenly spaced: the same ones every time, from every part of the file."""
+    return np.arange(n) if n <= most else np.linspace(0, n - 1, most).round().astype(int)
+
+
+def _rows(X: Any, at: np.ndarray) -> Any:
+    return X.iloc[at] if hasattr(X, "iloc") else np.asarray(X)[at]
+
+
+# -- scores and errors ---------------------------------------------------------------------------------------
+
+
+def _score(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+    said, was = np.asarray(fitted.predict(X)), np.asarray(y)
+    if classes is not None:
+        return {"rows": len(was), "accuracy": float(np.mean(said == was)) if len(was) else math.nan}
+    said, was = said.astype(float), was.astype(float).reshape(said.shape)
+    left = was - said
+    spread = float(((was - was.mean(axis=0)) ** 2).sum())
+    return {
+        "rows": len(was),
+        "r2": 1 - float((left**2).sum()) / spread if spread > 0 else None,
+        "rmse": float(np.sqrt(np.mean(left**2))),
+        "mae": float(np.mean(np.abs(left))),
+    }
+
+
+def _confusion(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+    said, was = np.asarray(fitted.predict(X)), np.asarray(y)
+    C = len(classes)
+    index = {name: i for i, name in enumerate(np.asarray(classes).tolist())}
+    counts = np.zeros((C, C), dtype=int)
+    np.add.at(counts, ([index[v] for v in was.tolist()], [index[v] for v in said.tolist()]), 1)
+    return {"names": [str(name) for name in index], "counts": counts.tolist()}
+
+
+def _residuals(fitted: Trained, X: Any, y: Any) -> dict[str, Any]:
+    """Of the first target, at evenly spaced rows."""
+    at = evenly(len(y), RESIDUAL_ROWS)
+    said = np.asarray(fitted.predict(_rows(X, at)), dtype=float).reshape(len(at), -1)[:, 0]
+    was = np.asarray(_rows(y, at), dtype=float).reshape(len(at), -1)[:, 0]
+    return {"target": was.tolist(), "predicted": said.tolist()}
+
+
+# -- the network ---------------------------------------------------------------------------------------------
+
+
+def _plane(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+    at = evenly(len(y), PLANE_ROWS)
+    with torch.no_grad():
+        Z = fitted.model.equilibrium(fitted.preparation.apply(_rows(X, at)))
+    points, shares = principal_plane(Z.double().cpu().numpy())
+    found: dict[str, Any] = {"points": np.round(points, 6).tolist(), "shares": shares.tolist()}
+    was = np.asarray(_rows(y, at))
+    if classes is None:
+        return found | {"targets": was.astype(float).reshape(len(at), -1)[:, 0].tolist()}
+    index = {name: i for i, name in enumerate(np.asarray(classes).tolist())}
+    return found | {"labels": [index[v] for v in was.tolist()], "names": [str(name) for name in index]}
+
+
+def _kernel(fitted: Trained, X: Any) -> dict[str, Any]:
+    model = fitted.model
+    at = evenly(len(X), min(KERNEL_ROWS, max(2, KERNEL_SIZE // model.outputs)))
+    kernel = tangent_kernel(model, fitted.preparation.apply(_rows(X, at)))
+    total = kernel.eigenvalues().flip(0).double().cpu()
+    size = max(float(total.sum()), 1e-300)
+    # The trace by block: how much of what a step can do is done by which weights.
+    traces = {name: float(_matrix(block).diagonal().sum()) / size for name, block in kernel.blocks.items()}
+    return {"rows": len(at), "outputs": model.outputs, "spectrum": _spectrum(total), "shares": traces}
+
+
+def _matrix(block: Tensor) -> Tensor:
+    return block if block.ndim == 2 else block.reshape(block.shape[0] * block.shape[1], -1)
+
+
+def _weights(model: AffineFamily) -> dict[str, Any]:
+    """Singular values of the effective weight and of every other matrix among the parameters."""
+    W = model.weight()
+    own = {n: p for n, p in model.named_parameters() if p.ndim == 2 and not torch.equal(p, W)}
+    matrices = {"effective": W} | own
+    return {name: _spectrum(torch.linalg.svdvals(M.detach().double().cpu())) for name, M in matrices.items()}
+
+
+def _contraction(model: AffineFamily) -> float | None:
+    q = model.contraction()
+    return None if q is None else float(q)
+
+
+def _spectrum(values: Tensor) -> dict[str, Any]:
+    """Largest first, with its rank (from 1) and how many there are; thinned to VALUES of them."""
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("the spectrum is not finite.")
+    at = evenly(len(values), VALUES)
+    return {"size": len(values), "ranks": (at + 1).tolist(), "values": values[torch.from_numpy(at)].tolist()}

@@ -1,0 +1,296 @@
+"""A run → report.html: one file that needs no network, no script and nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..plots import DARK, LIGHT, variables
+from ..runs import Run
+from ..theory import Certificate
+from ..train.checkpoint import write_atomically
+from .figures import NETWORK, TRAINING, gather, relative
+from .reading import Record, part, read
+from .theorems import used
+from .words import count, duration, number, percent, plain, rows, typeset
+
+FAMILIES = {  # class, name in a recipe, in words, equation
+    "LinearEquilibrium": ("linear", "linear equilibrium network", "Z = γ Z Sᵀ + φ(X),  ŷ = Z Bᵀ"),
+    "ScaledReLU": ("scaled-relu", "scaled ReLU equilibrium network", "Z = relu(γ Z A + relu(X W)),  ŷ = Z b"),
+    "GaussianReLU": ("gaussian-relu", "Gaussian ReLU equilibrium network", "Z = relu(Z Wᵀ + X Uᵀ),  ŷ = Z a"),
+    "Monotone": (
+        "monotone",
+        "monotone equilibrium network",
+        "Z = relu(Z Wᵀ + X Uᵀ),  W = (1−μ)I − AᵀA + B − Bᵀ,  ŷ = Z u",
+    ),
+}
+STATES = {
+    "running": ("Still running", "What follows is what the run has measured so far."),
+    "stopped": ("Stopped early", "The weights are those of the last good step."),
+    "interrupted": ("Interrupted", "What follows is what was measured until then; the run can be resumed."),
+    "failed": ("Failed", "What follows is what was measured until then."),
+}
+_RESTS = "It rests on: "  # the line of an explanation that the page sets as a list
+VERDICTS = {
+    "proved": ("Proved", "good"),
+    "hypotheses_fail": ("Not proved", "bad"),
+    "inconclusive": ("Not decided", "bad"),
+}
+
+
+def write(run: Run | str | Path) -> Path:
+    """Write `report.html` into the run's directory, from the run's files alone, whole or not at all."""
+    path = run.path if isinstance(run, Run) else Path(run)
+    page = render(read(path))
+    target = path / "report.html"
+    write_atomically(target, page.encode())
+    return target
+
+
+def render(record: Record) -> str:
+    """The page of a record. Every string of it is escaped; the drawings are made here."""
+    environment = Environment(
+        loader=PackageLoader("equipoise.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = _style(environment)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    training, network = gather(record, TRAINING), gather(record, NETWORK)
+    return environment.get_template("page.html").render(
+        style=Markup(style),
+        csp=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        title=_title(record),
+        lead=_lead(record),
+        equation=_family(record)[2],
+        notice=_notice(record),
+        headlines=_headlines(record),
+        certificate=_certificate(record),
+        training=training,
+        network=network,
+        unseen=_unseen(record, {shown.identifier for shown in (*training, *network)}),
+        scores=_scores(record),
+        data=list(rows({k: v for k, v in record.data.items() if k != "warnings"})),
+        warnings=_warnings(record),
+        config={name: list(rows(table)) for name, table in record.config.items()},
+        results=list(rows(_about_run(record))),
+        statements=used(record.certificate.theorem if record.certificate else None),
+        missing=record.missing,
+        damaged=record.damaged,
+    )
+
+
+def _style(environment: Environment) -> str:
+    """The style sheet with the colours of both themes."""
+
+    def declared(theme: Any) -> str:
+        return " ".join(f"{name}: {colour};" for name, colour in variables(theme).items())
+
+    sheet = environment.get_template("style.css").render(light=declared(LIGHT), dark=declared(DARK))
+    return "\n" + sheet.strip() + "\n"
+
+
+# -- at the top ----------------------------------------------------------------------------------------------
+
+
+def _family(record: Record) -> tuple[str, str, str]:
+    family = part(record.findings, "model").get("family")
+    if family in FAMILIES:
+        return FAMILIES[family]
+    recipe = record.recipe.get("model")
+    return next((f for f in FAMILIES.values() if f[0] == recipe), ("", "equilibrium network", ""))
+
+
+def data_name(record: Record) -> str:
+    """What the data are called, as short as the files tell it."""
+    told = (record.data.get("name"), part(record.config, "data").get("name"), record.data.get("source"))
+    return next((str(name) for name in told if name), "data of unknown name")
+
+
+def _title(record: Record) -> str:
+    name = _family(record)[1]
+    return f"{name[0].upper()}{name[1:]} on {data_name(record)}"
+
+
+def _lead(record: Record) -> str:
+    """What was trained on what, and how well."""
+    model = part(record.findings, "model")
+    width = f" of {count(model['width'], 'hidden unit')}" if isinstance(model.get("width"), int) else ""
+    scores = part(record.findings, "scores")
+    trained = part(scores, "training").get("rows")
+    on = f" on {count(trained, 'row')}" if isinstance(trained, int) else ""
+    free = record.recipe.get("certified") is False
+    how = ", freely" if free else " with a guarantee" if record.certificate else ""
+    says = f"A {_family(record)[1]}{width} was trained{how}{on} of {data_name(record)}."
+    if not on:
+        says = f"A {_family(record)[1]}{width} was trained{how} on {data_name(record)}."
+    shown = _best_score(record)
+    if shown is not None:
+        name, value, where = shown
+        verb = "classifies" if name == "accuracy" else "explains"
+        what = f"{where} right" if name == "accuracy" else f"the variation of {where}"
+        says += f" It {verb} {percent(value)} of {what}."
+    return says
+
+
+def _best_score(record: Record) -> tuple[str, float, str] | None:
+    """("accuracy" or "r2", its value, on what), on test rows if there are any."""
+    scores = part(record.findings, "scores")
+    for name in ("test", "training"):
+        found = part(scores, name)
+        for key in ("accuracy", "r2"):
+            if isinstance(found.get(key), float):
+                return key, found[key], count(int(found.get("rows", 0)), f"{name} row")
+    return None
+
+
+def _headlines(record: Record) -> list[tuple[str, str, str]]:
+    """(what, figure, note) for the top of the page."""
+    shown = []
+    score = _best_score(record)
+    if score is not None:
+        name, value, where = score
+        label = "Accuracy" if name == "accuracy" else "R²"
+        figure = percent(value) if name == "accuracy" else f"{value:.3f}".replace("-", "−")
+        shown.append((label, figure, f"on {where}"))
+    if record.certificate is not None:
+        word, _ = VERDICTS[record.certificate.verdict]
+        shown.append(("Guarantee", word, record.certificate.theorem))
+    else:
+        shown.append(("Guarantee", "None", "no certificate in this run"))
+    found = record.series("loss")
+    if found is not None:
+        shrunk = relative(found, record.history.get("least_loss") or 0.0)
+        if shrunk is not None:
+            where = f"of the first, after {count(int(found[0][-1]), record.clock)}"
+            shown.append(("Training loss", number(float(shrunk[1][-1])), where))
+    seconds = record.history.get("seconds") or record.last("seconds")
+    if isinstance(seconds, int | float) and seconds > 0:
+        shown.append(("Time", duration(seconds), "of training"))
+    return shown
+
+
+def _notice(record: Record) -> dict[str, str] | None:
+    """What a reader must know first, if the run did not simply finish."""
+    state = record.status.get("state", "")
+    if not record.status:
+        why = record.damaged.get("run.json", "there is no run.json")
+        return {"title": "State unknown", "reason": f"{why}.", "advice": "", "means": ""}
+    reason = str(record.status.get("reason") or record.history.get("stopped") or "")
+    advice = str(record.status.get("advice") or "")
+    if state == "finished" and not reason:
+        return None
+    title, means = STATES.get(state, ("A note on this run", ""))
+    return {"title": title, "reason": reason or "No reason was recorded.", "advice": advice, "means": means}
+
+
+# -- the certificate -----------------------------------------------------------------------------------------
+
+
+def _certificate(record: Record) -> dict[str, Any] | None:
+    certificate = record.certificate
+    if certificate is None:
+        return None
+    word, mark = VERDICTS[certificate.verdict]
+    lines = certificate.explain(record.last("movement")).splitlines()
+    return {
+        "word": word,
+        "mark": mark,
+        "theorem": certificate.theorem,
+        "static": certificate.kind == "static",
+        "explained": [typeset(line) for line in lines if not line.startswith(_RESTS)],
+        "hypotheses": [typeset(words) for words in certificate.hypotheses],
+        "claims": [_claim(c) for c in certificate.claims],
+        "facts": list(rows(_certificate_facts(certificate))),
+    }
+
+
+def _claim(claim: Any) -> dict[str, Any]:
+    left, right = claim.sides
+    result = "holds" if claim.holds else "fails" if claim.refuted else "open"
+    return {
+        "name": claim.name + (" as printed" if claim.printed else ""),
+        "statement": claim.statement,
+        "left": left.replace("-", "−"),
+        "relation": {"<=": "≤", ">=": "≥"}.get(claim.relation, claim.relation),
+        "right": right.replace("-", "−"),
+        "margin": number(claim.margin),
+        "result": result,
+        "mark": "good" if claim.holds else "bad",
+        "method": claim.method or "interval arithmetic, rounded outward",
+        "remedy": claim.remedy if not claim.holds else "",
+    }
+
+
+def _certificate_facts(certificate: Certificate) -> dict[str, Any]:
+    facts: dict[str, Any] = {"tier of proof": certificate.tier, "loss": certificate.loss}
+    named = {
+        "factor per step": certificate.factor,
+        "exponent": certificate.exponent,
+        "largest step size (exclusive)": certificate.max_step_size,
+        "floor of rounding": certificate.floor or None,
+    }
+    facts |= {name: value for name, value in named.items() if value is not None}
+    facts |= {f"step size of {name}": value for name, value in certificate.step_sizes.items()}
+    facts |= {f"constant {name}": plain_constant(value) for name, value in certificate.constants.items()}
+    return facts | {f"SHA-256 of {name}": value for name, value in certificate.fingerprint.items()}
+
+
+def plain_constant(value: Any) -> Any:
+    """Intervals by their ends; everything else as it is."""
+    return f"[{value.lo:.6g}, {value.hi:.6g}]" if hasattr(value, "lo") else value
+
+
+# -- the rest ------------------------------------------------------------------------------------------------
+
+
+def _scores(record: Record) -> list[dict[str, str]]:
+    names = {
+        "rows": "rows",
+        "accuracy": "accuracy",
+        "r2": "R²",
+        "rmse": "root mean square",
+        "mae": "mean absolute",
+    }
+    table: list[dict[str, str]] = []
+    for name, found in part(record.findings, "scores").items():
+        if isinstance(found, dict):
+            row = {
+                str(names.get(k, k)): percent(v) if k == "accuracy" else number(v) for k, v in found.items()
+            }
+            table.append({"part": str(name), **row})
+    return table
+
+
+def _unseen(record: Record, shown: set[str]) -> list[str]:
+    """Why some figures are not there."""
+    says = [f"{name}: {plain(why)}" for name, why in part(record.findings, "missing").items()]
+    if not record.findings:
+        says.append("findings.json is not there: scores, spectra and equilibria are not known")
+    if "fig-loss" not in shown:
+        says.append("no loss was measured")
+    if "fig-contraction" not in shown:
+        q = record.findings.get("contraction")
+        says.append(
+            f"the contraction factor was measured only at the end: {number(q, 4)}"
+            if isinstance(q, float)
+            else "the contraction factor was not measured, or there is none below 1"
+        )
+    return says
+
+
+def _warnings(record: Record) -> list[str]:
+    found = record.data.get("warnings")
+    return [plain(w) for w in found] if isinstance(found, list) else [plain(found)] if found else []
+
+
+def _about_run(record: Record) -> dict[str, Any]:
+    left_out = ("reason", "advice", "files", "format", "sha256")
+    return {"run": record.name, **{k: v for k, v in record.status.items() if k not in left_out}}

@@ -1,0 +1,123 @@
+"""What the files of a run say, and which of them are missing or damaged: nothing else is ever consulted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..runs import Run
+from ..theory import Certificate
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its files tell it. A file that is not there leaves its part empty; `missing` names it."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    history: dict[str, Any] = field(default_factory=dict)
+    findings: dict[str, Any] = field(default_factory=dict)
+    certificate: Certificate | None = None
+    missing: tuple[str, ...] = ()
+    damaged: dict[str, str] = field(default_factory=dict)  # by file, why
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return part(self.config, "recipe")
+
+    @property
+    def clock(self) -> str:
+        """What the series run over: "epoch" or "step"."""
+        return "epoch" if self.metrics and "epoch" in self.metrics[0] else "step"
+
+    def series(self, name: str, of: str = "") -> tuple[np.ndarray, np.ndarray] | None:
+        """(x, y) of a series, from the history or, where that has none, from the metrics; None if nowhere."""
+        kept = part(self.history, of) if of else self.history
+        found = _series(kept.get(name))
+        if found is None:
+            pairs = [(r.get(self.clock), r[name]) for r in self.metrics if _numeric(r.get(name))]
+            found = _series({x: y for x, y in pairs if isinstance(x, int)})
+        return found
+
+    def last(self, name: str) -> float | None:
+        """The last value of a series."""
+        found = self.series(name)
+        return None if found is None else float(found[1][-1])
+
+
+def part(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A table within a table; empty if there is none."""
+    inner = whole.get(name)
+    return inner if isinstance(inner, dict) else {}
+
+
+def read(run: Run | str | Path) -> Record:
+    """The record of a run, whatever state its directory is in."""
+    path = run.path if isinstance(run, Run) else Path(run)
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no run at {path}: it is no directory.")
+    run = Run(path)
+    missing: list[str] = []
+    damaged: dict[str, str] = {}
+
+    def attempt(name: str, reader: Callable[[], T], empty: T) -> T:
+        if not (path / name).exists():
+            missing.append(name)
+            return empty
+        try:
+            return reader()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            damaged[name] = str(error)
+            return empty
+
+    def table(name: str) -> dict[str, Any]:
+        def reader() -> dict[str, Any]:
+            found = json.loads((path / name).read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError(f"it must hold a JSON object. Got {type(found).__name__} instead.")
+            return found
+
+        return attempt(name, reader, {})
+
+    nothing: Certificate | None = None
+    return Record(
+        name=path.resolve().name,
+        config=attempt("config.toml", lambda: run.config, {}),
+        status=attempt("run.json", lambda: run.status, {}),
+        data=table("data.json"),
+        metrics=attempt("metrics.jsonl", run.metrics.read, []),
+        history=table("history.json"),
+        findings=table("findings.json"),
+        certificate=attempt("certificate.json", lambda: Certificate.load(path / "certificate.json"), nothing),
+        missing=tuple(missing),
+        damaged=damaged,
+    )
+
+
+def _series(found: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """A list over 0, 1, … or a map from step to number, as arrays; None of anything else or of nothing."""
+    if isinstance(found, list):
+        found = dict(enumerate(found))
+    if not isinstance(found, dict) or not found:
+        return None
+    try:
+        pairs = sorted((int(k), math.nan if v is None else float(v)) for k, v in found.items())
+    except (TypeError, ValueError):
+        return None
+    x, y = zip(*pairs, strict=True)
+    return np.array(x, dtype=float), np.array(y, dtype=float)
+
+
+def _numeric(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

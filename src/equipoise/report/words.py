@@ -1,0 +1,81 @@
+"""Numbers, times and nested values as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..plots.style import power
+
+_MOST = 40  # entries of a list that are written out
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """0.0123, 1 797, 3.2·10⁻⁷; words for what is no number."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return "—" if value is None else str(value)
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "−")
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    return power(float(f"{value:.{digits}g}"))
+
+
+def percent(value: float) -> str:
+    """97.8 %."""
+    return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%".replace("-", "−")
+
+
+def typeset(text: str) -> str:
+    """A program's sentence for a reader: 1.6e-14 as 1.6·10⁻¹⁴, 8.3e-01 as 0.83, ^k as ᵏ."""
+    powers = re.sub(r"\b\d+(?:\.\d+)?e[+-]\d+\b", lambda m: power(float(m[0])), text)
+    return powers.replace("^k", "ᵏ")
+
+
+def duration(seconds: float) -> str:
+    """0.8 s, 42 s, 3 min 5 s, 2 h 10 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(n: int, one: str, many: str | None = None) -> str:
+    """1 step, 200 steps."""
+    return f"{number(n)} {one if n == 1 else many or one + 's'}"
+
+
+def rows(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, value) of every leaf of a nested mapping, the names joined; long lists are cut short."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from rows(inner, f"{prefix} · {key}" if prefix else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
+        for i, inner in enumerate(value[:_MOST]):
+            yield from rows(inner, f"{prefix} · {i + 1}")
+        if len(value) > _MOST:
+            yield prefix, f"… and {len(value) - _MOST} more"
+    else:
+        yield prefix, plain(value)
+
+
+def plain(value: Any) -> str:
+    """A leaf as text."""
+    if isinstance(value, list | tuple):
+        shown = ", ".join(plain(v) for v in value[:_MOST])
+        more = f" … and {len(value) - _MOST} more" if len(value) > _MOST else ""
+        return f"{shown}{more}" if value else "none"
+    if isinstance(value, float):
+        return number(value, 6)
+    if value is None or value == "":
+        return "—"
+    return number(value) if isinstance(value, bool) else str(value)
