@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import Interval, SingularBounds, frobenius, gamma
+from ..linalg import Interval, SingularBounds, SpectralWitness, frobenius, gamma
 from ..models.affine import AffineFamily
 from ..solve import Stop
 from ..theory import Certificate
@@ -51,6 +51,7 @@ class Point:
 
     Z: Tensor  # (N, m)
     error: float  # ≥ ‖Z − Z*‖_F
+    weight_norm: float  # ≥ ‖W‖
     gain: float  # 1 + ‖W‖R: what a residual of the equation may grow to in Z
     solver_steps: int
 
@@ -113,6 +114,11 @@ class Run:
         self.adjoint_steps = 0
         self.last_move: tuple[Tensor, float] | None = None  # ΔZ of the last hidden update, and its h‖r‖
         self.held = False
+        self._watches: dict[str, WeightWatch | FeatureWatch] = {
+            "weights": self.weights,
+            "features": self.features,
+        }
+        self._first = {name: watch.witness for name, watch in self._watches.items()}
 
     @property
     def loss(self) -> float:
@@ -215,7 +221,8 @@ class Run:
         Z = solution.value
         finite = bool(torch.isfinite(Z).all())
         error = Equilibria(self.model, at, Z).error if finite else math.inf
-        return Point(Z, error, (1 + at.weight_norm * at.resolvent).hi, int(solution.steps.max()))
+        gain = (1 + at.weight_norm * at.resolvent).hi
+        return Point(Z, error, at.weight_norm.hi, gain, int(solution.steps.max()))
 
     def _residual(self, point: Point, a: Tensor, e: Tensor) -> Residual:
         kept, self.readout.a, self.readout.e = (self.readout.a, self.readout.e), a, e
@@ -230,8 +237,10 @@ class Run:
 
     def _gradients(self) -> dict[str, Tensor]:
         """∂L/∂θ of the hidden parameters at the old point."""
+        problem = self.model.affine_map(self.X)
+        problem.cache = {}  # so that nothing here depends on how Z was found, which no checkpoint holds
         adjoint = self.model.solve_adjoint(
-            self.point.Z, self.X, stop=_ADJOINT, start=self.V, precision="mixed"
+            self.point.Z, self.X, stop=_ADJOINT, start=self.V, precision="mixed", problem=problem
         )
         assert isinstance(adjoint.value, Tensor)
         self.V, self.adjoint_steps = adjoint.value, int(adjoint.steps.max())
@@ -257,6 +266,47 @@ class Run:
     def write_to(self, model: AffineFamily) -> None:
         for name, p in model.named_parameters():
             p.copy_(self.model.get_parameter(name))
+
+    # -- to and from a checkpoint ---------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All by which this run differs from one at its start: tensors, and numbers as JSON holds them."""
+        tensors: dict[str, Tensor] = {f"parameter.{n}": p for n, p in self.model.named_parameters()}
+        tensors |= {"a": self.readout.a, "e": self.readout.e, "Z": self.point.Z, "r": self.residual.value}
+        facts: dict[str, Any] = {
+            "point": [self.point.error, self.point.weight_norm, self.point.gain, self.point.solver_steps],
+            "residual": [self.residual.norm, self.residual.size.lo, self.residual.size.hi],
+            "stride": vars(self.stride),
+            "adjoint_steps": self.adjoint_steps,
+            "held": self.held,
+        }
+        if self.V is not None:
+            tensors["V"] = self.V
+        if self.last_move is not None:
+            tensors["move"], facts["move"] = self.last_move
+        for name, watch in self._watches.items():
+            if watch.witness is not None and watch.witness is not self._first[name]:
+                tensors[f"witness.{name}"], bounds = watch.witness.matrix, watch.witness.at_matrix
+                facts[name] = [bounds.norm.lo, bounds.norm.hi, bounds.sigma_min.lo, bounds.sigma_min.hi]
+        return tensors, facts
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave, of a run that began as this one did."""
+        tensors = {name: t.to(self.X.device) for name, t in tensors.items()}
+        for name, p in self.model.named_parameters():
+            p.copy_(tensors[f"parameter.{name}"])
+        self.readout.a, self.readout.e = tensors["a"], tensors["e"]
+        self.point = Point(tensors["Z"], *facts["point"])
+        norm, *size = facts["residual"]
+        self.residual = Residual(tensors["r"], norm, Interval(*size))
+        self.stride = Stride(**facts["stride"])
+        self.adjoint_steps, self.held = facts["adjoint_steps"], facts["held"]
+        self.V = tensors.get("V")
+        self.last_move = (tensors["move"], facts["move"]) if "move" in facts else None
+        for name, watch in self._watches.items():
+            if name in facts:
+                bounds = SingularBounds(Interval(*facts[name][:2]), Interval(*facts[name][2:]))
+                watch.witness = SpectralWitness(tensors[f"witness.{name}"], bounds)
 
 
 @dataclass

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ..history import History
 from ..models.affine import AffineFamily
 from ..theory import Certificate
 from ..theory.certify import certify
+from .checkpoint import Checkpoint, Checkpoints
 from .descent import check_certificate
 from .guarded_run import Direction, Run, Step
 
@@ -37,6 +39,9 @@ def safeguarded_descent(
     y_test: Tensor | None = None,
     measure: int | None = None,
     progress: Callable[[int, float], None] | None = None,
+    checkpoints: Checkpoints | None = None,
+    every: int = 10,
+    record: Callable[[dict[str, Any]], None] | None = None,
 ) -> History:
     """Full-batch training that keeps the promise of its certificate while the hidden layer learns.
 
@@ -48,6 +53,10 @@ def safeguarded_descent(
             θ ← θ − h d, such as another optimiser's. A gradient is exact to about 1e-4.
         X_test, y_test: their loss and accuracy are measured every `measure` steps, at the first and the last.
         progress: called with (step, loss).
+        checkpoints: where all is saved every so many steps (`every`), at the last, and on Ctrl-C raised by
+            `progress` or `record`. Where one is there the run goes on from it, given the model, data and
+            certificate it began with, and computes what it would have without a break, bit for bit.
+        record: called with what was measured at each step, as one flat dict.
 
     Returns a History. Its `loss` is the one the promise is about (with slack, `plain_loss` is that of the
     predictions), `promised` the bound, `sigma_min` a sound lower bound, and `accepted` holds by step
@@ -65,6 +74,10 @@ def safeguarded_descent(
         raise ValueError(f"measure must be an integer ≥ 1. Got {measure!r} instead.")
     if (X_test is None) != (y_test is None):
         raise ValueError("X_test and y_test go together.")
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ValueError(f"every must be an integer ≥ 1. Got {every!r} instead.")
+    if checkpoints is not None and direction != "gradient":
+        raise ValueError("checkpoints need direction='gradient': what a function remembers is not saved.")
     certificate = certificate or certify(model, X, y, theorem="safeguarded")
     check_certificate(certificate, model, X, y)
     if certificate.theorem != "safeguarded":
@@ -72,35 +85,82 @@ def safeguarded_descent(
             f"the certificate must be of theorem 'safeguarded'. Got {certificate.theorem!r} instead: "
             f"its run is gradient_descent's."
         )
+    about = {**certificate.fingerprint, "options": dict(certificate.options), "hidden_step": hidden_step}
+    saved = None if checkpoints is None else _latest(checkpoints, about, steps)
     began = time.perf_counter()
     with torch.no_grad():
         run = Run(model, X, y, certificate, hidden_step, direction)
-        recorder = _Recorder(run, steps, X_test, y_test, measure)
-        try:
-            for k in range(steps + 1):
-                recorder.add(k)
+        recorder = _Recorder(run, certificate, steps, X_test, y_test, measure, began)
+        if saved is not None:
+            run.restore(saved.tensors, saved.facts["run"])
+            recorder.restore(saved.facts["recorder"])
+
+        def save(k: int) -> None:
+            assert checkpoints is not None
+            tensors, facts = run.state()
+            checkpoints.save(k, tensors, {"about": about, "run": facts, "recorder": recorder.state()})
+
+        def note(k: int) -> None:
+            recorder.add(k)
+            try:
+                if record is not None:
+                    record(recorder.record(k))
                 if progress is not None:
                     progress(k, run.loss)
-                if k < steps:
-                    recorder.taken.append(run.step())
+            except KeyboardInterrupt:
+                if checkpoints is not None:
+                    save(k)
+                raise
+            if checkpoints is not None and k > 0 and (k % every == 0 or k == steps):
+                save(k)
+
+        try:
+            if saved is None:
+                note(0)
+            for k in range(1 if saved is None else saved.step + 1, steps + 1):
+                recorder.taken.append(run.step())
+                note(k)
         finally:
             run.write_to(model)
-    return recorder.history(certificate, time.perf_counter() - began)
+    return recorder.history()
+
+
+def _latest(checkpoints: Checkpoints, about: Mapping[str, Any], steps: int) -> Checkpoint | None:
+    """The newest checkpoint, if it is of this run."""
+    found = checkpoints.latest()
+    if found is None:
+        return None
+    then = found.facts.get("about", {})
+    if differ := [name for name, value in about.items() if then.get(name) != value]:
+        raise ValueError(
+            f"{found.path} must be a checkpoint of this run. It is of one with other {', '.join(differ)}: "
+            f"begin with the model, data and options of that run, or save into another directory."
+        )
+    if found.step > steps:
+        raise ValueError(f"steps must be at least {found.step}, where {found.path} stands. Got {steps}.")
+    return found
 
 
 class _Recorder:
     """Collects the series of a run."""
 
     def __init__(
-        self, run: Run, steps: int, X_test: Tensor | None, y_test: Tensor | None, measure: int | None
+        self,
+        run: Run,
+        certificate: Certificate,
+        steps: int,
+        X_test: Tensor | None,
+        y_test: Tensor | None,
+        measure: int | None,
+        began: float,
     ) -> None:
-        self.run, self.taken = run, list[Step]()
+        self.run, self.certificate, self.taken, self.began = run, certificate, list[Step](), began
         self.test = None if X_test is None or y_test is None else (X_test.double(), y_test.double())
         self.at = {0, steps} if measure is None else {*range(0, steps + 1, measure), steps}
         self.series: dict[str, list[float]] = {n: [] for n in ("loss", "plain_loss", "forward", "adjoint")}
         self.norms: dict[str, list[float]] = {name: [] for name in run.start}
         self.maps: dict[str, dict[int, float]] = {
-            n: {} for n in ("test_loss", "test_accuracy", "sigma_min", "movement")
+            n: {} for n in ("test_loss", "test_accuracy", "contraction", "sigma_min", "movement")
         }
         self.travelled: dict[str, dict[int, float]] = {name: {} for name in run.start}
 
@@ -115,6 +175,10 @@ class _Recorder:
         bound = run.features.bounds(run.point.Z, run.point.error).sigma_min.lo
         self.maps["sigma_min"][k] = math.sqrt(max(bound, 0.0) ** 2 + run.slack)
         self.maps["movement"][k] = float((run.point.Z - run.Z0).norm() / run.Z0.norm().clamp_min(1e-300))
+        if run.point.weight_norm < 1:
+            self.maps["contraction"][k] = run.point.weight_norm
+        elif k in self.at and (q := run.model.contraction()) is not None:
+            self.maps["contraction"][k] = q
         if k in self.at and self.test is not None:
             X, y = self.test
             yhat = run.model(X)
@@ -122,7 +186,37 @@ class _Recorder:
             if (share := accuracy(yhat, y)) is not None:
                 self.maps["test_accuracy"][k] = share
 
-    def history(self, certificate: Certificate, seconds: float) -> History:
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def record(self, k: int) -> dict[str, Any]:
+        """What was measured at step k, and the hidden step that led there."""
+        series = {"forward": "forward_steps", "adjoint": "adjoint_steps"}
+        found: dict[str, Any] = {series.get(n, n): values[k] for n, values in self.series.items()}
+        if not self.run.slack:
+            del found["plain_loss"]
+        found |= {n: values[k] for n, values in self.maps.items() if k in values}
+        if k > 0:
+            found["hidden"] = self.taken[k - 1].hidden
+        return {"step": k, **found, "promised": self.certificate.bound(k), "seconds": self.seconds}
+
+    def state(self) -> dict[str, Any]:
+        """All that was measured so far, as JSON holds it."""
+        taken = [[s.hidden, s.tries, s.verified, s.held] for s in self.taken]
+        names = ("series", "norms", "maps", "travelled")
+        return {name: getattr(self, name) for name in names} | {"taken": taken, "seconds": self.seconds}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.series, self.norms = state["series"], state["norms"]
+        self.maps, self.travelled = (
+            {name: {int(k): v for k, v in values.items()} for name, values in state[kind].items()}
+            for kind in ("maps", "travelled")
+        )
+        self.taken = [Step(*step) for step in state["taken"]]
+        self.began -= state["seconds"]
+
+    def history(self) -> History:
         held = next((k for k, step in enumerate(self.taken) if step.held), None)
         stopped = (
             ""
@@ -138,18 +232,18 @@ class _Recorder:
         return History(
             loss=loss,
             times=np.arange(len(loss)) * math.nan,
-            step_sizes=dict(certificate.step_sizes),
-            loss_name=certificate.loss,
+            step_sizes=dict(self.certificate.step_sizes),
+            loss_name=self.certificate.loss,
             least_loss=self.run.least,
             plain_loss=np.array(self.series["plain_loss"]) if self.run.slack else None,
             norms={name: np.array(values) for name, values in self.norms.items()},
             travelled=self.travelled,
             forward_steps=np.array(self.series["forward"], dtype=int),
             adjoint_steps=np.array(self.series["adjoint"], dtype=int),
-            promised=np.array([certificate.bound(k) for k in range(len(loss))]),
+            promised=np.array([self.certificate.bound(k) for k in range(len(loss))]),
             accepted=taken,
             stopped=stopped,
-            seconds=seconds,
+            seconds=self.seconds,
             **self.maps,  # type: ignore[arg-type]
         )
 
