@@ -138,3 +138,29 @@ def test_gradients_reach_the_input_where_the_parameters_are_frozen():
     torch.testing.assert_close(X.grad, torch.full_like(X, 6.0), rtol=1e-7, atol=0)
     with torch.no_grad():
         assert not model(X).requires_grad
+
+
+@pytest.mark.parametrize("relu_at_zero", [0, 1])
+def test_the_image_of_a_solve_gives_the_masks_it_has_itself(relu_at_zero):
+    generator = torch.Generator().manual_seed(0)
+    model = eq.ScaledReLU(
+        5, 12, gamma=0.5, relu_at_zero=relu_at_zero, dtype=torch.float64, generator=generator
+    )
+    X = torch.randn(8, 5, dtype=torch.float64, generator=generator)
+    X[3] = 0.0  # every coordinate a tie
+    with torch.no_grad():
+        model.b.normal_(generator=generator)
+    solution = model.solve(X, stop=eq.Stop(rtol=1e-4), precision="mixed").raise_if_failed()
+    assert torch.equal(solution.image, model.affine_map(X)(solution.value))
+    V, known = (model.adjoint(solution.value, X, image=f) for f in (None, solution.image))
+    assert torch.equal(V, known)
+    wrong = model.adjoint(solution.value, X, image=torch.zeros_like(solution.image))
+    assert torch.equal(V, wrong) == (relu_at_zero == 1), (
+        "where ties have slope 1 the signs of f(Z) are not enough"
+    )
+
+
+def test_a_solve_whose_rows_end_apart_has_no_image():
+    solution = eq.fixed_point(masked_problem()[0], solver=eq.Picard(), stop=eq.Stop(max_steps=3000))
+    assert solution.steps.unique().numel() > 1
+    assert solution.image is None

@@ -135,13 +135,13 @@ class AffineFamily(Saved, ABC):
         z0 = self._check_start(start, (len(X), self.width))
         record = self._last = Record()
         if not (needs_gradient((X, *self.parameters())) or under_transform()):
-            return self._solved(self.affine_map(X), z0, how, record)
+            return self._solved(self.affine_map(X), z0, how, record)[0]
 
         def solve(weight: Tensor, u: Tensor, z0: Tensor | None, task: Task) -> tuple[Tensor, Tensor]:
             problem = AffineMap(weight, u, self.activation)
-            Z = self._solved(problem, z0, how, record)
+            Z, image = self._solved(problem, z0, how, record)
             task.cache = problem.cache
-            return Z, self._masks(problem, Z)
+            return Z, self._masks(problem, Z, image)
 
         weight, u = self.weight(), self.injection(X)
         return differentiable_equilibrium(weight, u, z0, Task(solve, self.default_solver, linear, record))
@@ -173,15 +173,18 @@ class AffineFamily(Saved, ABC):
         solver = how.solver or self.default_solver(problem)
         return fixed_point(problem, z0, solver=solver, stop=how.stop, precision=how.precision)
 
-    def _solved(self, problem: AffineMap, z0: Tensor | None, how: Method, record: Record) -> Tensor:
+    def _solved(
+        self, problem: AffineMap, z0: Tensor | None, how: Method, record: Record
+    ) -> tuple[Tensor, Tensor | None]:
+        """Z, and f(Z) where that is at hand."""
         solution = record.forward = self._solve(problem, z0, how)
         if solution.failed_rows:
             message = f"{solution.explain_failure()}\n{self._diagnosis()}"
             raise EquilibriumError(message, solution)
         Z = solution.value
         assert isinstance(Z, Tensor)
-        record.forward = replace(solution, value=Z.detach())  # Z itself is about to get a gradient
-        return Z
+        record.forward = replace(solution, value=Z.detach(), image=None)  # Z is about to get a gradient
+        return Z, solution.image
 
     def _diagnosis(self) -> str:
         """Whether the weights are to blame. An SVD, so only asked of a solve that failed."""
@@ -208,6 +211,7 @@ class AffineFamily(Saved, ABC):
         X: Tensor,
         *,
         masks: Tensor | None = None,
+        image: Tensor | None = None,
         stop: Stop | None = None,
         start: Tensor | Solution | None = None,
         solver: Solvers | None = None,
@@ -216,14 +220,14 @@ class AffineFamily(Saved, ABC):
     ) -> Solution:
         """The Solution of V = D ∘ (1 aᵀ + V W): one solve serves every residual, and the tangent kernel.
 
-        `masks` are those of Z and `problem` is `affine_map(X)`, where they are known already; `start` is an
-        earlier V.
+        `masks` are those of Z, `image` is f(Z) and `problem` is `affine_map(X)`, where they are known
+        already; `start` is an earlier V.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
         self._check_start(Z, (N, m), "Z")
         v0 = self._check_start(start, self.adjoint_shape(N))
         problem = problem or self.affine_map(X)
-        D = self._masks(problem, Z) if masks is None else masks
+        D = self._masks(problem, Z, image) if masks is None else masks
         rows = self.readout_weight.reshape(m, k).T.expand(N, k, m).reshape(N * k, m)  # 1 aᵀ
         linear = MaskedMap(problem.weight.T, rows, D.repeat_interleave(k, dim=0))
         linear.cache = transposed(problem.cache)
@@ -246,15 +250,17 @@ class AffineFamily(Saved, ABC):
         self._check_start(Z, (len(self._check_inputs(X)), self.width), "Z")
         return self._masks(self.affine_map(X), Z)
 
-    def _masks(self, problem: AffineMap, Z: Tensor) -> Tensor:
-        P = problem.preactivation(Z)
+    def _masks(self, problem: AffineMap, Z: Tensor, image: Tensor | None = None) -> Tensor:
+        """`masks`; f(Z) = relu(P) has the signs that matter of P = Z Wᵀ + u, unless a tie has slope 1."""
+        known = image is not None and self.activation.name == "relu" and self.relu_at_zero == 0
+        P = image if image is not None and known else problem.preactivation(Z)
         suspect = problem.bias == 0
         if bool((suspect & (Z != 0)).any()):
             radius = self._error(problem, self.activation(P) - Z)  # (N,)
             near = (Z.abs() <= radius[:, None]) & (Z != 0)
             rows = torch.nonzero((suspect & near).any(dim=1)).flatten()
             cleaned = problem.take(rows).preactivation(Z[rows].masked_fill(near[rows], 0.0))
-            P[rows] = P[rows].masked_fill(cleaned == 0, 0.0)
+            P = P.index_copy(0, rows, P[rows].masked_fill(cleaned == 0, 0.0))
         return self.slope(P)
 
     def slope(self, P: Tensor) -> Tensor:

@@ -158,6 +158,7 @@ class LinearEquilibrium(AffineFamily):
         X: Tensor,
         *,
         masks: Tensor | None = None,
+        image: Tensor | None = None,
         stop: Stop | None = None,
         start: Tensor | Solution | None = None,
         solver: Solvers | None = None,
@@ -170,6 +171,7 @@ class LinearEquilibrium(AffineFamily):
                 Z,
                 X,
                 masks=masks,
+                image=image,
                 stop=stop,
                 start=start,
                 solver=solver,
@@ -184,7 +186,7 @@ class LinearEquilibrium(AffineFamily):
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
         return N, self.outputs, self.width
 
-    def _masks(self, problem: AffineMap, Z: Tensor) -> Tensor:
+    def _masks(self, problem: AffineMap, Z: Tensor, image: Tensor | None = None) -> Tensor:
         return torch.ones_like(Z)
 
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:

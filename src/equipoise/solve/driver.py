@@ -92,6 +92,7 @@ def fixed_point(
         stop=limit,
         solver=" → ".join(type(one).__name__ for one in chain),
         trace=record,
+        image=outcome.image,
     )
 
 
@@ -120,7 +121,7 @@ def verify(
 
 def extrapolate(z: Tensor, previous: Tensor | None) -> Tensor:
     """2z_t − z_{t−1}: the start that follows a path of equilibria, second order in the step."""
-    return z if previous is None else 2 * z - previous
+    return z if previous is None else torch.lerp(previous, z, 2.0)
 
 
 @dataclass
@@ -131,6 +132,7 @@ class _Outcome:
     scale: Tensor  # (N,)
     steps: Tensor  # (N,)
     rate: float = 1.0  # at which residuals fell, a step
+    image: Tensor | None = None  # f(value), where all rows ended at one check
 
     @classmethod
     def unsolved(cls, z: Tensor) -> _Outcome:
@@ -149,6 +151,7 @@ class _Outcome:
         self.value[rows], self.status[rows] = other.value, other.status
         self.residual[rows], self.scale[rows] = other.residual, other.scale
         self.steps[rows] += other.steps
+        self.image = None
 
 
 def _run_chain(
@@ -224,6 +227,7 @@ def _iterate(
                     out.value[at] = z[ended]
                 else:  # all at once: no copy where z is surely nobody else's
                     out.value = z if ours and f.affine is not None else z.clone()
+                    out.image = None if ahead else fz
                 out.status[at], out.steps[at] = status[ended], k + ahead
                 out.residual[at], out.scale[at] = residual[ended], scale[ended]
                 progress.done |= ended

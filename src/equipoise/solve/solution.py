@@ -184,6 +184,7 @@ class Solution:
     stop: Stop  # as resolved for the dtype
     solver: str
     trace: Trace | None = None
+    image: Tensor | None = None  # f(value), (N, D), where the last check left it at hand
 
     @property
     def converged(self) -> Tensor:

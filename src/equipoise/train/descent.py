@@ -175,6 +175,7 @@ class _Run:
         self.Z: Tensor | None = None
         self.V: Tensor | None = None
         self._Z_before: Tensor | None = None
+        self._image: Tensor | None = None  # f(Z)
         self._problem: AffineMap | None = None  # of the current weights
         self._V_before: Tensor | None = None
         self.forward_steps = self.adjoint_steps = 0
@@ -219,7 +220,7 @@ class _Run:
         )
         solution.raise_if_failed()
         assert isinstance(solution.value, Tensor)
-        self._Z_before, self.Z = self.Z, solution.value
+        self._Z_before, self.Z, self._image = self.Z, solution.value, solution.image
         self.forward_steps = int(solution.steps.max()) if len(solution.steps) else 0
         self.residual = float(solution.relative_residual.max()) if len(solution.steps) else 0.0
         return solution.value
@@ -227,7 +228,13 @@ class _Run:
     def _pullback(self, Z: Tensor, R: Tensor) -> dict[str, Tensor]:
         start = None if self.V is None else extrapolate(self.V, self._V_before)
         adjoint = self.model.solve_adjoint(
-            Z, self.X, stop=self.stop, start=start, precision=self.precision, problem=self._problem
+            Z,
+            self.X,
+            image=self._image,
+            stop=self.stop,
+            start=start,
+            precision=self.precision,
+            problem=self._problem,
         )
         if adjoint.failed_rows:
             raise EquilibriumError(f"adjoint solve: {adjoint.explain_failure()}", adjoint)
