@@ -1,0 +1,250 @@
+"""Φ(s, t) = L(θ + s d₁ + t d₂): the loss on a line or a plane of weights    [hieu2022, §4.2].
+
+A point of the plane is other weights, and an equilibrium model may have no unique equilibrium there, or none
+that is found: such a point is masked, with its reason, and never given a number. The grid is walked so that
+neighbours follow each other, each solve starting at the equilibria of the one before.
+
+    d1, d2 = random_directions(model, 2, generator)
+    slice = landscape(model, affine_loss(X, y), (d1, d2), axis, axis)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..losses import Loss, as_loss
+from ..models.affine import AffineFamily
+from ..models.linear import LinearEquilibrium
+from ..solve import EquilibriumError, Stop
+
+Direction = Mapping[str, Tensor]  # one tensor a parameter; a parameter that is left out stays
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The loss at one point; or the reason why it has none."""
+
+    loss: float = float("nan")
+    state: Any = None  # where the next solve may start
+    reason: str = ""
+
+
+Evaluate = Callable[[nn.Module, Any], Reading]  # of a model, and the state of a neighbour or None
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The loss on a grid: `loss` is (len(s),) or (len(t), len(s)), NaN where it is masked."""
+
+    s: np.ndarray
+    t: np.ndarray | None
+    loss: np.ndarray
+    reasons: Mapping[str, int]  # why points are masked, and how many
+    solves: int = 0
+
+    @property
+    def masked(self) -> np.ndarray:
+        return np.isnan(self.loss)
+
+    def share_below(self, level: float) -> float:
+        """The share of the slice where the loss is known and at most `level`: what is masked is not low."""
+        with np.errstate(invalid="ignore"):
+            return float(np.mean(self.loss <= level))
+
+    def share_error(self, level: float) -> float:
+        """How much a grid of half the resolution differs in that share: what the grid leaves open."""
+        coarse = self.loss[::2] if self.loss.ndim == 1 else self.loss[::2, ::2]
+        with np.errstate(invalid="ignore"):
+            return abs(self.share_below(level) - float(np.mean(coarse <= level)))
+
+    def to_dict(self) -> dict[str, Any]:
+        loss = self.loss.astype(object)
+        loss[self.masked] = None
+        return {
+            "s": self.s.tolist(),
+            "t": None if self.t is None else self.t.tolist(),
+            "loss": loss.tolist(),
+            "reasons": dict(self.reasons),
+            "solves": self.solves,
+        }
+
+
+# -- directions ----------------------------------------------------------------------------------------------
+
+
+def random_directions(
+    model: nn.Module, count: int, generator: torch.Generator, ignore: Collection[str] = ()
+) -> list[dict[str, Tensor]]:
+    """Normal directions, each filter scaled to the norm of the model's own filter.
+
+    A filter is a row of a matrix, an output channel of a convolution, the whole of a vector. With it the
+    picture is the same for weights that are scaled one against the next and give the same network. Parameters
+    in `ignore` do not move.
+    """
+    found = []
+    for _ in range(count):
+        direction = {}
+        for name, p in model.named_parameters():
+            if name in ignore:
+                continue
+            d = torch.randn(p.shape, dtype=p.dtype, generator=generator).to(p.device)
+            direction[name] = d * _filter_norms(p.detach()) / _filter_norms(d).clamp_min(1e-300)
+        found.append(direction)
+    _refuse_empty(found)
+    return found
+
+
+def _filter_norms(p: Tensor) -> Tensor:
+    """‖p_f‖ of each filter f, shaped to multiply p."""
+    if p.ndim < 2:
+        return p.norm()
+    return p.flatten(1).norm(dim=1).reshape(-1, *[1] * (p.ndim - 1))
+
+
+def between(model: nn.Module, other: nn.Module) -> dict[str, Tensor]:
+    """θ' − θ: the line on which s = 0 is this model and s = 1 the other."""
+    mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    if {n: p.shape for n, p in mine.items()} != {n: p.shape for n, p in theirs.items()}:
+        raise ValueError("both models must have the same parameters, by name and shape.")
+    return {n: (theirs[n] - p).detach() for n, p in mine.items()}
+
+
+def path_plane(
+    path: Sequence[Direction],
+) -> tuple[list[dict[str, Tensor]], np.ndarray, tuple[float, float]]:
+    """The plane of a training path: its first two principal directions from the last weights, of norm 1.
+
+    Returns the directions, the path in their coordinates (K, 2), and the share of variance of each.
+    """
+    if len(path) < 3:
+        raise ValueError(f"a plane needs a path of 3 points or more. Got {len(path)} instead.")
+    names = list(path[-1])
+    flat = torch.stack([torch.cat([p[n].detach().double().flatten() for n in names]) for p in path])
+    offsets = flat - flat[-1]
+    _, sizes, V = torch.linalg.svd(offsets, full_matrices=False)
+    variance = sizes.square() / sizes.square().sum().clamp_min(1e-300)
+    directions = []
+    for v in V[:2]:
+        parts = v.split([path[-1][n].numel() for n in names])
+        directions.append(
+            {n: part.reshape(path[-1][n].shape).to(path[-1][n]) for n, part in zip(names, parts, strict=True)}
+        )
+    return directions, (offsets @ V[:2].T).numpy(), (float(variance[0]), float(variance[1]))
+
+
+def _refuse_empty(directions: Sequence[Direction]) -> None:
+    if not directions or any(not d for d in directions):
+        raise ValueError("a direction must move a parameter at least. Got none: ignore fewer.")
+
+
+# -- evaluation ----------------------------------------------------------------------------------------------
+
+
+def affine_loss(X: Tensor, y: Tensor, loss: str | Loss | None = None, stop: Stop | None = None) -> Evaluate:
+    """Of an affine family: masked unless the weights are well-posed and every row's equilibrium is found."""
+
+    def evaluate(model: nn.Module, state: Any) -> Reading:
+        assert isinstance(model, AffineFamily)
+        own = "square" if isinstance(model, LinearEquilibrium) else "half_square"
+        try:
+            model.check_wellposed()
+        except ValueError:
+            return Reading(reason="equilibrium not proved unique")
+        solution = model.solve(X, start=state, stop=stop)
+        if solution.failed_rows:
+            return Reading(reason="equilibrium not found")
+        assert isinstance(solution.value, Tensor)
+        with torch.no_grad():
+            value = as_loss(loss or own)(model.readout(solution.value), y).item()
+        return Reading(value, solution.value) if np.isfinite(value) else Reading(reason="loss not finite")
+
+    return evaluate
+
+
+def module_loss(loss: Callable[..., Any]) -> Evaluate:
+    """Of any model, by `loss(model, state)`, a number, or a pair of it and the state for the next point.
+
+    Masked where an equilibrium is not found (an EquilibriumError) or the number is not finite. Uniqueness is
+    not known of a general cell.
+    """
+
+    def evaluate(model: nn.Module, state: Any) -> Reading:
+        try:
+            with torch.no_grad():
+                found = loss(model, state)
+        except EquilibriumError:
+            return Reading(reason="equilibrium not found")
+        value, after = found if isinstance(found, tuple) else (found, None)
+        if not np.isfinite(float(value)):
+            return Reading(reason="loss not finite")
+        return Reading(float(value), after)
+
+    return evaluate
+
+
+@torch.no_grad()
+def shifted(model: nn.Module, directions: Sequence[Direction], coordinates: Sequence[float]) -> nn.Module:
+    """A copy of the model at θ + Σ s_i d_i."""
+    twin = copy.deepcopy(model)
+    _place(twin, {n: p.detach() for n, p in model.named_parameters()}, directions, coordinates)
+    return twin
+
+
+@torch.no_grad()
+def _place(
+    model: nn.Module, centre: Direction, directions: Sequence[Direction], coordinates: Sequence[float]
+) -> None:
+    for name, p in model.named_parameters():
+        value = centre[name].clone()
+        for direction, c in zip(directions, coordinates, strict=True):
+            if name in direction:
+                value += c * direction[name]
+        p.copy_(value)
+
+
+def landscape(
+    model: nn.Module,
+    evaluate: Evaluate,
+    directions: Sequence[Direction],
+    s: Sequence[float] | np.ndarray,
+    t: Sequence[float] | np.ndarray | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Landscape:
+    """The loss at θ + s d₁ (+ t d₂) on a grid. The model itself is left as it is."""
+    _refuse_empty(directions)
+    if len(directions) != (1 if t is None else 2):
+        raise ValueError(f"a line takes one direction, a plane (t given) two. Got {len(directions)} instead.")
+    columns = np.asarray(s, dtype=float)
+    rows = np.zeros(1) if t is None else np.asarray(t, dtype=float)
+    centre = {n: p.detach().clone() for n, p in model.named_parameters()}
+    twin = copy.deepcopy(model)
+    values = np.full((len(rows), len(columns)), np.nan)
+    reasons: dict[str, int] = {}
+    state, solves = None, 0
+    for i, b in enumerate(rows):
+        order = range(len(columns)) if i % 2 == 0 else reversed(range(len(columns)))
+        for j in order:  # to and fro: the next point is a neighbour of the last
+            place = (columns[j],) if t is None else (columns[j], b)
+            _place(twin, centre, directions, place)
+            reading = evaluate(twin, state)
+            solves += 1
+            if reading.reason:
+                reasons[reading.reason] = reasons.get(reading.reason, 0) + 1
+            else:
+                values[i, j], state = reading.loss, reading.state
+        if progress is not None:
+            progress((i + 1) / len(rows))
+    return Landscape(
+        s=columns,
+        t=None if t is None else rows,
+        loss=values[0] if t is None else values,
+        reasons=reasons,
+        solves=solves,
+    )

@@ -1,0 +1,109 @@
+"""z^[0], z^[1], … → z*: the way of a solver, in a plane of principal components    [hieu2022, §4.1]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..solve import Anderson, Solution, Solver, Stop, fixed_point
+
+
+@dataclass(frozen=True)
+class Plane:
+    """mean + s a₁ + t a₂: the plane of the first two principal components of some points."""
+
+    mean: np.ndarray  # (D,)
+    axes: np.ndarray  # (2, D), orthonormal
+    shares: tuple[float, float]  # of the variance
+
+    def coordinates(self, points: np.ndarray | Tensor) -> np.ndarray:
+        """(…, 2) of points (…, D)."""
+        return (_array(points) - self.mean) @ self.axes.T
+
+    def lift(self, coordinates: np.ndarray) -> np.ndarray:
+        """(…, D) of points of the plane (…, 2)."""
+        return self.mean + np.asarray(coordinates) @ self.axes
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The iterates of some samples: `states[i]` is (K_i, D), `residuals[i]` the relative ones, (K_i,)."""
+
+    states: tuple[np.ndarray, ...]
+    residuals: tuple[np.ndarray, ...]
+    solution: Solution
+
+    def plane(self) -> Plane:
+        """That of all iterates together."""
+        return equilibria_plane(np.concatenate(self.states))
+
+    def mean_residual(self, steps: int) -> np.ndarray:
+        """Mean over samples at 0 … steps; a sample that has ended keeps its last."""
+        rows = [np.pad(r, (0, max(0, steps + 1 - len(r))), mode="edge")[: steps + 1] for r in self.residuals]
+        return np.mean(rows, axis=0)
+
+
+def equilibria_plane(points: np.ndarray | Tensor) -> Plane:
+    """The plane of the first two principal components of points (N, D); axes point where they are largest."""
+    flat = _array(points)
+    if flat.ndim != 2 or flat.shape[1] < 2:
+        raise ValueError(f"points must be (N, D) with D ≥ 2. Got shape {flat.shape} instead.")
+    mean = flat.mean(axis=0)
+    _, sizes, V = np.linalg.svd(flat - mean, full_matrices=len(flat) < 2)
+    axes = np.zeros((2, flat.shape[1]))
+    axes[: min(2, len(V))] = V[:2]
+    largest = axes[np.arange(2), np.abs(axes).argmax(axis=1)]
+    variance = np.zeros(2)
+    variance[: min(2, len(sizes))] = sizes[:2] ** 2 / max(float(np.sum(sizes**2)), 1e-300)
+    return Plane(mean, axes * np.where(largest < 0, -1.0, 1.0)[:, None], (variance[0], variance[1]))
+
+
+def solver_paths(
+    f: Callable[..., Any],
+    start: Tensor,
+    args: Sequence[Any] = (),
+    *,
+    solver: Solver | None = None,
+    stop: Stop | None = None,
+) -> Paths:
+    """Every iterate of every sample of z = f(z, *args), by Anderson unless another solver is given."""
+    solution = fixed_point(f, start, args, solver=solver or Anderson(), stop=stop, trace=True)
+    assert solution.trace is not None
+    states: list[list[np.ndarray]] = [[] for _ in range(len(start))]
+    residuals: list[list[float]] = [[] for _ in range(len(start))]
+    for point in solution.trace.points:
+        sizes = point.value.flatten(1).norm(dim=1).clamp_min(torch.finfo(point.value.dtype).tiny)
+        for row, value, residual, size in zip(
+            point.rows.tolist(), point.value, point.residual, sizes, strict=True
+        ):
+            states[row].append(_array(value.flatten()))
+            residuals[row].append(float(residual / size) if states[row][-1].any() else 1.0)
+    return Paths(tuple(map(np.stack, states)), tuple(map(np.array, residuals)), solution)
+
+
+@torch.no_grad()
+def phase_portrait(
+    f: Callable[..., Any],
+    plane: Plane,
+    like: Tensor,
+    args: Sequence[Any],
+    s: np.ndarray,
+    t: np.ndarray,
+) -> np.ndarray:
+    """f(z) − z on the plane, in its coordinates, (len(t), len(s), 2); `like` is (1, …), and so are args."""
+    S, T = np.meshgrid(s, t)
+    grid = np.stack([S, T], axis=-1).reshape(-1, 2)
+    z = torch.from_numpy(plane.lift(grid)).to(like).reshape(len(grid), *like.shape[1:])
+    repeated = [a.expand(len(grid), *a.shape[1:]) if isinstance(a, Tensor) else a for a in args]
+    move = (f(z, *repeated) - z).flatten(1)
+    return (_array(move) @ plane.axes.T).reshape(len(t), len(s), 2)
+
+
+def _array(points: np.ndarray | Tensor) -> np.ndarray:
+    flat = points.detach().cpu().numpy() if isinstance(points, Tensor) else np.asarray(points)
+    return flat.astype(float)

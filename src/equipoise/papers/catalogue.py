@@ -1,0 +1,39 @@
+"""Every experiment of the papers, entered: `experiments()`, `experiment(key)`, `reproduce(keys, …)`."""
+
+from . import (  # noqa: F401  each module enters its experiments
+    gao2022,
+    gao2022_table,
+    hieu2022,
+    hieu2022_landscape,
+    hieu2022_monotone,
+    kawaguchi2021,
+    kawaguchi2021_dynamics,
+    kawaguchi2021_theory,
+    ling2023,
+    ling2023_gram,
+)
+from .experiments import (
+    SCALES,
+    Experiment,
+    Judgement,
+    Result,
+    Settings,
+    Watcher,
+    experiment,
+    experiments,
+    reproduce,
+    select,
+)
+
+__all__ = [
+    "SCALES",
+    "Experiment",
+    "Judgement",
+    "Result",
+    "Settings",
+    "Watcher",
+    "experiment",
+    "experiments",
+    "reproduce",
+    "select",
+]

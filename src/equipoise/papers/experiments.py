@@ -1,0 +1,354 @@
+"""Figures and tables of the papers as programs: run, judged by numbers, drawn, and shown beside the claim.
+
+    experiments("gao2022")                       what there is
+    reproduce(["gao2022.fig1"], Settings(), out)  run it: pages, figures, tables and raw histories in `out`
+
+An experiment is three functions. `run(context)` measures and returns plain JSON; `judge(measured)` compares
+the numbers with the paper's claims, each with a stated tolerance; `draw(measured, page)` makes figures and
+tables. Its work is done in units (a curve, say): each is stored whole under the hash of its settings and is
+not computed twice, by whichever experiment asks for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from .. import __version__
+from ..data import Dataset, MissingData, load
+from ..train.checkpoint import write_atomically
+from .claims import PAPERS
+from .page import Page
+
+Scale = Literal["tiny", "small", "medium", "paper"]
+SCALES: tuple[str, ...] = get_args(Scale)
+Verdict = Literal["agree", "differs", "not reproducible here"]
+Measured = dict[str, Any]
+Progress = Callable[[float], None]  # the share done of a unit
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How large, on what, how often. Without `data` an experiment takes its paper's own, as far as found."""
+
+    scale: str = "small"
+    data: tuple[str, ...] = ()
+    seeds: int | None = None
+    data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise ValueError(f"scale must be one of {', '.join(SCALES)}. Got {self.scale!r} instead.")
+        if self.seeds is not None and self.seeds < 1:
+            raise ValueError(f"seeds must be an integer ≥ 1. Got {self.seeds} instead.")
+
+    def pick(self, **by_scale: Any) -> Any:
+        """The value of this scale; one that is not given is that of the next smaller."""
+        for scale in reversed(SCALES[: SCALES.index(self.scale) + 1]):
+            if scale in by_scale:
+                return by_scale[scale]
+        return next(iter(by_scale.values()))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One claim of the paper, in our words, beside what was measured."""
+
+    claim: str
+    paper: str  # what the paper reports
+    measured: str
+    tolerance: str  # the test that was applied to the numbers
+    verdict: Verdict
+    reason: str = ""
+
+
+def judged(
+    claim: str, holds: bool, *, paper: str, measured: str, tolerance: str, reason: str = ""
+) -> Judgement:
+    """Agree or differ, by a test that was applied already and is stated in `tolerance`."""
+    return Judgement(claim, paper, measured, tolerance, "agree" if holds else "differs", reason)
+
+
+def impossible(claim: str, *, paper: str, reason: str) -> Judgement:
+    """What cannot be tried with the data or the machine at hand."""
+    return Judgement(claim, paper, "not measured", "none", "not reproducible here", reason)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure, a table or a numerical claim of a paper."""
+
+    key: str
+    title: str
+    claim: str  # of the paper, in our words
+    run: Callable[[Context], Measured]
+    judge: Callable[[Measured], list[Judgement]]
+    draw: Callable[[Measured, Page], None]
+
+    @property
+    def paper(self) -> str:
+        return self.key.split(".")[0]
+
+
+_REGISTRY: dict[str, Experiment] = {}
+
+
+def register(
+    key: str,
+    title: str,
+    claim: str,
+    *,
+    judge: Callable[[Measured], list[Judgement]],
+    draw: Callable[[Measured, Page], None],
+) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:
+    """Enter an experiment by its `run`."""
+
+    def enter(run: Callable[[Context], Measured]) -> Callable[[Context], Measured]:
+        if key in _REGISTRY or key.split(".")[0] not in PAPERS or not (title and claim):
+            raise ValueError(f"{key}: an experiment needs a paper, a title, a claim and a key of its own.")
+        _REGISTRY[key] = Experiment(key, title, claim, run, judge, draw)
+        return run
+
+    return enter
+
+
+def experiments(paper: str | None = None) -> list[Experiment]:
+    """Every experiment, or those of one paper, in the order of the papers."""
+    if paper is not None and paper not in PAPERS:
+        raise ValueError(f"paper must be one of {', '.join(PAPERS)}. Got {paper!r} instead.")
+    chosen = PAPERS if paper is None else (paper,)
+    return [entry for name in chosen for entry in _REGISTRY.values() if entry.paper == name]
+
+
+def experiment(key: str) -> Experiment:
+    if key in _REGISTRY:
+        return _REGISTRY[key]
+    close = difflib.get_close_matches(key, _REGISTRY, n=5, cutoff=0.4)
+    advice = f"Close to it: {', '.join(close)}." if close else "`equipoise reproduce list` shows the keys."
+    raise KeyError(f"no experiment {key!r} is registered. {advice}")
+
+
+def select(names: Iterable[str]) -> list[Experiment]:
+    """By key, by paper, or "all"."""
+    found: dict[str, Experiment] = {}
+    for name in names:
+        some = experiments() if name == "all" else experiments(name) if name in PAPERS else [experiment(name)]
+        found |= {entry.key: entry for entry in some}
+    return list(found.values())
+
+
+# -- running ---------------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """Told how a run goes; this one keeps silent."""
+
+    def experiment(self, key: str, at: int, total: int) -> None: ...
+
+    def unit(self, name: str, share: float) -> None: ...
+
+    def finished(self, result: Result) -> None: ...
+
+
+@dataclass
+class Context:
+    """What an experiment runs in: its settings, its data, and the store of units."""
+
+    settings: Settings
+    out: Path
+    watcher: Watcher = field(default_factory=Watcher)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0  # of processor time of the units used, whenever they were computed
+    units: list[str] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def pick(self, **by_scale: Any) -> Any:
+        return self.settings.pick(**by_scale)
+
+    def seeds(self, **by_scale: int) -> list[int]:
+        """0, 1, …: as many as asked for, or as the scale has."""
+        return list(range(self.settings.seeds or self.settings.pick(**by_scale)))
+
+    @cached_property
+    def _loaded(self) -> dict[str, Dataset]:
+        return {}
+
+    def load(self, name: str) -> Dataset:
+        """A data set, and a note of where it came from."""
+        if name not in self._loaded:
+            asked = name in self.settings.data
+            self._loaded[name] = load(name, self.settings.data_dir, download=asked)
+            self.provenance[name] = asdict(self._loaded[name].provenance)
+        return self._loaded[name]
+
+    def datasets(self, *own: str) -> list[str]:
+        """Those asked for; else the paper's own that are here; else digits."""
+        if self.settings.data:
+            return list(self.settings.data)
+        found = []
+        for name in own:
+            try:
+                self.load(name)
+                found.append(name)
+            except MissingData:
+                self.notes.append(f"{name} is not in the data directory and was left out.")
+        if not found:
+            self.notes.append("none of the paper's data sets is here: the digits of scikit-learn stand in.")
+        return found or ["digits"]
+
+    def source(self, name: str) -> dict[str, Any]:
+        """What identifies the bytes of a data set, for the hash of a unit."""
+        origin = self.load(name).provenance
+        return {"name": name, "files": [f.sha256 for f in origin.files], "subset": origin.subset}
+
+    def unit(
+        self, group: str, name: str, inputs: Mapping[str, Any], compute: Callable[[Progress], Measured]
+    ) -> Measured:
+        """`compute`'s result, from the store if it is there: group and inputs say all that it depends on."""
+        key = json.dumps({"group": group, "inputs": inputs, "version": __version__}, sort_keys=True)
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        path = self.out / "units" / group / f"{name}-{digest[:12]}.json"
+        self.watcher.unit(f"{group} {name}", 0.0)
+        stored = _read_unit(path, digest)
+        if stored is None:
+            began, busy = time.perf_counter(), time.process_time()
+            result = plain(compute(lambda share: self.watcher.unit(f"{group} {name}", share)))
+            stored = {
+                "group": group,
+                "name": name,
+                "hash": digest,
+                "version": __version__,
+                "inputs": plain(inputs),
+                "seconds": time.perf_counter() - began,
+                "processor_seconds": time.process_time() - busy,
+                "result": result,
+            }
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, (json.dumps(stored, ensure_ascii=False) + "\n").encode())
+        self.watcher.unit(f"{group} {name}", 1.0)
+        if str(path.relative_to(self.out)) not in self.units:
+            self.units.append(str(path.relative_to(self.out)))
+            self.seconds += stored["processor_seconds"]
+        return stored["result"]
+
+
+def _read_unit(path: Path, digest: str) -> Measured | None:
+    """A stored unit, if it is whole and of these settings."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return stored if isinstance(stored, dict) and stored.get("hash") == digest else None
+
+
+def plain(value: Any) -> Any:
+    """Lists, dicts, numbers and words: JSON, in which a number that is not finite is null."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an experiment came to: all that its page shows."""
+
+    key: str
+    title: str
+    claim: str
+    settings: Mapping[str, Any]
+    judgements: tuple[Judgement, ...]
+    figures: Sequence[Mapping[str, str]]
+    tables: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+    data: Mapping[str, Any]
+    units: Sequence[str]
+    seconds: float
+    error: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """agree if every judgement does, differs if one does; one that cannot be tried decides nothing."""
+        if self.error:
+            return "failed"
+        found = {j.verdict for j in self.judgements}
+        if "differs" in found:
+            return "differs"
+        return "agree" if "agree" in found else "not reproducible here"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Result:
+        judgements = tuple(Judgement(**j) for j in data["judgements"])
+        return cls(**{**data, "judgements": judgements})
+
+
+def reproduce(
+    names: Sequence[str], settings: Settings, out: str | Path, watcher: Watcher | None = None
+) -> list[Result]:
+    """Run experiments and write, for each, a directory `out`/<key>; then the gallery, `out`/index.html.
+
+    One that raises is reported as failed, and the others go on.
+    """
+    from .gallery import write_gallery, write_page
+
+    chosen, out, watcher = select(names), Path(out), watcher or Watcher()
+    results = []
+    for at, entry in enumerate(chosen):
+        watcher.experiment(entry.key, at, len(chosen))
+        result = run_one(entry, settings, out, watcher)
+        write_page(result, out)
+        results.append(result)
+        watcher.finished(result)
+    write_gallery(out)
+    return results
+
+
+def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher | None = None) -> Result:
+    """Measure, judge and draw one experiment; `measured.json` and `result.json` are written."""
+    context = Context(settings, out, watcher or Watcher())
+    directory = out / entry.key
+    directory.mkdir(parents=True, exist_ok=True)
+    page, judgements, error = Page(directory), [], ""
+    try:
+        measured = plain(entry.run(context))
+        write_atomically(directory / "measured.json", json.dumps(measured, ensure_ascii=False).encode())
+        judgements = entry.judge(measured)
+        entry.draw(measured, page)
+    except Exception:
+        error = traceback.format_exc(limit=-4)
+    result = Result(
+        key=entry.key,
+        title=entry.title,
+        claim=entry.claim,
+        settings=asdict(settings),
+        judgements=tuple(judgements),
+        figures=page.figures,
+        tables=page.tables,
+        notes=[*context.notes, *page.notes],
+        data=context.provenance,
+        units=context.units,
+        seconds=context.seconds,
+        error=error,
+    )
+    text = json.dumps(plain(asdict(result)), ensure_ascii=False, indent=1)
+    write_atomically(directory / "result.json", text.encode())
+    return result

@@ -1,0 +1,100 @@
+"""Pages of what was reproduced: one an experiment, and one gallery. Self-contained and escaped."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from .. import __version__
+from ..train.checkpoint import write_atomically
+from .claims import PAPERS
+from .experiments import Result
+from .page import markdown
+
+LARGEST_SVG = 250_000  # bytes; a larger drawing is shown as PNG
+
+_TEMPLATE = Path(__file__).with_name("gallery.html")
+
+
+def duration(seconds: float) -> str:
+    """3 s, 4 min, 1.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def counts(result: Result) -> str:
+    """How many claims agree, differ and could not be tried."""
+    found: list[str] = [j.verdict for j in result.judgements]
+    kinds = (("agree", "agree"), ("differs", "differ"), ("not reproducible here", "not tried"))
+    return ", ".join(f"{n} {word}" for kind, word in kinds if (n := found.count(kind)))
+
+
+def write_page(result: Result, out: Path) -> Path:
+    """`out`/<key>/index.html."""
+    path = out / result.key / "index.html"
+    write_atomically(path, _render([result], out, f"{result.key}: {result.title}", gallery=False).encode())
+    return path
+
+
+def write_gallery(out: str | Path) -> Path:
+    """`out`/index.html and `out`/index.md, of every result that lies in `out`."""
+    out = Path(out)
+    results = read_results(out)
+    path = out / "index.html"
+    write_atomically(path, _render(results, out, "Five papers, reproduced", gallery=True).encode())
+    write_atomically(out / "index.md", summary(results).encode())
+    return path
+
+
+def read_results(out: Path) -> list[Result]:
+    """Every result in `out`, in the order of the papers."""
+    found = [Result.from_dict(json.loads(p.read_text("utf-8"))) for p in out.glob("*/result.json")]
+    return sorted(found, key=lambda r: (PAPERS.index(r.key.split(".")[0]), r.key))
+
+
+def summary(results: Sequence[Result]) -> str:
+    """The gallery in Markdown: every claim with its numbers."""
+    lines = ["# Five papers, reproduced", ""]
+    rows = [[r.key, r.title, r.verdict, counts(r), r.settings["scale"], duration(r.seconds)] for r in results]
+    lines.append(markdown(["experiment", "what", "verdict", "claims", "scale", "time"], rows))
+    for r in results:
+        lines += [f"## {r.key}: {r.title}", "", f"The paper: {r.claim}", ""]
+        lines += [f"![{f['caption']}]({r.key}/{f['name']}.png)\n" for f in r.figures]
+        rows = [[j.claim, j.paper, j.measured, j.tolerance, j.verdict, j.reason] for j in r.judgements]
+        lines.append(markdown(["claim", "paper", "measured", "test", "verdict", "reason"], rows))
+        lines += [f"{note}\n" for note in r.notes]
+    return "\n".join(lines)
+
+
+def _render(results: Sequence[Result], out: Path, title: str, gallery: bool) -> str:
+    environment = Environment(autoescape=True, trim_blocks=True)
+    template = environment.from_string(_TEMPLATE.read_text("utf-8"))
+    return template.render(
+        results=results,
+        images={r.key: _images(r, out) for r in results},
+        title=title,
+        gallery=gallery,
+        version=__version__,
+        total=sum(r.seconds for r in results),
+        time=duration,
+        counts=counts,
+    )
+
+
+def _images(result: Result, out: Path) -> Mapping[str, Any]:
+    return {f["name"]: _inline(out / result.key / f["name"]) for f in result.figures}
+
+
+def _inline(stem: Path) -> str:
+    """A figure as a data address: SVG, or PNG where that is smaller by far."""
+    svg = stem.with_name(f"{stem.name}.svg").read_bytes()
+    if len(svg) <= LARGEST_SVG:
+        return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+    png = stem.with_name(f"{stem.name}.png").read_bytes()
+    return "data:image/png;base64," + base64.b64encode(png).decode()

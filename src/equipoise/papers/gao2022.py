@@ -1,0 +1,310 @@
+"""Z = relu(γZA + relu(XW)): the figures of [gao2022, §7 and Appendix B]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ..plots import LIGHT, new_figure
+from ..plots.curves import draw_band, finish
+from .experiments import Context, Judgement, Measured, judged, register
+from .gao2022_runs import CALM, DATA, GAMMAS, STEP, ended, final, final_test, grid, sizes
+from .page import Page, number
+
+SLACK = 1.02  # "lower" may be 2 % higher
+NORM_DRIFT = 0.25  # "about its initial value": γ‖A(k)‖ within 25 % of γ
+RATES = (10.0, 1.0, 0.1)  # ηN of Fig 3
+
+
+def _main_seeds(context: Context) -> int:
+    return len(context.seeds(tiny=1, small=3, medium=1, paper=5))
+
+
+def _more_seeds(context: Context) -> int:
+    """Of the figures on four data sets."""
+    return len(context.seeds(tiny=1, paper=5))
+
+
+# -- figures 1 and 4: width ----------------------------------------------------------------------------------
+
+
+def _width(context: Context, names: Sequence[str], seeds: int) -> Measured:
+    size = sizes(context)
+    runs = [
+        {"label": f"m = {m}", "width": m, "gamma": 0.1, "step": STEP, "epochs": size["epochs"]}
+        for m in size["widths"]
+    ]
+    return grid(context, names, runs, seeds)
+
+
+def judge_width(measured: Measured) -> list[Judgement]:
+    found = []
+    for name, curves in measured["data"].items():
+        train, test = ([value(runs) for runs in curves.values()] for value in (final, final_test))
+        drift = max(abs(v / 0.1 - 1) for runs in curves.values() for r in runs for v in r["norm"])
+        found += [
+            _falling(f"{name}: wider networks train faster", train, curves, "training loss a sample"),
+            _falling(f"{name}: wider networks have a lower test loss", test, curves, "test loss a sample"),
+            judged(
+                f"{name}: γ‖A(k)‖ stays about γ",
+                drift <= NORM_DRIFT,
+                paper="about its initial value, γ = .1",
+                measured=f"at most {drift:.1%} away from γ, over all widths and seeds",
+                tolerance=f"within {NORM_DRIFT:.0%} of γ at every epoch measured",
+            ),
+        ]
+    return found
+
+
+def _falling(claim: str, values: Sequence[float], labels: Mapping, what: str) -> Judgement:
+    holds = all(b <= SLACK * a for a, b in pairwise(values))
+    shown = ", ".join(f"{label}: {number(v)}" for label, v in zip(labels, values, strict=True))
+    return judged(
+        claim,
+        holds,
+        paper="falls from each value to the next",
+        measured=f"{what} at the end: {shown}",
+        tolerance=f"mean over seeds, each at most {SLACK:g} times the one before",
+    )
+
+
+def draw_curves(measured: Measured, page: Page) -> None:
+    """A row of panels a data set: training loss, test loss, γ‖A(k)‖."""
+    rows = measured["data"]
+    figure, axes = new_figure(len(rows), 3, width=4.3, height=3.0)
+    for (name, curves), panels in zip(rows.items(), axes, strict=True):
+        for at, (label, runs) in enumerate(curves.items()):
+            loss = _even([_shown(r) for r in runs])
+            draw_band(panels[0], loss, label, at=at, log=True)
+            k = min(len(r["at"]) for r in runs)
+            steps = runs[0]["at"][:k]
+            for panel, key in ((panels[1], "test_loss"), (panels[2], "norm")):
+                values = np.array([r[key][:k] for r in runs], dtype=float)
+                values = np.where(values <= 1e3, values, np.nan)
+                draw_band(panel, values, label, x=steps, at=at, log=key == "test_loss")
+        finish(figure, panels[0], x="epoch", y="training loss / N", title=name, log_y=True)
+        finish(figure, panels[1], x="epoch", y="test loss / N", title=name, log_y=True)
+        finish(figure, panels[2], x="epoch", y="γ‖A(k)‖", title=name)
+        panels[2].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
+    page.figure(
+        "curves",
+        figure,
+        "Mean over seeds, ± one standard deviation shaded. A curve that ends early was lost: no equilibrium, "
+        "or a loss that is not finite. At γ‖A‖ = 1 an equilibrium is no longer proved.",
+    )
+    page.table(
+        "final",
+        ["data", "run", "seeds", "came to the end", "training loss / N", "test loss / N", "γ‖A‖ at the end"],
+        [
+            [
+                name,
+                label,
+                len(runs),
+                sum(map(ended, runs)),
+                _finite(final(runs)),
+                _finite(final_test(runs)),
+                float(np.mean([r["norm"][-1] for r in runs])),
+            ]
+            for name, curves in rows.items()
+            for label, runs in curves.items()
+        ],
+        "At the last epoch, means over seeds.",
+    )
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else "lost"
+
+
+def _shown(run: Measured) -> np.ndarray:
+    """Training loss a sample, as far as it makes a picture: a loss that ran away is cut off."""
+    loss = np.array(run["loss"], dtype=float) / run["N"]
+    return np.where(loss <= 1e3 * loss[0], loss, np.nan)
+
+
+def _even(curves: Sequence[np.ndarray]) -> np.ndarray:
+    """Curves of one length, (R, K): those that ended early are cut where the first of them ended."""
+    k = min(len(c) for c in curves)
+    return np.stack([c[:k] for c in curves])
+
+
+@register(
+    "gao2022.fig1",
+    "Figure 1: width, on MNIST",
+    "Wider networks reach a lower training and test loss in the same epochs, and γ‖A(k)‖ stays about γ.",
+    judge=judge_width,
+    draw=draw_curves,
+)
+def fig1(context: Context) -> Measured:
+    return _width(context, context.datasets("mnist"), _main_seeds(context))
+
+
+@register(
+    "gao2022.fig4",
+    "Figure 4: width, on four data sets",
+    "On each data set wider networks reach a lower training and test loss, and γ‖A(k)‖ stays about γ.",
+    judge=judge_width,
+    draw=draw_curves,
+)
+def fig4(context: Context) -> Measured:
+    return _width(context, context.datasets(*DATA), _more_seeds(context))
+
+
+# -- figures 2 and 6: γ --------------------------------------------------------------------------------------
+
+
+def _gamma(context: Context, names: Sequence[str], seeds: int) -> Measured:
+    size = sizes(context)
+    common = {"width": size["width"], "epochs": size["epochs"]}
+    runs = [{"label": f"γ = {g:g}", "gamma": g, "step": STEP, **common} for g in GAMMAS]
+    runs.append({"label": f"γ = 0.8, η = {CALM:g}/N", "gamma": 0.8, "step": CALM, **common})
+    return grid(context, names, runs, seeds)
+
+
+def judge_gamma(measured: Measured) -> list[Judgement]:
+    found = []
+    for name, curves in measured["data"].items():
+        labels = list(curves)
+        small, largest, calm = labels[:3], labels[3], labels[4]
+        some = {label: curves[label] for label in small}
+        found += [
+            _falling(
+                f"{name}: training loss falls with γ up to .5",
+                [final(runs) for runs in some.values()],
+                some,
+                "training loss a sample",
+            ),
+            _falling(
+                f"{name}: test loss falls with γ up to .5",
+                [final_test(runs) for runs in some.values()],
+                some,
+                "test loss a sample",
+            ),
+        ]
+        lost = [r for r in curves[largest] if not ended(r)]
+        least = min(final(curves[g]) for g in small)
+        value = final(curves[largest])
+        limit = float(np.mean([r["stable_step"] for r in curves[largest]]))
+        found.append(
+            judged(
+                f"{name}: γ = .8 at η = 1/N has the lowest training loss",
+                not lost and value <= SLACK * least,
+                paper="lowest of the four",
+                measured=f"lost in {len(lost)} of {len(curves[largest])} seeds"
+                + (f"; {lost[0]['stopped']}" if lost and lost[0]["stopped"] else "")
+                + f"; at η = {CALM:g}/N it ends at {number(_number(final(curves[calm])))}",
+                tolerance="every seed comes to the end, with a mean loss at most that of γ = .5",
+                reason=f"the first steps are stable for η < 2(1−γ)²/‖Φ‖² = {limit:.2f}/N only"
+                if lost
+                else "",
+            )
+        )
+    return found
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@register(
+    "gao2022.fig2",
+    "Figure 2: γ, on MNIST",
+    "A larger γ of .1, .3, .5, .8 gives a lower training and test loss, at m = N and η = 1/N.",
+    judge=judge_gamma,
+    draw=draw_curves,
+)
+def fig2(context: Context) -> Measured:
+    return _gamma(context, context.datasets("mnist"), _main_seeds(context))
+
+
+@register(
+    "gao2022.fig6",
+    "Figure 6: γ, on four data sets",
+    "On each data set a larger γ gives a lower training and test loss.",
+    judge=judge_gamma,
+    draw=draw_curves,
+)
+def fig6(context: Context) -> Measured:
+    return _gamma(context, context.datasets(*DATA), _more_seeds(context))
+
+
+# -- figures 3 and 5: η --------------------------------------------------------------------------------------
+
+
+def _rate(context: Context, names: Sequence[str], seeds: int) -> Measured:
+    size = sizes(context)
+    runs = [
+        {
+            "label": f"η = {s:g}/N",
+            "gamma": 0.1,
+            "step": s,
+            "width": size["width"],
+            "epochs": size["epochs"],
+        }
+        for s in RATES
+    ]
+    return grid(context, names, runs, seeds)
+
+
+def judge_rate(measured: Measured) -> list[Judgement]:
+    found = []
+    for name, curves in measured["data"].items():
+        large, paper, small = curves.values()
+        unsteady = [r for r in large if not ended(r) or _rises(r["loss"]) > 0]
+        rises = max(_rises(r["loss"]) for r in paper)
+        found += [
+            judged(
+                f"{name}: the loss falls at every epoch for η = 1/N",
+                all(map(ended, paper)) and rises == 0,
+                paper="consistent descent",
+                measured=f"it rose in {rises} epochs of the worst seed",
+                tolerance="no epoch of any seed rises by more than 10⁻⁴ of the loss",
+            ),
+            judged(
+                f"{name}: at η = 10/N the loss does not fall consistently",
+                len(unsteady) == len(large),
+                paper="unstable; γ‖A‖ rises fast",
+                measured=f"lost or rising in {len(unsteady)} of {len(large)} seeds; γ‖A‖ reached "
+                f"{max(max(r['norm']) for r in large):.2f}",
+                tolerance="every seed is lost, or rises at an epoch",
+            ),
+            judged(
+                f"{name}: η = 0.1/N is slower than η = 1/N",
+                final(small) > final(paper),
+                paper="slower",
+                measured=f"{number(_number(final(small)))} against {number(_number(final(paper)))}",
+                tolerance="the mean loss at the end is higher",
+            ),
+        ]
+    return found
+
+
+def _rises(loss: Sequence[float | None]) -> int:
+    """Epochs at which the loss rose by more than 10⁻⁴ of it."""
+    values = np.array(loss, dtype=float)
+    return int(np.sum(values[1:] > (1 + 1e-4) * values[:-1]))
+
+
+@register(
+    "gao2022.fig3",
+    "Figure 3: step size, on FashionMNIST",
+    "η = 1/N descends consistently, ten times as much does not, a tenth is slower.",
+    judge=judge_rate,
+    draw=draw_curves,
+)
+def fig3(context: Context) -> Measured:
+    return _rate(context, context.datasets("fashion_mnist"), _main_seeds(context))
+
+
+@register(
+    "gao2022.fig5",
+    "Figure 5: step size, on four data sets",
+    "On each data set η = 1/N descends consistently and ten times as much does not.",
+    judge=judge_rate,
+    draw=draw_curves,
+)
+def fig5(context: Context) -> Measured:
+    return _rate(context, context.datasets(*DATA), _more_seeds(context))

@@ -1,0 +1,294 @@
+"""z^[0], z^[1], … → z*: the solver's way by start and over training    [hieu2022, Figures 4.1-4.3]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..explore import equilibria_plane, solver_paths
+from ..plots import LIGHT, new_figure
+from ..plots.curves import draw, draw_band, finish
+from ..plots.plane import draw_path
+from ..plots.style import label, legend, scale_axis
+from ..solve import Stop
+from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .hieu2022_model import ResidualNetwork, accuracy, build, fit, images
+from .page import Page
+
+STARTS = {"std 1": 1.0, "std 0.1": 0.1, "std 0.01": 0.01}
+SHOWN = 12  # trajectories in a picture
+
+
+@torch.no_grad()
+def paths(model: ResidualNetwork, X: Tensor, steps: int, rtol: float = 2e-6) -> Any:
+    features = model.features(X)
+    stop = Stop(rtol=rtol, max_steps=steps, patience=steps, growth=1e12)
+    return solver_paths(model.cell, torch.zeros_like(features), (features,), stop=stop)
+
+
+def _shape(states: Sequence[np.ndarray]) -> dict[str, float]:
+    """How a path goes: the share of its length in the first step, and length over distance."""
+    moves = [np.linalg.norm(np.diff(z, axis=0), axis=1) for z in states if len(z) > 1]
+    first = np.mean([m[0] / max(m.sum(), 1e-300) for m in moves])
+    ends = [np.linalg.norm(z[-1] - z[0]) for z in states if len(z) > 1]
+    wander = np.mean([m.sum() / max(e, 1e-300) for m, e in zip(moves, ends, strict=True)])
+    return {"first": float(first), "wander": float(wander)}
+
+
+# -- figures 4.1 and 4.2: the start --------------------------------------------------------------------------
+
+
+def _starts(context: Context) -> Measured:
+    (name,) = context.datasets("mnist")[:1]
+    rows, steps = context.pick(tiny=4, small=32, medium=128), context.pick(tiny=10, small=100)
+    channels = context.pick(tiny=4, small=16, medium=32)
+    found: Measured = {"data": name, "steps": steps, "starts": {}}
+    for words, std in STARTS.items():
+        found["starts"][words] = []
+        for seed in context.seeds(tiny=1, small=3, medium=5):
+            inputs = {
+                "data": context.source(name),
+                "rows": rows,
+                "steps": steps,
+                "channels": channels,
+                "std": std,
+                "seed": seed,
+            }
+
+            def compute(progress: Progress, std: float = std, seed: int = seed) -> Measured:
+                dataset = context.load(name)
+                _, _, X, _ = images(dataset, 1, rows, seed)
+                found = paths(build(dataset, channels, seed, std=std), X, steps)
+                plane = found.plane()
+                return {
+                    "residual": found.mean_residual(steps),
+                    "paths": [plane.coordinates(z) for z in found.states[:SHOWN]],
+                    "shares": plane.shares,
+                    **_shape(found.states),
+                }
+
+            unit = context.unit("hieu2022.start", f"{name}-std{std:g}-seed{seed}", inputs, compute)
+            found["starts"][words].append(unit)
+    return found
+
+
+def judge_residuals(measured: Measured) -> list[Judgement]:
+    last = {w: [r["residual"][-1] for r in runs] for w, runs in measured["starts"].items()}
+    shown = {w: f"{min(v):.1e} to {max(v):.1e}" for w, v in last.items()}
+    return [
+        judged(
+            "from N(0, 1) weights the iteration does not settle",
+            min(last["std 1"]) >= 1e-2,
+            paper="residuals stay large",
+            measured=f"relative residual after {measured['steps']} Anderson steps {shown['std 1']}, by seed",
+            tolerance="at least 10⁻² for every seed",
+        ),
+        judged(
+            "from small weights it converges",
+            max(last["std 0.01"]) <= 1e-4,
+            paper="N(0, 0.01): residuals fall quickly",
+            measured=f"standard deviation .01: {shown['std 0.01']}; variance .01: {shown['std 0.1']}",
+            tolerance="at most 10⁻⁴ for every seed, with .01 read as the standard deviation",
+        ),
+    ]
+
+
+def draw_residuals(measured: Measured, page: Page) -> None:
+    figure, axes = new_figure(1, 1)
+    for at, (words, runs) in enumerate(measured["starts"].items()):
+        values = np.maximum(np.array([r["residual"] for r in runs], dtype=float), 1e-12)
+        draw_band(axes[0, 0], values, f"weights of {words}", at=at, log=True)
+    finish(figure, axes[0, 0], x="solver step", y="‖f(z) − z‖ / ‖z‖", title=measured["data"], log_y=True)
+    page.figure("residuals", figure, "Mean over images; the band is ± one standard deviation over seeds.")
+
+
+@register(
+    "hieu2022.fig4.1",
+    "Figure 4.1: residuals by the size of the start",
+    "The solver does not settle from weights N(0, 1), and converges quickly from small ones.",
+    judge=judge_residuals,
+    draw=draw_residuals,
+)
+def fig4_1(context: Context) -> Measured:
+    return _starts(context)
+
+
+def judge_paths(measured: Measured) -> list[Judgement]:
+    first = {w: float(np.mean([r["first"] for r in runs])) for w, runs in measured["starts"].items()}
+    wander = {w: float(np.mean([r["wander"] for r in runs])) for w, runs in measured["starts"].items()}
+    return [
+        judged(
+            "from small weights the state is steady after the first step",
+            first["std 0.01"] >= 0.9,
+            paper="steady after the first step",
+            measured=f"{first['std 0.01']:.0%} of the way is the first step",
+            tolerance="at least 90 %, mean over images and seeds",
+        ),
+        judged(
+            "from N(0, 1) weights the way is erratic",
+            wander["std 1"] >= 3 * wander["std 0.01"],
+            paper="more chaotic",
+            measured=f"length over distance {wander['std 1']:.2f} against {wander['std 0.01']:.2f}",
+            tolerance="at least three times as long, relative to the distance between its ends",
+        ),
+    ]
+
+
+def draw_paths(measured: Measured, page: Page) -> None:
+    figure, axes = new_figure(1, len(measured["starts"]), width=4.0, height=3.6)
+    for ax, (words, runs) in zip(axes[0], measured["starts"].items(), strict=True):
+        run = runs[0]
+        for at, path in enumerate(run["paths"]):
+            draw_path(ax, path, at=at)
+        _frame(ax, run["shares"], f"weights of {words}")
+    page.figure("paths", figure, "Solver paths of images of one network, in the plane of all their iterates.")
+
+
+def _frame(ax: Any, shares: Sequence[float], title: str) -> None:
+    scale_axis(ax, "x", log=False)
+    scale_axis(ax, "y", log=False)
+    label(ax, f"first component ({shares[0]:.0%})", f"second component ({shares[1]:.0%})", title)
+
+
+@register(
+    "hieu2022.fig4.2",
+    "Figure 4.2: trajectories by the size of the start",
+    "In the plane of principal components the path is erratic from N(0, 1), and one leap from small weights.",
+    judge=judge_paths,
+    draw=draw_paths,
+)
+def fig4_2(context: Context) -> Measured:
+    return _starts(context)
+
+
+# -- figure 4.3: over training -------------------------------------------------------------------------------
+
+
+@register(
+    "hieu2022.fig4.3",
+    "Figure 4.3: trajectories over training",
+    "Over training the classes move apart within an epoch, and the solver's path gets more complex.",
+    judge=lambda measured: judge_training(measured),
+    draw=lambda measured, page: draw_training(measured, page),
+)
+def fig4_3(context: Context) -> Measured:
+    (name,) = context.datasets("mnist")[:1]
+    rows, epochs = context.pick(tiny=100, small=1000, medium=5000), context.pick(tiny=1, small=6, medium=40)
+    channels = context.pick(tiny=4, small=12, medium=32)
+    found: Measured = {"data": name, "runs": []}
+    for seed in context.seeds(tiny=1, small=2, medium=3):
+        inputs = {
+            "data": context.source(name),
+            "rows": rows,
+            "epochs": epochs,
+            "channels": channels,
+            "seed": seed,
+        }
+        compute = lambda progress, seed=seed: _trained(context, name, rows, epochs, channels, seed, progress)
+        found["runs"].append(context.unit("hieu2022.training", f"{name}-seed{seed}", inputs, compute))
+    return found
+
+
+def _trained(
+    context: Context, name: str, rows: int, epochs: int, channels: int, seed: int, progress: Progress
+) -> Measured:
+    dataset = context.load(name)
+    X, y, X_test, y_test = images(dataset, rows, min(500, rows), seed)
+    model = build(dataset, channels, seed)
+    seen, moments = X[:100], []
+    kept = sorted({0, 1, epochs // 3, epochs})
+
+    def look(epoch: int) -> None:
+        found = paths(model, seen, 100, rtol=1e-3)
+        ends = np.stack([z[-1] for z in found.states])
+        row = {
+            "epoch": epoch,
+            "steps": found.solution.steps.double().mean(),
+            "unsettled": len(found.solution.failed_rows) / len(seen),
+            "separation": _separation(ends, y[:100].numpy()),
+            **_shape(found.states),
+        }
+        if epoch in kept:
+            plane = equilibria_plane(np.concatenate(found.states))
+            row["paths"] = [plane.coordinates(z) for z in found.states[:60]]
+            row["shares"] = plane.shares
+        moments.append(row)
+
+    losses = fit(model, X, y, epochs, seed=seed, progress=progress, after=look)
+    return {
+        "moments": moments,
+        "labels": y[:60],
+        "loss": losses,
+        "accuracy": accuracy(model, X_test, y_test),
+    }
+
+
+def _separation(points: np.ndarray, labels: np.ndarray) -> float:
+    """The share of points whose nearest other point has their class."""
+    gaps = np.linalg.norm(points[:, None] - points[None], axis=2)
+    np.fill_diagonal(gaps, np.inf)
+    return float(np.mean(labels[gaps.argmin(axis=1)] == labels))
+
+
+def judge_training(measured: Measured) -> list[Judgement]:
+    runs = [r["moments"] for r in measured["runs"]]
+    of = lambda key, at: float(np.mean([moments[at][key] for moments in runs]))
+    accuracies = [r["accuracy"] for r in measured["runs"]]
+    return [
+        judged(
+            "the solver needs more steps as training goes on",
+            of("steps", -1) > 1.2 * of("steps", 0),
+            paper="the dynamics become more complex",
+            measured=f"{of('steps', 0):.1f} → {of('steps', -1):.1f} steps to 10⁻³; "
+            f"{of('unsettled', -1):.0%} not there after 100; test accuracy {np.mean(accuracies):.1%}",
+            tolerance="at least 20 % more at the end, mean over images and seeds",
+        ),
+        judged(
+            "the path is less of a single leap",
+            of("first", -1) < of("first", 0),
+            paper="one leap at the start of training, orbits near the fixed point later",
+            measured=f"share of the first step {of('first', 0):.0%} → {of('first', -1):.0%}; "
+            f"length over distance {of('wander', 0):.2f} → {of('wander', -1):.2f}",
+            tolerance="a smaller share at the end",
+        ),
+        judged(
+            "classes are in different regions after the first epoch",
+            of("separation", 1) > of("separation", 0),
+            paper="moved to different regions",
+            measured=f"nearest neighbour of the same class: {of('separation', 0):.0%} before, "
+            f"{of('separation', 1):.0%} after one epoch, {of('separation', -1):.0%} at the end",
+            tolerance="a larger share after one epoch than before",
+        ),
+    ]
+
+
+def draw_training(measured: Measured, page: Page) -> None:
+    run = measured["runs"][0]
+    shown = [m for m in run["moments"] if "paths" in m]
+    figure, axes = new_figure(1, len(shown), width=3.8, height=3.6)
+    for ax, moment in zip(axes[0], shown, strict=True):
+        for path, kind in zip(moment["paths"], run["labels"], strict=False):
+            line = np.array(path)
+            ax.plot(line[:, 0], line[:, 1], color=LIGHT.colour(kind), linewidth=0.7, alpha=0.7)
+            ax.plot(*line[-1], marker="o", markersize=3, color=LIGHT.colour(kind))
+        _frame(ax, moment["shares"], f"epoch {moment['epoch']}")
+    page.figure("paths", figure, f"Solver paths of {measured['data']} images by class; dots end them.")
+    figure, axes = new_figure(1, 3, width=4.0, height=3.0)
+    for ax, key, words in zip(
+        axes[0],
+        ("steps", "first", "separation"),
+        ("solver steps to 10⁻³", "share of the first step", "nearest neighbour of same class"),
+        strict=True,
+    ):
+        for at, one in enumerate(measured["runs"]):
+            epochs = [m["epoch"] for m in one["moments"]]
+            draw(ax, (epochs, [m[key] for m in one["moments"]]), f"seed {at}", at=at)
+        finish(figure, ax, x="epoch", y=words)
+        legend(ax)
+    page.figure("training", figure, "Over training, by seed.")
+    last = [[i, r["loss"][-1], r["accuracy"]] for i, r in enumerate(measured["runs"])]
+    page.table("final", ["seed", "training loss", "test accuracy"], last, "At the end.")

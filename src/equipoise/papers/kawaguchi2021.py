@@ -1,0 +1,211 @@
+"""Linear models, DELMs and ReLU networks on a DELM's data: Figures 1 and 4-8 of [kawaguchi2021]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..plots import new_figure
+from ..plots.curves import draw_band, finish
+from .experiments import Context, Judgement, Measured, impossible, judged, register
+from .kawaguchi2021_runs import RATES, Kind, chosen, runs, series
+from .page import Page, number
+
+LINEAR, DELM = Kind("linear"), Kind("delm")
+FIRST, MORE = ("kmnist", "cifar10", "cifar100"), ("mnist", "svhn", "semeion", "fashion_mnist")
+ALIKE = 2.0  # "about the same at the start": test losses within a factor 2
+
+
+def _compare(context: Context, names: Sequence[str], kinds: Sequence[Kind], **size: Any) -> Measured:
+    found: Measured = {"data": {}, "size": size}
+    for name in names:
+        found["data"][name] = {k.label: runs(context, name, k, **size) for k in kinds}
+    return found
+
+
+def _size(context: Context) -> dict[str, Any]:
+    """The paper's: 100 + 100 images, 5000 epochs, 5 trials, 6 rates."""
+    return {
+        "train_rows": context.pick(tiny=20, small=100),
+        "test_rows": context.pick(tiny=20, small=100),
+        "epochs": context.pick(tiny=2, small=300, medium=5000),
+        "trials": len(context.seeds(tiny=2, small=3, medium=5)),
+        "rates": context.pick(tiny=RATES[2:4], small=RATES),
+    }
+
+
+def judge(measured: Measured) -> list[Judgement]:
+    found = []
+    for name, row in measured["data"].items():
+        picks = {label: chosen(run) for label, run in row.items()}
+        start = {label: float(np.mean(series(run, "test", 0)[:, 0])) for label, run in row.items()}
+        found.append(
+            judged(
+                f"{name}: all models start at about the same test loss",
+                max(start.values()) <= ALIKE * min(start.values()),
+                paper="approximately the same",
+                measured=", ".join(f"{label}: {number(v)}" for label, v in start.items()),
+                tolerance=f"within a factor {ALIKE:g} of each other",
+            )
+        )
+        best = {label: _last(row[label], pick["best"]) for label, pick in picks.items()}
+        if best["DELM"] is None:
+            words = "every rate lost a trial of the DELM"
+            found.append(
+                impossible(f"{name}: the DELM has the lowest test loss", paper="lowest", reason=words)
+            )
+            continue
+        for label, value in best.items():
+            if label == "DELM":
+                continue
+            lost = (
+                f"; lost at η = {', '.join(map(str, picks[label]['lost']))}" if picks[label]["lost"] else ""
+            )
+            found.append(
+                judged(
+                    f"{name}: the DELM has a lower test loss than the model “{label}”",
+                    value is None or best["DELM"] < value,
+                    paper="lower at the end of training, best rate of each",
+                    measured=f"{number(best['DELM'])} against {number(value)} ± {number(_spread(row, label))}"
+                    f"{lost}",
+                    tolerance="mean over trials at the last epoch, each model at its best rate",
+                )
+            )
+    return found
+
+
+def _last(run: Measured, at: int | None) -> float | None:
+    return None if at is None else float(series(run, "test", at)[:, -1].mean())
+
+
+def _spread(row: Measured, label: str) -> float | None:
+    """Standard deviation over trials of the difference to the DELM."""
+    one, other = chosen(row[label])["best"], chosen(row["DELM"])["best"]
+    if one is None or other is None:
+        return None
+    gap = series(row[label], "test", one)[:, -1] - series(row["DELM"], "test", other)[:, -1]
+    return float(gap.std(ddof=1)) if len(gap) > 1 else 0.0
+
+
+def draw(measured: Measured, page: Page) -> None:
+    rows = measured["data"]
+    figure, axes = new_figure(len(rows), 2, width=5.4, height=3.2)
+    table = []
+    for (name, row), panels in zip(rows.items(), axes, strict=True):
+        for at, (label, run) in enumerate(row.items()):
+            pick = chosen(run)
+            for which in ("best", "worst") if label in ("linear", "DELM") else ("best",):
+                if pick[which] is None:
+                    continue
+                rate = run["rates"][pick[which]]
+                words = f"{label} ({which}, η = {rate:g})"
+                for panel, key in zip(panels, ("test", "train"), strict=True):
+                    values = series(run, key, pick[which])
+                    draw_band(
+                        panel, values, words, x=run["at"], at=at if which == "best" else at + 5, log=True
+                    )
+                table.append(
+                    [
+                        name,
+                        label,
+                        which,
+                        rate,
+                        *(float(series(run, key, pick[which])[:, -1].mean()) for key in ("train", "test")),
+                        float(series(run, "test", pick[which])[:, -1].std(ddof=1))
+                        if len(run["test"]) > 1
+                        else 0.0,
+                        ", ".join(map(str, pick["lost"])) or "none",
+                    ]
+                )
+        finish(figure, panels[0], x="epoch", y="test loss", title=name, log_y=True)
+        finish(figure, panels[1], x="epoch", y="training loss", title=name, log_y=True)
+    page.figure("losses", figure, "Mean over trials, ± one standard deviation shaded.")
+    columns = [
+        "data",
+        "model",
+        "rate",
+        "η",
+        "training loss",
+        "test loss",
+        "± sd",
+        "rates at which a trial was lost",
+    ]
+    page.table("final", columns, table, "At the last epoch.")
+    page.note("Left open by the paper: the loss is the mean over a mini-batch, pixels lie in [0, 1], grey.")
+
+
+def _dnns(*depths: int, bias: bool = True) -> list[Kind]:
+    return [Kind("dnn", depth, bias) for depth in depths]
+
+
+_CLAIM = "All models start alike; after training the DELM has a lower test loss than linear models and DNNs."
+
+
+@register(
+    "kawaguchi2021.fig1", "Figure 1: linear, DELM and DNN, three data sets", _CLAIM, judge=judge, draw=draw
+)
+def fig1(context: Context) -> Measured:
+    return _compare(context, context.datasets(*FIRST), [LINEAR, DELM, *_dnns(2, 3, 4)], **_size(context))
+
+
+@register("kawaguchi2021.fig4", "Figure 4: four more data sets", _CLAIM, judge=judge, draw=draw)
+def fig4(context: Context) -> Measured:
+    return _compare(context, context.datasets(*MORE), [LINEAR, DELM, *_dnns(2, 3, 4)], **_size(context))
+
+
+@register(
+    "kawaguchi2021.fig5",
+    "Figure 5: DNNs without bias",
+    "Without bias terms, too, the DELM has a lower test loss than DNNs of depth 2, 3 and 4.",
+    judge=judge,
+    draw=draw,
+)
+def fig5(context: Context) -> Measured:
+    names = context.datasets(*FIRST, *MORE)[: context.pick(tiny=1, small=3, paper=7)]
+    return _compare(context, names, [DELM, *_dnns(2, 3, 4, bias=False)], **_size(context))
+
+
+def _deep(context: Context, bias: bool) -> Measured:
+    names = context.datasets(*FIRST, *MORE)[: context.pick(tiny=1, small=1, medium=2, paper=7)]
+    size = {
+        **_size(context),
+        "epochs": context.pick(tiny=1, small=60, medium=500, paper=5000),
+        "trials": len(context.seeds(tiny=1, small=2, medium=3, paper=5)),
+        "rates": context.pick(tiny=RATES[2:3], small=RATES[::2], paper=RATES),
+    }
+    depths = context.pick(tiny=(10,), small=(10, 100, 200))
+    return _compare(context, names, [DELM, *_dnns(*depths, bias=bias)], **size)
+
+
+_DEEP = "The DELM has a lower test loss than DNNs of depth 10, 100, 200, whose gradients vanish or explode."
+
+
+@register("kawaguchi2021.fig6", "Figure 6: deep DNNs", _DEEP, judge=judge, draw=draw)
+def fig6(context: Context) -> Measured:
+    return _deep(context, bias=True)
+
+
+@register("kawaguchi2021.fig7", "Figure 7: deep DNNs without bias", _DEEP, judge=judge, draw=draw)
+def fig7(context: Context) -> Measured:
+    return _deep(context, bias=False)
+
+
+@register(
+    "kawaguchi2021.fig8",
+    "Figure 8: all samples of a data set",
+    "With many samples, too, the DELM has a lower test loss than linear models and DNNs.",
+    judge=judge,
+    draw=draw,
+)
+def fig8(context: Context) -> Measured:
+    names = context.datasets(*MORE, *FIRST)[: context.pick(tiny=1, small=1, medium=2, paper=7)]
+    size = {
+        "train_rows": context.pick(tiny=70, small=2000, medium=6000, paper=60000),
+        "test_rows": context.pick(tiny=20, small=1000, medium=2000, paper=26032),
+        "epochs": context.pick(tiny=1, small=8, medium=30, paper=100),
+        "trials": len(context.seeds(tiny=1, small=2, medium=3)),
+        "rates": context.pick(tiny=RATES[2:3], small=RATES),
+    }
+    return _compare(context, names, [LINEAR, DELM, *_dnns(2, 3, 4)], **size)
