@@ -1,5 +1,22 @@
-"""A run is a directory: what was asked, what was measured, what came out."""
+"""A run is a directory: what was asked, what was measured, what came out; and fit, what most runs do."""
 
 from .directory import Listed, Run, RunBusy, free_directory, list_runs
+from .fitting import Fitted, NotProved, fit
+from .keeping import load, save
+from .preparation import Preparation
+from .recipe import Recipe
 
-__all__ = ["Listed", "Run", "RunBusy", "free_directory", "list_runs"]
+__all__ = [
+    "Fitted",
+    "Listed",
+    "NotProved",
+    "Preparation",
+    "Recipe",
+    "Run",
+    "RunBusy",
+    "fit",
+    "free_directory",
+    "list_runs",
+    "load",
+    "save",
+]

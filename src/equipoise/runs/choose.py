@@ -1,0 +1,97 @@
+"""ŷ_{−i} = y_i − r_i/(1 − h_ii): every row predicted by the readout that was fitted without it.
+
+With slack λ certified training ends at the ridge regression of y on the features, whose leave-one-out
+predictions are known in closed form for every λ from one eigendecomposition. So each row validates in turn,
+no row is lost to training, and nothing is fitted twice. The features are those of the start: what the hidden
+layer will learn is not foreseen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DECADES = (-6.0, 3.0)  # of λ, as a share of the mean ‖z_i‖²
+PER_DECADE = 4
+WITHIN = 0.25  # standard errors: among slacks that leave-one-out cannot tell apart, the largest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A slack, what leave-one-out says of it and of the others, and the predictions at it."""
+
+    slack: float
+    slacks: Tensor  # (G,)
+    errors: Tensor  # (G,) mean squared leave-one-out error at each
+    left_out: Tensor  # (N, k) ŷ_{−i} at the chosen slack
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "method": "leave-one-out, in closed form, at the features of the start",
+            "slack": self.slack,
+            "slacks": self.slacks.tolist(),
+            "errors": self.errors.tolist(),
+        }
+
+
+def choose_slack(Z: Tensor, Y: Tensor, weights: Tensor, slack: float | None = None) -> Choice:
+    """The largest slack whose leave-one-out error is within a quarter of a standard error of the least.
+
+    Z (N, m) and Y (N, k) are rows scaled by √w. A slack that is given is only judged.
+    """
+    Z, Y = Z.double(), Y.double().reshape(len(Z), -1)
+    size = float(Z.square().sum() / weights.sum()) or 1.0
+    powers = np.arange(DECADES[0], DECADES[1] + 1e-9, 1 / PER_DECADE)
+    slacks = torch.tensor(size * 10.0**powers if slack is None else [slack], dtype=torch.float64)
+    predictions = _left_out(Z, Y, slacks)  # (G, N, k)
+    squares = (predictions - Y).square().sum(dim=2)  # (G, N), of rows scaled by √w: weighted
+    errors = squares.sum(dim=1) / weights.sum()
+    if not bool(torch.isfinite(errors).any()):
+        raise ValueError("no slack gives finite leave-one-out errors: are the rows all alike?")
+    best = int(errors.nan_to_num(nan=torch.inf).argmin())
+    spread = (squares[best] / weights.sqrt() - weights.sqrt() * errors[best]).norm() / weights.sum()
+    near = torch.nonzero(errors <= errors[best] + WITHIN * spread)
+    at = int(near.max())
+    return Choice(float(slacks[at]), slacks, errors, predictions[at] / weights.sqrt()[:, None])
+
+
+def _left_out(Z: Tensor, Y: Tensor, slacks: Tensor) -> Tensor:
+    """ŷ_{−i} of ridge regression at each slack, (G, N, k), from eigenvectors of the smaller Gram matrix.
+
+    N ≤ m:  y_i − ŷ_{−i} = (K⁻¹y)_i/(K⁻¹)_ii,  K = ZZᵀ + λI;   N > m:  r_i/(1 − h_ii),  H = Z(ZᵀZ + λI)⁻¹Zᵀ.
+    """
+    wide = len(Z) <= Z.shape[1]
+    values, Q = torch.linalg.eigh(Z @ Z.T if wide else Z.T @ Z)
+    P = Q if wide else Z @ Q
+    shrunk = 1 / (values.clamp_min(0) + slacks[:, None]).clamp_min(1e-300)  # (G, N) or (G, m)
+    diagonal = (P.square() @ shrunk.T).T[:, :, None]  # (G, N, 1)
+    product = torch.stack([P @ (f[:, None] * (P.T @ Y)) for f in shrunk])  # (G, N, k)
+    if wide:
+        return Y - product / diagonal
+    return Y - (Y - product) / (1 - diagonal).clamp_min(1e-12)
+
+
+def choose_sharpness(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
+    """s of p = softmax(s·ŷ) that makes rows left out most likely: convex in s, by bisection of the slope.
+
+    `outputs` (N, k) are leave-one-out predictions; `targets` (N,) the index of each row's class.
+    """
+    if outputs.shape[1] == 1:
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
+    own = outputs.gather(1, targets[:, None])[:, 0]
+
+    def slope(s: float) -> float:
+        expected = ((s * outputs).softmax(dim=1) * outputs).sum(dim=1)
+        return float((weights * (expected - own)).sum())
+
+    low, high = -4.0, 10.0  # powers of 2
+    if slope(2.0**low) >= 0:
+        return 2.0**low  # no better than chance
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(2.0**middle) < 0 else (low, middle)
+    return 2.0**low

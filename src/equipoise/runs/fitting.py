@@ -1,0 +1,262 @@
+"""fit(X, y): from raw rows to a trained network, and to what is proved of it.
+
+Certified training, the default, takes these steps.
+
+1. Rows are gathered (a row that occurs twice has weight 2) and standardised; targets become ±1, indicators
+   or standardised numbers.
+2. The network starts with random weights and a readout of 0: 512 units of the family of [ling2023].
+3. The slack λ is chosen by leave-one-out at the features of the start. λ > 0 makes the theorem hold for every
+   N and m, so whatever the data are, there is a certificate.
+4. `safeguarded_descent` trains: Gauss-Newton steps of the readout by a fifth, beside hidden steps as far as
+   they are proved safe, until a twentieth of the residual is left.
+5. The weights at the end are certified to give every input one equilibrium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.errors import DataError
+from ..history import History
+from ..models.affine import AffineFamily
+from ..models.linear import LinearEquilibrium
+from ..solve import Stop
+from ..solve.driver import Precision
+from ..theory import Certificate
+from ..theory.certify import certify
+from ..train.checkpoint import Checkpoints
+from ..train.safeguarded import safeguarded_descent
+from .choose import choose_sharpness, choose_slack
+from .preparation import Array, Preparation, as_labels, as_numbers, as_rows, gathered
+from .recipe import Kind, Recipe
+
+Record = Callable[[dict[str, Any]], None]
+Progress = Callable[[int, float], None]
+
+BATCH = 4096  # rows predicted at a time
+
+
+class NotProved(ValueError):
+    """Certified training was asked for, and the certificate could not be proved; `certificate` says why."""
+
+    def __init__(self, message: str, certificate: Certificate) -> None:
+        super().__init__(message)
+        self.certificate = certificate
+
+
+@dataclass
+class Fitted:
+    """A trained network, what it needs to answer raw rows, and what is known of it."""
+
+    model: AffineFamily
+    preparation: Preparation
+    certificate: Certificate | None  # of the training, at its start; None for free training
+    wellposed: Certificate  # of the weights at the end
+    history: History
+    recipe: Recipe  # with all choices made
+    validation: dict[str, Any] = field(default_factory=dict)  # what the choices rest on
+    stopped: str = ""  # why training ended early, if it did
+    advice: str = ""
+
+    def decide(self, X: Any) -> Tensor:
+        """The network's outputs, (N,) or (N, k), before they become labels or numbers in the units of y."""
+        rows = self.preparation.apply(X)
+        with torch.no_grad():
+            parts = [self.model(part) for part in rows.split(BATCH)] if len(rows) else [self.model(rows)]
+        found = torch.cat(parts)
+        return found[:, 0] if found.ndim == 2 and self.preparation.outputs == 1 else found
+
+    def predict(self, X: Any) -> Array:
+        """Labels, or numbers in the units of the targets."""
+        return self.preparation.answers(self.decide(X))
+
+    def predict_proba(self, X: Any) -> Array:
+        """softmax(s·ŷ), (N, C), with the sharpness s that makes rows left out of training most likely.
+
+        The outputs of a network trained by least squares are no logarithms of odds; s is fitted to the
+        leave-one-out predictions at the start's features. Probabilities are therefore calibrated on average,
+        over all rows and classes, and not for each class.
+        """
+        return self.preparation.probabilities(self.decide(X))
+
+
+def fit(
+    X: Any,
+    y: Any,
+    kind: Kind,
+    recipe: Recipe | None = None,
+    *,
+    sample_weight: Any = None,
+    test: tuple[Any, Any] | None = None,
+    checkpoints: Checkpoints | None = None,
+    every: int = 5,
+    record: Record | None = None,
+    progress: Progress | None = None,
+) -> Fitted:
+    """A network trained on raw rows X (N, d) and labels or numbers y, with its certificate.
+
+    Args:
+        kind: "classes" or "numbers".
+        recipe: what to train and how; by default everything is chosen.
+        sample_weight: (N,), ≥ 0, of the square loss.
+        test: raw rows and targets that are measured along the way, and decide nothing.
+        checkpoints, every, record, progress: handed to the training loop. A run that is resumed makes the
+            same choices again, for they depend on the data and the recipe alone.
+
+    Certified training whose certificate is not proved raises NotProved, before any step.
+    """
+    recipe = recipe or Recipe()
+    data = Rows.of(X, y, kind, sample_weight)
+    loop = _Loop(test, checkpoints, every, record, progress)
+    if recipe.certified:
+        return _fit_certified(data, recipe, loop)
+    raise ValueError("certified must be True: training without a guarantee is not possible here.")
+
+
+# -- certified training --------------------------------------------------------------------------------------
+
+
+def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
+    data = data.gathered()
+    recipe = recipe.resolved(len(data.X), data.X.shape[1])
+    preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype)
+    model = recipe.build(preparation.inputs, preparation.outputs)
+    A, B = training_tensors(model, preparation, data)
+    weights = torch.from_numpy(data.weights)
+    choice = choose_slack(_features(model, A), B, weights, recipe.slack)
+    recipe = replace(recipe, slack=choice.slack)
+    if preparation.classes is not None:
+        own = torch.from_numpy(np.searchsorted(preparation.classes, data.y))
+        preparation = replace(preparation, sharpness=choose_sharpness(choice.left_out, own, weights))
+    certificate = certify(
+        model,
+        A,
+        B,
+        theorem="safeguarded",
+        readout=recipe.readout,
+        eta=recipe.eta,
+        slack=recipe.slack,
+    )
+    if not certificate.proved:
+        raise NotProved(_not_proved(certificate, recipe), certificate)
+    assert recipe.steps is not None
+    history = safeguarded_descent(
+        model, A, B, recipe.steps, certificate, **loop.options(model, preparation, recipe.steps)
+    )
+    return Fitted(
+        model=model,
+        preparation=preparation,
+        certificate=certificate,
+        wellposed=certify(model, A, theorem="wellposed"),
+        history=history,
+        recipe=recipe,
+        validation=choice.to_dict() | _left_out_score(preparation, choice.left_out, data),
+        stopped=history.stopped,
+        advice="nothing needs doing: the loss is at rounding level." if history.stopped else "",
+    )
+
+
+def training_tensors(model: AffineFamily, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
+    """The (√w x̃, √w y) that a certificate is about."""
+    root = torch.from_numpy(np.sqrt(data.weights)).to(preparation.dtype)[:, None]
+    A, B = preparation.apply(data.X), preparation.targets(data.y)
+    scaled = root * B.reshape(len(B), -1)
+    keep = B.ndim == 2 or isinstance(model, LinearEquilibrium)  # whose outputs are (N, 1)
+    return root * A, scaled if keep else scaled[:, 0]
+
+
+def _features(model: AffineFamily, A: Tensor) -> Tensor:
+    precision: Precision = "mixed" if A.dtype == torch.float64 else "native"
+    Z = model.solve(A, stop=Stop(rtol=1e-5), precision=precision).raise_if_failed().value
+    assert isinstance(Z, Tensor)
+    return Z
+
+
+def _left_out_score(preparation: Preparation, left_out: Tensor, data: Rows) -> dict[str, float]:
+    """Accuracy or R² of the leave-one-out predictions."""
+    said = preparation.answers(left_out)
+    if preparation.classes is not None:
+        return {"accuracy": float(np.average(said == data.y, weights=data.weights))}
+    was, w = data.y.reshape(len(data.y), -1), data.weights[:, None]
+    spread = float((w * (was - np.average(was, axis=0, weights=data.weights)) ** 2).sum())
+    off = float((w * (was - said.reshape(was.shape)) ** 2).sum())
+    return {"r2": 1 - off / spread if spread > 0 else 0.0}
+
+
+def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
+    remedies = "a wider network, fewer duplicate rows"
+    if recipe.slack == 0:
+        remedies = "leave slack out, so that one is chosen, which always can be proved; or " + remedies
+    return (
+        f"certified training needs a proved certificate. Got {certificate.verdict}:\n"
+        f"{certificate.explain()}\nTo try: {remedies}; or certified=False, to train without a guarantee."
+    )
+
+
+# -- the rows ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Raw rows, checked: X (N, d) float64, y labels (N,) or numbers (N,) or (N, k), weights (N,) ≥ 0."""
+
+    X: Array
+    y: Array
+    weights: Array
+    kind: Kind
+    weighted: bool = False
+
+    @classmethod
+    def of(cls, X: Any, y: Any, kind: Kind, sample_weight: Any = None) -> Rows:
+        if kind not in ("classes", "numbers"):
+            raise ValueError(f"kind must be 'classes' or 'numbers'. Got {kind!r} instead.")
+        rows = as_rows(X)
+        targets = as_labels(y) if kind == "classes" else as_numbers(y)
+        if len(targets) != len(rows):
+            raise DataError(f"X and y must have the same number of rows. Got {len(rows)} and {len(targets)}.")
+        weights = np.ones(len(rows))
+        if sample_weight is not None:
+            weights = np.asarray(sample_weight, dtype=np.float64)
+            if weights.shape != (len(rows),):
+                raise DataError(
+                    f"sample_weight must be ({len(rows)},), a weight a row. Got shape {weights.shape}."
+                )
+            if len(wrong := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))):
+                raise DataError(f"weights must be finite and ≥ 0. Got {weights[wrong[0]]} in row {wrong[0]}.")
+        if not np.any(weights > 0):
+            raise DataError(f"at least one row of weight > 0 is required to train on. Got {len(rows)} rows.")
+        return cls(rows, targets, weights, kind, sample_weight is not None)
+
+    def gathered(self) -> Rows:
+        X, y, weights = gathered(self.X, self.y, self.weights)
+        return replace(self, X=X, y=y, weights=weights)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What a training loop is handed besides the model and its data."""
+
+    test: tuple[Any, Any] | None
+    checkpoints: Checkpoints | None
+    every: int
+    record: Record | None
+    progress: Progress | None
+
+    def options(self, model: AffineFamily, preparation: Preparation, steps: int) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "checkpoints": self.checkpoints,
+            "every": self.every,
+            "record": self.record,
+            "progress": self.progress,
+        }
+        if self.test is not None:
+            data = Rows.of(*self.test, "classes" if preparation.classes is not None else "numbers")
+            A, B = training_tensors(model, preparation, data)
+            found |= {"X_test": A, "y_test": B, "measure": max(1, steps // 20)}
+        return found

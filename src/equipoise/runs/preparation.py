@@ -1,0 +1,271 @@
+"""x̃ = ((x − mean)/deviation, 1): how raw rows become the network's inputs, and its outputs their answers.
+
+The last column is constant, so that no bias is needed: the networks are homogeneous in x̃, z(c x̃) = c z(x̃)
+for c > 0. A row of weight w is therefore the row (√w x̃, √w y): the square loss of these rows is the weighted
+one, exactly, and whatever is proved of them is proved of it. A row that occurs twice is one row of weight 2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..data.errors import DataError
+from ..train.checkpoint import write_atomically
+from .recipe import Kind
+
+Array = NDArray[Any]
+
+_FORMAT = "equipoise.preparation.1"
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """How raw rows become the network's inputs and targets, and its outputs answers.
+
+    The targets are numbers, standardised by column; −1 and 1 for two classes; for k > 2 classes 1 − 1/k for a
+    row's own and −1/k for the others. With `zero_one` they are 0 and 1.
+    """
+
+    mean: Array  # (d,) of the columns
+    scale: Array  # (d,) 1/deviation, 0 for a constant column: it says nothing, whatever it is later
+    target_mean: Array  # (k,), of numbers
+    target_scale: Array  # (k,), their deviation
+    classes: Array | None  # (C,) sorted labels; None for numbers
+    flat: bool  # whether the targets came as (N,) rather than (N, k)
+    zero_one: bool = False  # targets 0 and 1, as the logistic loss and the cross-entropy have them
+    sharpness: float = 1.0  # p = softmax(sharpness·ŷ)
+    dtype: torch.dtype = torch.float64
+
+    # -- made from data -------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(
+        cls,
+        X: Array,
+        y: Array,
+        kind: Kind,
+        weights: Array,
+        dtype: torch.dtype = torch.float64,
+        zero_one: bool = False,
+    ) -> Preparation:
+        """Measured on the rows, each counted with its weight."""
+        mean, deviation = _moments(X, weights, "column")
+        with np.errstate(divide="ignore"):
+            scale = np.where(deviation > 0, 1 / deviation, 0.0)
+        if kind == "classes":
+            classes = np.unique(y)
+            if len(classes) < 2:
+                raise DataError(
+                    f"at least two classes are required to tell apart. Got one class, {classes[0]!r}, "
+                    f"in all {len(y)} rows."
+                )
+            none = np.zeros(0)
+            return cls(mean, scale, none, none, classes, True, zero_one, dtype=dtype)
+        columns = y.reshape(len(y), -1).astype(np.float64)
+        t_mean, t_scale = _moments(columns, weights, "target")
+        return cls(mean, scale, t_mean, np.where(t_scale > 0, t_scale, 1.0), None, y.ndim == 1, dtype=dtype)
+
+    # -- applied --------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> int:
+        """Columns of the network's inputs."""
+        return len(self.mean) + 1
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the network's outputs: 1 for two classes."""
+        if self.classes is None:
+            return len(self.target_mean)
+        return 1 if len(self.classes) == 2 else len(self.classes)
+
+    def apply(self, X: Any) -> Tensor:
+        """x̃, (N, d + 1)."""
+        rows = as_rows(X)
+        if rows.shape[1] != len(self.mean):
+            raise DataError(
+                f"rows must have {len(self.mean)} columns, as in training. Got {rows.shape[1]} instead."
+            )
+        with np.errstate(over="ignore"):
+            rows = (rows - self.mean) * self.scale
+        refuse_nonfinite(rows, "is too far from the training data to be represented")
+        return torch.from_numpy(np.column_stack([rows, np.ones(len(rows))])).to(self.dtype)
+
+    def targets(self, y: Any) -> Tensor:
+        """What the network is to put out, (N,) for one output and else (N, k)."""
+        y = np.asarray(y)
+        if self.classes is None:
+            columns = y.reshape(len(y), -1).astype(np.float64)
+            if columns.shape[1] != len(self.target_mean):
+                raise DataError(
+                    f"targets must have {len(self.target_mean)} columns. Got {columns.shape[1]} instead."
+                )
+            coded = (columns - self.target_mean) / self.target_scale
+        else:
+            at = np.searchsorted(self.classes, y).clip(max=len(self.classes) - 1)
+            if len(unknown := np.flatnonzero(self.classes[at] != y)):
+                known = ", ".join(map(str, self.classes[:10])) + (" …" if len(self.classes) > 10 else "")
+                raise DataError(
+                    f"labels must be among those trained on ({known}). Got {y[unknown[0]]!r} in row "
+                    f"{unknown[0]} instead."
+                )
+            if len(self.classes) == 2:
+                coded = (at if self.zero_one else 2 * at - 1)[:, None].astype(np.float64)
+            else:
+                coded = np.eye(len(self.classes))[at] - (0.0 if self.zero_one else 1 / len(self.classes))
+        coded = coded[:, 0] if self.outputs == 1 else coded
+        return torch.from_numpy(coded).to(self.dtype)
+
+    def answers(self, outputs: Tensor) -> Array:
+        """Numbers in the units of the targets, or labels."""
+        found = outputs.detach().cpu().double().reshape(len(outputs), -1).numpy()
+        if self.classes is None:
+            found = found * self.target_scale + self.target_mean
+            return found[:, 0] if self.flat else found
+        at = (found[:, 0] > 0).astype(int) if self.outputs == 1 else found.argmax(axis=1)
+        return self.classes[at]
+
+    def probabilities(self, outputs: Tensor) -> Array:
+        """softmax(sharpness·ŷ), (N, C); for two classes the logistic function of sharpness·ŷ."""
+        if self.classes is None:
+            raise DataError("numbers have no probabilities: these are of classes.")
+        sharp = self.sharpness * outputs.detach().cpu().double().reshape(len(outputs), -1)
+        if self.outputs == 1:
+            sharp = torch.cat([torch.zeros_like(sharp), sharp], dim=1)
+        return sharp.softmax(dim=1).numpy()
+
+    # -- to and from a file ---------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """One safetensors file: whole, or not at all."""
+        tensors = {n: np.ascontiguousarray(getattr(self, n)) for n in _ARRAYS}
+        tensors["sharpness"] = np.array([self.sharpness])
+        labels = None
+        if self.classes is not None:
+            labels = {"labels": self.classes.tolist(), "kind": self.classes.dtype.kind}
+        about = {
+            "format": _FORMAT,
+            "classes": json.dumps(labels),
+            "flat": json.dumps(self.flat),
+            "zero_one": json.dumps(self.zero_one),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        write_atomically(path, safetensors.numpy.save(tensors, about))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Preparation:
+        """What `save` wrote."""
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                about: Mapping[str, str] = file.metadata() or {}
+                names = list(file.keys())
+                arrays = {name: file.get_tensor(name) for name in names}
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file: {error}") from None
+        if about.get("format") != _FORMAT or set(names) != {*_ARRAYS, "sharpness"}:
+            raise ValueError(f"{path} must be of format {_FORMAT!r}. Got {about.get('format')!r} instead.")
+        labels = json.loads(about["classes"])
+        classes = None if labels is None else np.array(labels["labels"], dtype=_LABELS[labels["kind"]])
+        return cls(
+            **{n: arrays[n] for n in _ARRAYS},
+            classes=classes,
+            flat=json.loads(about["flat"]),
+            zero_one=json.loads(about["zero_one"]),
+            sharpness=float(arrays["sharpness"][0]),
+            dtype=getattr(torch, about["dtype"]),
+        )
+
+
+_ARRAYS = ("mean", "scale", "target_mean", "target_scale")
+_LABELS: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64, "U": np.str_}
+
+
+# -- rows ----------------------------------------------------------------------------------------------------
+
+
+def as_rows(X: Any) -> Array:
+    """X as float64 (N, d), a row a sample, or an error that says what is wrong in which row."""
+    try:
+        rows = np.asarray(X, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"X must be numbers, a row a sample. Got something else: {error}") from None
+    if rows.ndim > 2:  # images
+        rows = rows.reshape(len(rows), -1)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise DataError(f"X must be (N, d), a row a sample, d ≥ 1. Got shape {rows.shape} instead.")
+    refuse_nonfinite(rows, "is NaN or infinite: remove or fill in the row")
+    return rows
+
+
+def as_labels(y: Any) -> Array:
+    """Labels as an array of integers, words or numbers, (N,)."""
+    labels = np.asarray(y)
+    if labels.dtype.kind == "O":
+        labels = np.array([str(v) for v in labels.tolist()]) if labels.ndim == 1 else labels
+    if labels.ndim != 1 or labels.dtype.kind not in _LABELS:
+        raise DataError(
+            f"labels must be integers or words, (N,). Got {labels.dtype} of shape {labels.shape} instead."
+        )
+    if labels.dtype.kind == "f":
+        refuse_nonfinite(labels[:, None], "is NaN or infinite, which is no label")
+    return labels.astype(_LABELS[labels.dtype.kind])
+
+
+def as_numbers(y: Any) -> Array:
+    """Targets as float64, (N,) or (N, k)."""
+    try:
+        numbers = np.asarray(y, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"targets must be numbers. Got something else: {error}") from None
+    if numbers.ndim not in (1, 2) or (numbers.ndim == 2 and numbers.shape[1] == 0):
+        raise DataError(f"targets must be (N,) or (N, k). Got shape {numbers.shape} instead.")
+    refuse_nonfinite(numbers.reshape(len(numbers), -1), "is NaN or infinite, which is no target", "target")
+    return numbers
+
+
+def gathered(X: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Every different (row, target) once, in a fixed order, with the sum of its weights; none of weight 0.
+
+    So neither the order of rows nor how often one is repeated (rather than weighted) decides anything.
+    """
+    X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
+    codes = np.unique(y, return_inverse=True)[1].reshape(-1) if y.ndim == 1 else y
+    keys = np.column_stack([X, codes.astype(np.float64)]) + 0.0  # −0 is 0
+    bits = keys.view(np.dtype((np.void, keys.itemsize * keys.shape[1])))[:, 0]  # compared byte by byte
+    _, first, same = np.unique(bits, return_index=True, return_inverse=True)
+    return X[first], y[first], np.bincount(same.reshape(-1), weights=weights)
+
+
+def refuse_nonfinite(rows: Array, what: str, column: str = "column") -> None:
+    """A DataError that names the first entry that is not finite."""
+    finite = np.isfinite(rows)
+    if not finite.all():
+        i, j = np.argwhere(~finite)[0]
+        where = f"row {i}, {column} {j}"
+        raise DataError(f"{where}: {rows[i, j]} {what}.")
+
+
+def _moments(X: Array, weights: Array, name: str) -> tuple[Array, Array]:
+    """Mean and deviation of each column; a deviation within rounding of a constant column is 0."""
+    share = weights / weights.sum()
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = share @ X
+        deviation = np.sqrt(share @ (X - mean) ** 2)
+    if len(wrong := np.flatnonzero(~np.isfinite(deviation))):
+        raise DataError(
+            f"{name} {wrong[0]}: its numbers are too large to be squared. Divide it by a constant."
+        )
+    constant = (X == X[:1]).all(axis=0) | (deviation <= 10 * len(X) * _EPS * np.abs(mean))
+    return mean, np.where(constant, 0.0, deviation)

@@ -1,0 +1,220 @@
+"""Recipe: what is to be trained and how. None means: chosen from the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ..models.affine import AffineFamily
+from ..models.gaussian_relu import GaussianReLU
+from ..models.linear import LinearEquilibrium
+from ..models.monotone import Monotone
+from ..models.scaled_relu import ScaledReLU
+
+Kind = Literal["classes", "numbers"]
+
+FAMILIES: dict[str, tuple[str, float]] = {  # what keeps each well-posed at the start, and its default
+    "linear": ("gamma", 0.8),
+    "scaled-relu": ("gamma", 0.5),
+    "gaussian-relu": ("sigma_w2", 0.08),
+    "monotone": ("margin", 0.5),
+}
+CERTIFIED = ("readout", "eta", "slack", "steps")
+FREE = (
+    "loss",
+    "optimiser",
+    "rate",
+    "momentum",
+    "schedule",
+    "epochs",
+    "batch_size",
+    "weight_decay",
+    "clip",
+    "patience",
+)
+
+WIDTH = 512  # wide enough for all that was measured; a solver step costs 2·N·m² operations
+ETA = 0.2  # of the Gauss-Newton step: the hidden layer learns only until the residual is gone
+LEFT = 0.05  # of the residual at the end: a few steps more would change no decision
+SMALLEST = 64
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that the [recipe] of a run's config.toml holds. An option of another path or family is an error.
+
+    Args:
+        model: "linear", "scaled-relu", "gaussian-relu" or "monotone"; "auto" is "gaussian-relu".
+        width: m; 512 by default, or 4N where the data have few rows. "linear" has the width of its inputs.
+        gamma, margin, sigma_w2: of "linear" and "scaled-relu", of "monotone", of "gaussian-relu".
+        certified: train with `safeguarded_descent` under a proved certificate, or freely with `Trainer`.
+        readout, eta, slack, steps: of certified training; see `theory.safeguarded`. The slack is chosen by
+            leave-one-out on the training rows; 0 asks for a certificate without one.
+        loss, optimiser, rate, momentum, schedule, epochs, batch_size, weight_decay, clip, patience: of free
+            training; see `Trainer`.
+        dtype: "float64" or "float32".
+        seed: of the weights, and of the order of batches.
+    """
+
+    model: str = "auto"
+    width: int | None = None
+    gamma: float | None = None
+    margin: float | None = None
+    sigma_w2: float | None = None
+    certified: bool = True
+    readout: str | None = None
+    eta: float | None = None
+    slack: float | None = None
+    steps: int | None = None
+    loss: str | None = None
+    optimiser: str | None = None
+    rate: float | None = None
+    momentum: float | None = None
+    schedule: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    patience: int | None = None
+    dtype: str = "float64"
+    seed: int = 0
+
+    DTYPES: ClassVar[dict[str, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, ("auto", *FAMILIES))
+        one_of("certified", self.certified, (True, False))
+        one_of("dtype", self.dtype, tuple(self.DTYPES))
+        integer("seed", self.seed, 0)
+        for name in ("width", "steps", "epochs", "batch_size", "patience"):
+            integer(name, getattr(self, name), 0 if name == "steps" else 1, optional=True)
+        for name, low, high in (
+            ("gamma", 0.0, 1.0),
+            ("margin", 0.0, math.inf),
+            ("sigma_w2", 0.0, 1 / 8),
+            ("rate", 0.0, math.inf),
+            ("clip", 0.0, math.inf),
+        ):
+            number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
+        number("eta", self.eta, lambda v: 0 < v <= 1, "in (0, 1]")
+        number("momentum", self.momentum, lambda v: 0 <= v < 1, "in [0, 1)")
+        for name in ("slack", "weight_decay"):
+            number(name, getattr(self, name), lambda v: v >= 0, "≥ 0")
+        if self.readout is not None:
+            one_of("readout", self.readout, ("gauss-newton", "gradient"))
+        self._check_path()
+        self._check_family()
+
+    def _check_path(self) -> None:
+        wrong = [n for n in (FREE if self.certified else CERTIFIED) if getattr(self, n) is not None]
+        if wrong:
+            path, other = ("certified", "free") if self.certified else ("free", "certified")
+            raise ValueError(
+                f"{', '.join(wrong)} must not be given for {path} training (certified={self.certified}): "
+                f"{'they are options' if len(wrong) > 1 else 'it is an option'} of {other} training."
+            )
+
+    def _check_family(self) -> None:
+        own, _ = FAMILIES[self.family]
+        for name in ("gamma", "margin", "sigma_w2"):
+            if name != own and getattr(self, name) is not None:
+                raise ValueError(f"{self.family} takes {own}. Got {name} instead.")
+        if self.family == "linear" and self.width is not None:
+            raise ValueError("linear has the width of its inputs. Got width besides: leave it out.")
+
+    @property
+    def family(self) -> str:
+        return "gaussian-relu" if self.model == "auto" else self.model
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return self.DTYPES[self.dtype]
+
+    # -- to and from a file ---------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was given, as TOML and JSON hold it: None is left out."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Recipe:
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"a recipe has {', '.join(known)}. Got {name!r} besides.")
+        return cls(**given)
+
+    # -- the choices ----------------------------------------------------------------------------------------
+
+    def resolved(self, rows: int, inputs: int) -> Recipe:
+        """With the choices that the size of the data decides; the slack is chosen later, from the features.
+
+        The width is 512, or 4N where that is less, but at least 64. Steps go on until the readout has left a
+        twentieth of the residual, so that there is time for the hidden layer to learn.
+        """
+        own, default = FAMILIES[self.family]
+        width = self.width or min(WIDTH, max(SMALLEST, 4 * rows))
+        chosen: dict[str, Any] = {"model": self.family, own: getattr(self, own) or default}
+        if self.family != "linear":
+            chosen["width"] = width
+        if self.certified:
+            readout = self.readout or "gauss-newton"
+            eta = self.eta or (ETA if readout == "gauss-newton" else 1.0)
+            chosen |= {"readout": readout, "eta": eta}
+            if self.steps is None:
+                newton = readout == "gauss-newton"
+                chosen["steps"] = math.ceil(math.log(LEFT) / math.log1p(-min(eta, 0.95))) if newton else 200
+        return dataclasses.replace(self, **chosen)
+
+    def build(self, inputs: int, outputs: int) -> AffineFamily:
+        """The network of a resolved recipe at its start, with a readout of 0 for certified training."""
+        generator = torch.Generator().manual_seed(self.seed)
+        at: dict[str, Any] = {"dtype": self.torch_dtype, "generator": generator}
+        model: AffineFamily
+        if self.family == "linear":
+            model = LinearEquilibrium(inputs, outputs, gamma=self.gamma or 0.8, **at)
+        else:
+            assert self.width is not None
+            size: dict[str, Any] = {"inputs": inputs, "width": self.width, "outputs": outputs, **at}
+            if self.family == "scaled-relu":
+                model = ScaledReLU(gamma=self.gamma, **size)
+            elif self.family == "monotone":
+                model = Monotone(margin=self.margin or 0.5, **size)
+            else:
+                model = GaussianReLU(sigma_w2=self.sigma_w2 or 0.08, **size)
+        if self.certified:
+            with torch.no_grad():
+                model.get_parameter(model.readout_name).zero_()
+        return model
+
+
+# -- checks of options ---------------------------------------------------------------------------------------
+
+
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if not any(value == a and type(value) is type(a) for a in allowed):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}. Got {value!r} instead.")
+
+
+def integer(name: str, value: Any, least: int, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
+
+
+def number(name: str, value: Any, allowed: Any, words: str) -> None:
+    if value is None:
+        return
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or not allowed(value)
+    ):
+        raise ValueError(f"{name} must be a finite number {words}. Got {value!r} instead.")
