@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 from ..kernels import tangent_kernel
 from ..models.affine import AffineFamily
 from ..plots.plane import principal_plane
+from ..runs.fitting import Fitted
+from ..runs.preparation import as_labels
 
 Data = tuple[Any, Any]
 
@@ -23,17 +25,7 @@ VALUES = 300  # of a spectrum that are kept
 MOST_CLASSES = 50  # of a confusion matrix
 
 
-class Trained(Protocol):
-    """What is used of a fitted network: it predicts from raw rows, and its model from prepared ones."""
-
-    @property
-    def model(self) -> Any: ...
-    @property
-    def preparation(self) -> Any: ...
-    def predict(self, X: Any) -> Any: ...
-
-
-def findings(fitted: Trained, train: Data, test: Data | None = None) -> dict[str, Any]:
+def findings(fitted: Fitted, train: Data, test: Data | None = None) -> dict[str, Any]:
     """Scores on both parts, and what the training rows show of the network.
 
     What cannot be computed (a network without equilibria, weights that are not finite) is left out, and
@@ -54,6 +46,8 @@ def findings(fitted: Trained, train: Data, test: Data | None = None) -> dict[str
         return found.get(name)
 
     parts = {"training": train} | ({"test": test} if test is not None else {})
+    if classes is not None:
+        parts = {name: (X, as_labels(y)) for name, (X, y) in parts.items()}
     said = attempt("scores", lambda: {n: _score(fitted, X, y, classes) for n, (X, y) in parts.items()})
     if said is not None:
         last = list(parts)[-1]
@@ -61,11 +55,20 @@ def findings(fitted: Trained, train: Data, test: Data | None = None) -> dict[str
             attempt("residuals", lambda: {n: _residuals(fitted, X, y) for n, (X, y) in parts.items()})
         elif len(classes) <= MOST_CLASSES:
             attempt("confusion", lambda: {"part": last, **_confusion(fitted, *parts[last], classes)})
-    attempt("plane", lambda: _plane(fitted, *train, classes))
+    attempt("plane", lambda: _plane(fitted, *parts["training"], classes))
     attempt("kernel", lambda: _kernel(fitted, train[0]))
     attempt("weights", lambda: _weights(fitted.model))
     attempt("contraction", lambda: _contraction(fitted.model))
-    return found
+    return finite(found)
+
+
+def finite(value: Any) -> Any:
+    """As strict JSON holds it: None for what is not finite."""
+    if isinstance(value, dict):
+        return {name: finite(v) for name, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _about(model: AffineFamily) -> dict[str, Any]:
@@ -91,10 +94,10 @@ def _rows(X: Any, at: np.ndarray) -> Any:
 # -- scores and errors ---------------------------------------------------------------------------------------
 
 
-def _score(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
-    said, was = np.asarray(fitted.predict(X)), np.asarray(y)
+def _score(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+    said, was = fitted.predict(X), np.asarray(y)
     if classes is not None:
-        return {"rows": len(was), "accuracy": float(np.mean(said == was)) if len(was) else math.nan}
+        return {"rows": len(was), "accuracy": float(np.mean(said == was))}
     said, was = said.astype(float), was.astype(float).reshape(said.shape)
     left = was - said
     spread = float(((was - was.mean(axis=0)) ** 2).sum())
@@ -106,16 +109,21 @@ def _score(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
     }
 
 
-def _confusion(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
-    said, was = np.asarray(fitted.predict(X)), np.asarray(y)
-    C = len(classes)
-    index = {name: i for i, name in enumerate(np.asarray(classes).tolist())}
-    counts = np.zeros((C, C), dtype=int)
-    np.add.at(counts, ([index[v] for v in was.tolist()], [index[v] for v in said.tolist()]), 1)
-    return {"names": [str(name) for name in index], "counts": counts.tolist()}
+def _confusion(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (_index(y, classes), _index(fitted.predict(X), classes)), 1)
+    return {"names": [str(name) for name in classes.tolist()], "counts": counts.tolist()}
 
 
-def _residuals(fitted: Trained, X: Any, y: Any) -> dict[str, Any]:
+def _index(labels: Any, classes: Any) -> np.ndarray:
+    """The places of labels among the classes, all of which must be known."""
+    at = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    if len(unknown := np.flatnonzero(classes[at] != labels)):
+        raise ValueError(f"row {unknown[0]} has the label {labels[unknown[0]]!r}, which was not trained on.")
+    return at
+
+
+def _residuals(fitted: Fitted, X: Any, y: Any) -> dict[str, Any]:
     """Of the first target, at evenly spaced rows."""
     at = evenly(len(y), RESIDUAL_ROWS)
     said = np.asarray(fitted.predict(_rows(X, at)), dtype=float).reshape(len(at), -1)[:, 0]
@@ -126,7 +134,7 @@ def _residuals(fitted: Trained, X: Any, y: Any) -> dict[str, Any]:
 # -- the network ---------------------------------------------------------------------------------------------
 
 
-def _plane(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+def _plane(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
     at = evenly(len(y), PLANE_ROWS)
     with torch.no_grad():
         Z = fitted.model.equilibrium(fitted.preparation.apply(_rows(X, at)))
@@ -135,11 +143,11 @@ def _plane(fitted: Trained, X: Any, y: Any, classes: Any) -> dict[str, Any]:
     was = np.asarray(_rows(y, at))
     if classes is None:
         return found | {"targets": was.astype(float).reshape(len(at), -1)[:, 0].tolist()}
-    index = {name: i for i, name in enumerate(np.asarray(classes).tolist())}
-    return found | {"labels": [index[v] for v in was.tolist()], "names": [str(name) for name in index]}
+    names = [str(name) for name in classes.tolist()]
+    return found | {"labels": _index(was, classes).tolist(), "names": names}
 
 
-def _kernel(fitted: Trained, X: Any) -> dict[str, Any]:
+def _kernel(fitted: Fitted, X: Any) -> dict[str, Any]:
     model = fitted.model
     at = evenly(len(X), min(KERNEL_ROWS, max(2, KERNEL_SIZE // model.outputs)))
     kernel = tangent_kernel(model, fitted.preparation.apply(_rows(X, at)))

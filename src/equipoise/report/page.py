@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -14,10 +15,12 @@ from ..plots import DARK, LIGHT, variables
 from ..runs import Run
 from ..theory import Certificate
 from ..train.checkpoint import write_atomically
-from .figures import NETWORK, TRAINING, gather, relative
+from .figures import gather, relative
+from .network import NETWORK
 from .reading import Record, part, read
 from .theorems import used
-from .words import count, duration, number, percent, plain, rows, typeset
+from .training import TRAINING
+from .words import count, duration, moment, number, percent, plain, rows, typeset
 
 FAMILIES = {  # class, name in a recipe, in words, equation
     "LinearEquilibrium": ("linear", "linear equilibrium network", "Z = γ Z Sᵀ + φ(X),  ŷ = Z Bᵀ"),
@@ -35,6 +38,12 @@ STATES = {
     "interrupted": ("Interrupted", "What follows is what was measured until then; the run can be resumed."),
     "failed": ("Failed", "What follows is what was measured until then."),
 }
+_OF_TRAINING = (
+    "About the training: certified at its first step, for these weights and data, and kept until its last."
+)
+_AS_IT_ENDED = (
+    "About the network as it ended, whatever its training was like: whether every input has one equilibrium."
+)
 _RESTS = "It rests on: "  # the line of an explanation that the page sets as a list
 VERDICTS = {
     "proved": ("Proved", "good"),
@@ -72,15 +81,18 @@ def render(record: Record) -> str:
         equation=_family(record)[2],
         notice=_notice(record),
         headlines=_headlines(record),
-        certificate=_certificate(record),
+        certificates=_certificates(record),
         training=training,
         network=network,
         unseen=_unseen(record, {shown.identifier for shown in (*training, *network)}),
         scores=_scores(record),
-        data=list(rows({k: v for k, v in record.data.items() if k != "warnings"})),
+        data=list(
+            rows({k: v for k, v in record.data.items() if k != "warnings" and v not in (None, [], "")})
+        ),
         warnings=_warnings(record),
-        config={name: list(rows(table)) for name, table in record.config.items()},
-        results=list(rows(_about_run(record))),
+        config={name: list(rows(table)) for name, table in _tables(record).items()},
+        about=list(rows(_about_run(record))),
+        versions=list(rows(part(record.status, "versions"))),
         statements=used(record.certificate.theorem if record.certificate else None),
         missing=record.missing,
         damaged=record.damaged,
@@ -125,12 +137,11 @@ def _lead(record: Record) -> str:
     width = f" of {count(model['width'], 'hidden unit')}" if isinstance(model.get("width"), int) else ""
     scores = part(record.findings, "scores")
     trained = part(scores, "training").get("rows")
-    on = f" on {count(trained, 'row')}" if isinstance(trained, int) else ""
-    free = record.recipe.get("certified") is False
-    how = ", freely" if free else " with a guarantee" if record.certificate else ""
-    says = f"A {_family(record)[1]}{width} was trained{how}{on} of {data_name(record)}."
-    if not on:
-        says = f"A {_family(record)[1]}{width} was trained{how} on {data_name(record)}."
+    rows_of = f"{count(trained, 'row')} of " if isinstance(trained, int) else ""
+    certificate = record.certificate
+    promised = certificate is not None and certificate.proved and certificate.kind != "static"
+    how = " with a guarantee" if promised else " without a guarantee"
+    says = f"A {_family(record)[1]}{width} was trained{how} on {rows_of}{data_name(record)}."
     shown = _best_score(record)
     if shown is not None:
         name, value, where = shown
@@ -160,9 +171,10 @@ def _headlines(record: Record) -> list[tuple[str, str, str]]:
         label = "Accuracy" if name == "accuracy" else "R²"
         figure = percent(value) if name == "accuracy" else f"{value:.3f}".replace("-", "−")
         shown.append((label, figure, f"on {where}"))
-    if record.certificate is not None:
-        word, _ = VERDICTS[record.certificate.verdict]
-        shown.append(("Guarantee", word, record.certificate.theorem))
+    certificate = record.certificate or record.wellposed
+    if certificate is not None:
+        word, _ = VERDICTS[certificate.verdict]
+        shown.append(("Guarantee", word, certificate.theorem))
     else:
         shown.append(("Guarantee", "None", "no certificate in this run"))
     found = record.series("loss")
@@ -170,6 +182,8 @@ def _headlines(record: Record) -> list[tuple[str, str, str]]:
         shrunk = relative(found, record.history.get("least_loss") or 0.0)
         if shrunk is not None:
             where = f"of the first, after {count(int(found[0][-1]), record.clock)}"
+            if not np.isfinite(shrunk[1][-1]):
+                where = f"after {count(int(found[0][-1]), record.clock)}"
             shown.append(("Training loss", number(float(shrunk[1][-1])), where))
     seconds = record.history.get("seconds") or record.last("seconds")
     if isinstance(seconds, int | float) and seconds > 0:
@@ -182,29 +196,39 @@ def _notice(record: Record) -> dict[str, str] | None:
     state = record.status.get("state", "")
     if not record.status:
         why = record.damaged.get("run.json", "there is no run.json")
-        return {"title": "State unknown", "reason": f"{why}.", "advice": "", "means": ""}
+        return {"title": "State unknown", "reason": f"{why}.", "advice": "", "means": "", "mark": "grave"}
     reason = str(record.status.get("reason") or record.history.get("stopped") or "")
     advice = str(record.status.get("advice") or "")
     if state == "finished" and not reason:
         return None
     title, means = STATES.get(state, ("A note on this run", ""))
-    return {"title": title, "reason": reason or "No reason was recorded.", "advice": advice, "means": means}
+    reason = typeset(reason) or "No reason was recorded."
+    mark = "calm" if state in ("finished", "running") else "grave"
+    return {"title": title, "reason": reason, "advice": typeset(advice), "means": means, "mark": mark}
 
 
 # -- the certificate -----------------------------------------------------------------------------------------
 
 
-def _certificate(record: Record) -> dict[str, Any] | None:
-    certificate = record.certificate
-    if certificate is None:
-        return None
+def _certificates(record: Record) -> list[dict[str, Any]]:
+    """That of the training, and that of the network as it ended."""
+    found = []
+    if record.certificate is not None:
+        found.append(_certificate(record.certificate, record.last("movement")))
+    if record.wellposed is not None and (not record.certificate or record.certificate.kind != "static"):
+        found.append(_certificate(record.wellposed, None))
+    return found
+
+
+def _certificate(certificate: Certificate, moved: float | None) -> dict[str, Any]:
     word, mark = VERDICTS[certificate.verdict]
-    lines = certificate.explain(record.last("movement")).splitlines()
+    lines = certificate.explain(moved).splitlines()
+    scope = _AS_IT_ENDED if certificate.kind == "static" else _OF_TRAINING
     return {
         "word": word,
         "mark": mark,
         "theorem": certificate.theorem,
-        "static": certificate.kind == "static",
+        "scope": scope,
         "explained": [typeset(line) for line in lines if not line.startswith(_RESTS)],
         "hypotheses": [typeset(words) for words in certificate.hypotheses],
         "claims": [_claim(c) for c in certificate.claims],
@@ -271,7 +295,10 @@ def _scores(record: Record) -> list[dict[str, str]]:
 
 def _unseen(record: Record, shown: set[str]) -> list[str]:
     """Why some figures are not there."""
-    says = [f"{name}: {plain(why)}" for name, why in part(record.findings, "missing").items()]
+    missing = part(record.findings, "missing")
+    says = [
+        f"{name}: {typeset(str(why).splitlines()[0]).rstrip(':')}" for name, why in missing.items() if why
+    ]
     if not record.findings:
         says.append("findings.json is not there: scores, spectra and equilibria are not known")
     if "fig-loss" not in shown:
@@ -291,6 +318,15 @@ def _warnings(record: Record) -> list[str]:
     return [plain(w) for w in found] if isinstance(found, list) else [plain(found)] if found else []
 
 
+def _tables(record: Record) -> dict[str, Any]:
+    """The tables of the configuration, the recipe with all choices made."""
+    recipe = {"recipe": record.recipe} if record.recipe else {}
+    return {name: table for name, table in record.config.items() if table} | recipe
+
+
 def _about_run(record: Record) -> dict[str, Any]:
-    left_out = ("reason", "advice", "files", "format", "sha256")
-    return {"run": record.name, **{k: v for k, v in record.status.items() if k not in left_out}}
+    """What run.json says, in words, but for what stands elsewhere in the page."""
+    said = record.status
+    times = {name: moment(str(stamp)) for name, stamp in part(said, "times").items()}
+    facts = {"name": record.name, "state": said.get("state"), "exit code": said.get("exit_code")}
+    return facts | {"times resumed": said.get("resumed")} | times

@@ -28,13 +28,17 @@ class Record:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     history: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, Any] = field(default_factory=dict)
-    certificate: Certificate | None = None
+    fitted: dict[str, Any] = field(default_factory=dict)  # the recipe with all choices made, and why
+    certificate: Certificate | None = None  # of the training, or of the network where nothing was promised
+    wellposed: Certificate | None = None  # of the network as it ended
     missing: tuple[str, ...] = ()
     damaged: dict[str, str] = field(default_factory=dict)  # by file, why
 
     @property
     def recipe(self) -> dict[str, Any]:
-        return part(self.config, "recipe")
+        """What was asked and, where it is known, what was chosen."""
+        chosen = {name: value for name, value in part(self.fitted, "recipe").items() if value is not None}
+        return part(self.config, "recipe") | chosen
 
     @property
     def clock(self) -> str:
@@ -91,6 +95,10 @@ def read(run: Run | str | Path) -> Record:
         return attempt(name, reader, {})
 
     nothing: Certificate | None = None
+
+    def certificate(name: str) -> Certificate | None:
+        return attempt(name, lambda: Certificate.load(path / name), nothing)
+
     return Record(
         name=path.resolve().name,
         config=attempt("config.toml", lambda: run.config, {}),
@@ -99,7 +107,9 @@ def read(run: Run | str | Path) -> Record:
         metrics=attempt("metrics.jsonl", run.metrics.read, []),
         history=table("history.json"),
         findings=table("findings.json"),
-        certificate=attempt("certificate.json", lambda: Certificate.load(path / "certificate.json"), nothing),
+        fitted=table("fitted.json"),
+        certificate=certificate("certificate.json"),
+        wellposed=certificate("wellposed.json"),
         missing=tuple(missing),
         damaged=damaged,
     )

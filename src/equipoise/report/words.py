@@ -21,7 +21,7 @@ def number(value: Any, digits: int = 3) -> str:
     if isinstance(value, int):
         return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "−")
     if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else "∞" if value > 0 else "−∞"
+        return "not finite" if math.isnan(value) else "∞" if value > 0 else "−∞"
     return power(float(f"{value:.{digits}g}"))
 
 
@@ -34,6 +34,11 @@ def typeset(text: str) -> str:
     """A program's sentence for a reader: 1.6e-14 as 1.6·10⁻¹⁴, 8.3e-01 as 0.83, ^k as ᵏ."""
     powers = re.sub(r"\b\d+(?:\.\d+)?e[+-]\d+\b", lambda m: power(float(m[0])), text)
     return powers.replace("^k", "ᵏ")
+
+
+def moment(stamp: str) -> str:
+    """2026-11-16T04:08:04+00:00 as 2026-11-16 04:08:04 UTC; anything else as it is."""
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)\+00:00$", r"\1 \2 UTC", stamp)
 
 
 def duration(seconds: float) -> str:

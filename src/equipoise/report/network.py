@@ -1,0 +1,132 @@
+"""What the network became: its errors, its equilibria, its spectra."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import plots
+from .figures import Drawers, Drawn
+from .reading import Record, part
+from .words import count, number, percent
+
+
+def confusion(record: Record) -> Drawn | None:
+    found = part(record.findings, "confusion")
+    if not found:
+        return None
+    counts = np.array(found["counts"])
+    figure = plots.confusion(counts, found["names"])
+    wrong = int(counts.sum() - np.trace(counts))
+    caption = (
+        f"Rows are what the {number(int(counts.sum()))} {found['part']} samples are, columns what the "
+        f"network said. Right answers lie on the diagonal, and {number(wrong)} beside it."
+    )
+    if wrong:
+        off = counts - np.diag(np.diag(counts))
+        i, j = np.unravel_index(int(off.argmax()), off.shape)
+        caption += f" Most often, {found['names'][i]} was taken for {found['names'][j]} ({int(off[i, j])})."
+    return Drawn(
+        "Right and wrong answers",
+        figure,
+        caption,
+        f"Confusion matrix of {len(counts)} classes, {wrong} errors.",
+    )
+
+
+def residuals(record: Record) -> Drawn | None:
+    found = part(record.findings, "residuals")
+    if not found:
+        return None
+    figure = plots.residuals({name: (f["target"], f["predicted"]) for name, f in found.items()})
+    caption = (
+        "What is left of the targets after the prediction, in the targets' own unit. It should look like "
+        "noise around the line at 0: a slope, a bend or a funnel is structure that the network has missed. "
+        f"The dashed lines stand at the root mean square of the {list(found)[-1]} rows."
+    )
+    return Drawn("What is left over", figure, caption, "Residuals against predictions.")
+
+
+def equilibria(record: Record) -> Drawn | None:
+    found = part(record.findings, "plane")
+    if not found:
+        return None
+    shares = found["shares"]
+    if "labels" in found:
+        figure = plots.plane(found["points"], found["labels"], found["names"], shares=shares)
+        look = (
+            "Classes that lie apart here are easy for the readout; names stand at the middle of their class."
+        )
+    else:
+        figure = plots.coloured_plane(found["points"], found["targets"], shares=shares)
+        look = (
+            "Marks show the target in four equally full ranges: an order among them is what the readout uses."
+        )
+    caption = (
+        f"Where the hidden layer comes to rest for {count(len(found['points']), 'training row')}, seen in "
+        f"the two directions in which it varies most ({percent(sum(shares))} of all variation). {look}"
+    )
+    return Drawn(
+        "The equilibria in a plane",
+        figure,
+        caption,
+        f"Scatter of {len(found['points'])} equilibria in their principal plane.",
+    )
+
+
+def kernel(record: Record) -> Drawn | None:
+    found = part(record.findings, "kernel")
+    if not found:
+        return None
+    spectrum = found["spectrum"]
+    figure = plots.spectrum({"tangent kernel": (spectrum["ranks"], spectrum["values"])})
+    values = np.array(spectrum["values"], dtype=float)
+    positive = values[values > 0]
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in found["shares"].items())
+    rows = count(found["rows"], "training row")
+    outputs = f" and {count(found['outputs'], 'output')}" if found["outputs"] > 1 else ""
+    caption = (
+        f"How fast gradient training can change the predictions of {rows}{outputs}, direction by direction: "
+        f"a component of the residual decays at the rate of its eigenvalue, so a long fall to the right "
+        f"means fine detail that is learned late or never."
+    )
+    if positive.size:
+        caption += f" The largest is {number(float(positive[0] / positive[-1]))} times the smallest shown."
+    caption += f" By weights, the kernel comes from {shares}."
+    return Drawn(
+        "Spectrum of the tangent kernel",
+        figure,
+        caption,
+        f"Eigenvalues of the tangent kernel, {spectrum['size']} of them.",
+    )
+
+
+def weights(record: Record) -> Drawn | None:
+    found = part(record.findings, "weights")
+    if not found:
+        return None
+    named = {
+        ("W of the equation" if name == "effective" else name): (s["ranks"], s["values"])
+        for name, s in found.items()
+    }
+    figure = plots.spectrum(named, y="singular value", levels={"norm 1": 1.0})
+    top = float(found["effective"]["values"][0]) if found.get("effective", {}).get("values") else None
+    caption = (
+        "Singular values of the weights, largest first. The first of the weight W that the equilibrium "
+        "equation uses is its norm: below the dotted line at 1, iteration contracts"
+    )
+    caption += f"; here it is {number(top, 4)}." if top is not None else "."
+    if top is not None and top >= 1:
+        caption += (
+            " Above it, iteration need not contract: uniqueness then needs another reason, such as "
+            "monotonicity, and the certificate says whether there is one."
+        )
+    return Drawn("Spectra of the weights", figure, caption, f"Singular values of {', '.join(named)}.")
+
+
+NETWORK: Drawers = {
+    "confusion": confusion,
+    "residuals": residuals,
+    "equilibria": equilibria,
+    "kernel": kernel,
+    "weights": weights,
+}

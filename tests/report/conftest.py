@@ -1,0 +1,135 @@
+"""Runs as they are on disk, made quickly: certified, free, diverged, killed, and with names that do harm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import equipoise as eq
+from equipoise import report
+from equipoise.runs import Run, keeping
+from equipoise.runs.fitting import Fitted, fit
+from equipoise.runs.preparation import Preparation
+from equipoise.runs.recipe import Recipe
+
+HOSTILE = "<script>alert(1)</script>"
+KINDS = ("classification", "regression", "diverged", "killed", "hostile")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """A directory of each kind, with its report."""
+    return build(tmp_path_factory.mktemp("runs"))
+
+
+def build(root: Path) -> dict[str, Path]:
+    made = {
+        "classification": classification(root / "classification"),
+        "regression": regression(root / "regression", step_size=5e-4),
+        "diverged": regression(root / "diverged", step_size=0.3),
+        "killed": killed(root / "killed"),
+    }
+    made["hostile"] = hostile(made["classification"], root / "hostile")
+    for path in made.values():
+        report.write(path)
+    return made
+
+
+def digits(rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    X, y = load_digits(return_X_y=True)
+    return X[rows], y[rows].astype(str)
+
+
+def classification(path: Path) -> Path:
+    """Certified training on some digits."""
+    train, test = digits(slice(0, 200)), digits(slice(200, 300))
+    recipe = Recipe(width=64, steps=25)
+    run = create(path, "digits", 200, 100, recipe.to_dict())
+    fitted = fit(*train, "classes", recipe, test=test, record=run.metrics.append)
+    keep(run, fitted, train, test)
+    run.finish("finished")
+    return run.path
+
+
+def regression(path: Path, step_size: float) -> Path:
+    """Free training by gradient descent: only the network as it ended is certified, if it can be."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(160, 5))
+    y = 20 + 5 * np.sin(X[:, 0]) + 3 * X[:, 1] * X[:, 2] + rng.normal(size=160)
+    train, test = (X[:120], y[:120]), (X[120:], y[120:])
+    recipe = Recipe(model="scaled-relu", width=60, gamma=0.4, certified=False, rate=step_size)
+    preparation = Preparation.of(*train, "numbers", np.ones(120))
+    model = recipe.build(preparation.inputs, 1)
+    A, B = preparation.apply(train[0]), preparation.targets(train[1])
+    history = eq.gradient_descent(
+        model,
+        A,
+        B,
+        steps=60,
+        step_size=step_size,
+        X_test=preparation.apply(test[0]),
+        y_test=preparation.targets(test[1]),
+        measure=5,
+    )
+    fitted = Fitted(model, preparation, None, eq.certify(model, A), history, recipe, stopped=history.stopped)
+    run = create(path, "yields.csv", 120, 40, recipe.to_dict())
+    for k, loss in enumerate(history.loss.tolist()):
+        run.metrics.append({"step": k, "loss": loss, "learning_rate": step_size * float(np.cos(k / 50))})
+    keep(run, fitted, train, test)
+    if history.stopped:
+        run.finish("stopped", history.stopped, "a smaller rate, clip=1, or certified training", exit_code=3)
+    else:
+        run.finish("finished")
+    return run.path
+
+
+def killed(path: Path) -> Path:
+    """A run that never said how it ended: metrics, and nothing that comes after training."""
+    run = create(path, "blow-up.csv", 50, 0, Recipe(certified=False, rate=3.0).to_dict())
+    for k in range(9):
+        loss = 10.0 * 40.0**k if k < 8 else float("inf")
+        run.metrics.append({"epoch": k, "loss": loss, "learning_rate": 3.0, "forward_steps": 5 + 3 * k})
+    return run.path
+
+
+def hostile(source: Path, path: Path) -> Path:
+    """The certified run, with names of data, columns and classes that would run a script if they could."""
+    run = create(path, HOSTILE, 200, 100, Recipe(width=64, steps=25).to_dict())
+    for name in ("certificate.json", "wellposed.json", "history.json", "fitted.json", "metrics.jsonl"):
+        shutil.copy(source / name, path / name)
+    found = json.loads((source / "findings.json").read_text(encoding="utf-8"))
+    names = [f"{HOSTILE}{i}" if i < 5 else f'"><img src=x onerror=alert({i})>' for i in range(10)]
+    found["confusion"]["names"] = found["plane"]["names"] = names
+    (path / "findings.json").write_text(json.dumps(found), encoding="utf-8")
+    run.finish("stopped", f"row 3, column {HOSTILE}", "<b onclick=alert(3)>try</b> '{{ 7*7 }}'")
+    return run.path
+
+
+def create(path: Path, name: str, rows: int, test_rows: int, recipe: dict[str, Any]) -> Run:
+    harm = [HOSTILE, "</style><script>alert(2)</script>", "$x^2$ {{ 7*7 }}", "a" * 200]
+    columns = harm if name == HOSTILE else ["a", "b"]
+    data = {
+        "name": name,
+        "source": f"read from {name}",
+        "files": [{"name": name, "sha256": "3b" * 32}],
+        "split": "25 % of the rows held out at random (seed 0)",
+        "rows": rows,
+        "test_rows": test_rows,
+        "sha256": "3b" * 32,
+        "features": columns,
+        "image_shape": None,
+        "warnings": [f"column {column} is constant" for column in columns[:2]],
+    }
+    return Run.create(path, {"data": {"source": name, "target": columns[0]}, "recipe": recipe}, data)
+
+
+def keep(run: Run, fitted: Fitted, train: Any, test: Any) -> None:
+    keeping.save(fitted, run.path)
+    found = report.findings(fitted, train, test)
+    (run.path / "findings.json").write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
