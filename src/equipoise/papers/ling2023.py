@@ -204,7 +204,8 @@ def draw_fig1(measured: Measured, page: Page) -> None:
             k = min(len(r["at"]) for r in runs)
             for panel, key in ((panels[2], "norm"), (panels[3], "lambda")):
                 values = [r[key][:k] for r in runs]
-                draw_band(panel, values, label, x=runs[0]["at"][:k], at=at, log=key == "lambda")
+                if key == "norm" or np.min(values) > 1e-9 * np.max(values):  # else it is 0, up to rounding
+                    draw_band(panel, values, label, x=runs[0]["at"][:k], at=at, log=key == "lambda")
         finish(figure, panels[0], x="step", y="loss / N", title=f"{name}: one η for all", log_y=True)
         finish(figure, panels[1], x="step", y="loss / N", title=f"{name}: η ∝ 1/m", log_y=True)
         panels[2].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
@@ -213,7 +214,7 @@ def draw_fig1(measured: Measured, page: Page) -> None:
     page.figure(
         "curves",
         figure,
-        "Mean over seeds, ± one standard deviation shaded. λ_min(G) is 0 up to rounding where m < n.",
+        "Mean over seeds, ± one standard deviation shaded. λ_min(G) is left out where it is 0, as for m < n.",
     )
     page.table(
         "final",

@@ -1,0 +1,140 @@
+"""equipoise reproduce list | KEY … | PAPER | all: the papers' figures and tables, run again and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .failures import Code, Debug, Ended, Failure, Json, Quiet, command
+from .output import Output, duration, table
+
+if TYPE_CHECKING:
+    from ..papers.experiments import Result
+
+EPILOG = """[bold]Examples[/bold]
+
+  $ equipoise reproduce list
+
+  $ equipoise reproduce gao2022.fig1 --scale small --data mnist,fashion_mnist --seeds 5
+
+  $ equipoise reproduce all --out gallery           [dim]then open gallery/index.html[/dim]
+"""
+
+
+@command
+def reproduce(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            help="Keys such as gao2022.fig1, a paper such as gao2022, `all`; or `list`.", metavar="WHAT…"
+        ),
+    ],
+    scale: Annotated[
+        str, typer.Option(help="How large: tiny (a smoke test), small, medium or paper.", metavar="SCALE")
+    ] = "small",
+    data: Annotated[
+        str, typer.Option(help="Data sets by name, with commas. By default the paper's own, as far as found.")
+    ] = "",
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds. By default the scale's own.", min=1)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where pages, figures, tables and histories go.")] = Path(
+        "gallery"
+    ),
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the data sets are, in place of EQUIPOISE_DATA.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the papers' figures, tables and numerical claims again; each gets a verdict from its numbers.
+
+    What was computed before, under the same settings, is not computed again: an interrupted run goes on.
+    """
+    from ..papers import catalogue
+
+    output = Output(quiet, json)
+    if what == ["list"]:
+        _list(output)
+        return
+    names = tuple(name.strip() for name in data.split(",") if name.strip())
+    settings = catalogue.Settings(scale, names, seeds, str(data_dir) if data_dir else None)
+    try:
+        catalogue.select(what)
+    except KeyError as error:
+        raise Failure("No such experiment", str(error.args[0]), code=Code.USAGE) from None
+    with _Bar(output) as bar:
+        results = catalogue.reproduce(what, settings, out, bar)
+    output.say(f"\nThe gallery: {out / 'index.html'}")
+    output.result(
+        [{"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error} for r in results]
+    )
+    if any(r.error for r in results):
+        raise Ended(Code.FAILED)
+
+
+def _list(output: Output) -> None:
+    from ..papers import catalogue
+
+    entries = catalogue.experiments()
+    shown = table("experiment", "what", "the paper's claim", fold=("what", "the paper's claim"))
+    for entry in entries:
+        shown.add_row(entry.key, entry.title, entry.claim)
+    output.say(shown)
+    output.result([{"key": e.key, "title": e.title, "claim": e.claim} for e in entries])
+
+
+class _Bar:
+    """Two bars, of experiments and of the unit at work; a line for each experiment that is done."""
+
+    def __init__(self, output: Output) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.output = output
+        console = Console(stderr=True, highlight=False)
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not (output.talks and console.is_terminal),
+        )
+        self.all = self.bars.add_task("", total=1)
+        self.one = self.bars.add_task("", total=1)
+
+    def __enter__(self) -> _Bar:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def experiment(self, key: str, at: int, total: int) -> None:
+        self.bars.update(self.all, description=f"{key} ({at + 1} of {total})", completed=at, total=total)
+
+    def unit(self, name: str, share: float) -> None:
+        self.bars.update(self.one, description=f"  {name}", completed=share)
+
+    def finished(self, result: Result) -> None:
+        from rich.text import Text
+
+        from ..papers.gallery import counts
+
+        colour = {"agree": "green", "differs": "yellow", "failed": "red"}.get(result.verdict, "dim")
+        line = Text.assemble(
+            (f"{result.verdict:<22}", colour),
+            (f"{result.key:<24}", "bold"),
+            f"{counts(result)}  ",
+            (duration(result.seconds), "dim"),
+        )
+        self.output.say(line)
+        for judgement in result.judgements:
+            if judgement.verdict == "differs":
+                self.output.say(Text(f"    ≠ {judgement.claim}: {judgement.measured}", style="dim"))
+        if result.error:
+            self.output.say(Text(result.error, style="red"))

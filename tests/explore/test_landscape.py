@@ -1,0 +1,175 @@
+"""A slice of a known loss is its closed form; what has no unique equilibrium is masked; nothing is moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from equipoise.explore import (
+    affine_loss,
+    between,
+    landscape,
+    module_loss,
+    path_plane,
+    random_directions,
+    shifted,
+)
+from equipoise.models import GaussianReLU, LinearEquilibrium, LinearModel, Monotone
+from equipoise.models.equilibrium import Equilibrium
+from equipoise.solve import Picard, Stop
+
+AXIS = np.linspace(-1, 1, 5)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def problem(n=6, d=4):
+    X = torch.randn(n, d, dtype=torch.float64, generator=generator(1))
+    return X, torch.randn(n, dtype=torch.float64, generator=generator(2))
+
+
+def test_a_plane_of_a_quadratic_is_its_closed_form():
+    X, y = problem()
+    model = LinearModel(4, dtype=torch.float64, generator=generator())
+    d1, d2 = random_directions(model, 2, generator(3))
+    loss = lambda m, state: ((m(X)[:, 0] - y) ** 2).sum().item()
+    found = landscape(model, module_loss(loss), (d1, d2), AXIS, AXIS[:3])
+    for i, t in enumerate(AXIS[:3]):
+        for j, s in enumerate(AXIS):
+            M = model.M + s * d1["M"] + t * d2["M"]
+            assert found.loss[i, j] == pytest.approx(((X @ M.T)[:, 0] - y).square().sum().item(), rel=1e-12)
+    assert not found.masked.any()
+    assert found.solves == 15
+
+
+def test_a_line_of_a_linear_equilibrium_is_its_closed_form():
+    X, y = problem()
+    model = LinearEquilibrium(4, dtype=torch.float64, generator=generator())
+    (d,) = random_directions(model, 1, generator(3))
+    found = landscape(model, affine_loss(X, y[:, None]), [d], AXIS)
+    for s, value in zip(AXIS, found.loss, strict=True):
+        S = torch.softmax(model.A + s * d["A"], dim=0)
+        Z = torch.linalg.solve(torch.eye(4, dtype=torch.float64) - 0.8 * S, X.T).T
+        yhat = Z @ (model.B + s * d["B"]).T
+        assert value == pytest.approx((yhat - y[:, None]).square().sum().item(), rel=1e-9)
+
+
+def test_points_without_a_unique_equilibrium_are_masked_not_faked():
+    X, y = problem()
+    model = GaussianReLU(4, 5, dtype=torch.float64, generator=generator())
+    norm = torch.linalg.matrix_norm(model.W, 2).item()
+    scale = {"W": model.W.detach().clone()}  # W (1 + s): ‖W‖ (1 + s) ≥ 1 exactly from s = 1/‖W‖ − 1 on
+    axis = np.linspace(0, 3 / norm, 13)
+    found = landscape(model, affine_loss(X, y), [scale], axis)
+    expected = (1 + axis) * norm >= 1
+    assert expected.any()
+    assert not expected.all()
+    assert np.array_equal(found.masked, expected)
+    assert found.reasons == {"equilibrium not proved unique": int(expected.sum())}
+    assert all(v is None for v, hidden in zip(found.to_dict()["loss"], expected, strict=True) if hidden)
+
+
+def test_points_where_nothing_is_found_are_masked():
+    class Affine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([0.5]))
+
+        def forward(self, z, x):
+            return self.w * z + x
+
+    layer = Equilibrium(Affine(), solver=Picard(), stop=Stop(rtol=1e-6, max_steps=60))
+    x = torch.ones(3, 1)
+    loss = lambda m, state: m(x).square().sum()
+    found = landscape(layer, module_loss(loss), [{"cell.w": torch.tensor([1.0])}], [-0.5, 0.0, 0.25, 1.0])
+    assert found.masked.tolist() == [False, False, False, True]
+    assert found.reasons == {"equilibrium not found": 1}
+    assert found.loss[:3] == pytest.approx([3.0, 3 * 4.0, 3 * 16.0], rel=1e-4)
+
+
+def test_the_next_solve_starts_where_the_last_one_ended():
+    X, y = problem()
+    model = Monotone(4, 6, dtype=torch.float64, generator=generator())
+    seen = []
+    inner = affine_loss(X, y)
+
+    def evaluate(m, state):
+        seen.append(state)
+        return inner(m, state)
+
+    (d1, d2) = random_directions(model, 2, generator(3))
+    warm = landscape(model, evaluate, (d1, d2), AXIS, AXIS)
+    assert seen[0] is None
+    assert all(s is not None for s in seen[1:])
+    cold = landscape(model, lambda m, state: inner(m, None), (d1, d2), AXIS, AXIS)
+    assert warm.loss == pytest.approx(cold.loss, rel=1e-6)
+
+
+def test_the_model_stays_as_it_is():
+    X, y = problem()
+    model = GaussianReLU(4, 5, dtype=torch.float64, generator=generator())
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    (d,) = random_directions(model, 1, generator())
+    found = landscape(model, affine_loss(X, y), [d], [0.0, 0.1])
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert found.loss[0] == pytest.approx(0.5 * (model(X) - y).square().sum().item(), rel=1e-7)
+    moved = shifted(model, [d], [0.1])
+    assert found.loss[1] == pytest.approx(0.5 * (moved(X) - y).square().sum().item(), rel=1e-7)
+
+
+def test_directions_have_the_norms_of_their_filters():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(5, 4))
+    (d,) = random_directions(model, 1, generator(), ignore=("0.bias",))
+    assert set(d) == {"0.weight", "2.weight", "2.bias"}
+    for name, p in model.named_parameters():
+        if name != "0.bias":
+            rows = (lambda t: t.flatten(1).norm(dim=1)) if p.ndim > 1 else (lambda t: t.norm())
+            assert torch.allclose(rows(d[name]), rows(p), rtol=1e-5)
+    with pytest.raises(ValueError, match="ignore fewer"):
+        random_directions(model, 1, generator(), ignore=[n for n, _ in model.named_parameters()])
+
+
+def test_a_line_between_two_models_meets_both():
+    X, y = problem()
+    one, two = (LinearModel(4, dtype=torch.float64, generator=generator(s)) for s in (0, 1))
+    loss = lambda m, state: ((m(X)[:, 0] - y) ** 2).sum().item()
+    found = landscape(one, module_loss(loss), [between(one, two)], [0.0, 1.0])
+    assert found.loss == pytest.approx([loss(one, None), loss(two, None)], rel=1e-12)
+    with pytest.raises(ValueError, match="same parameters"):
+        between(one, LinearModel(5))
+
+
+def test_the_plane_of_a_path_in_a_plane_holds_it():
+    a, b = torch.randn(7, generator=generator(4)), torch.randn(7, generator=generator(5))
+    path = [{"p": (3 - k) * a + (3 - k) ** 2 * b} for k in range(4)]
+    directions, coordinates, shares = path_plane(path)
+    assert sum(shares) == pytest.approx(1.0, abs=1e-9)
+    assert coordinates[-1] == pytest.approx([0.0, 0.0], abs=1e-9)
+    for point, (s, t) in zip(path, coordinates, strict=True):
+        back = path[-1]["p"] + s * directions[0]["p"] + t * directions[1]["p"]
+        assert torch.allclose(back, point["p"], atol=1e-4)
+    with pytest.raises(ValueError, match="3 points"):
+        path_plane(path[:2])
+
+
+def test_the_share_below_a_level_counts_what_is_masked_as_high():
+    model = LinearModel(1, dtype=torch.float64)
+    loss = lambda m, state: m.M.item() ** 2 if m.M.item() < 0.9 else float("inf")
+    with torch.no_grad():
+        model.M.zero_()
+    axis = np.linspace(-1, 1, 41)
+    found = landscape(model, module_loss(loss), [{"M": torch.ones(1, 1, dtype=torch.float64)}], axis)
+    assert found.share_below(0.25 + 1e-12) == pytest.approx(21 / 41)
+    assert found.share_below(10.0) == pytest.approx(38 / 41)
+    assert found.share_error(0.25 + 1e-12) == pytest.approx(abs(21 / 41 - 11 / 21))
+    assert found.reasons == {"loss not finite": 3}
+
+
+def test_a_plane_takes_two_directions():
+    model = LinearModel(1)
+    with pytest.raises(ValueError, match="two"):
+        landscape(model, module_loss(lambda m, s: 0.0), [{"M": torch.ones(1, 1)}], [0.0], [0.0])

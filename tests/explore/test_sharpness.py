@@ -1,0 +1,49 @@
+"""Lanczos on Hessian-vector products finds the largest eigenvalue of the dense Hessian."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from equipoise.explore import hessian_lambda_max
+from equipoise.models import GaussianReLU, LinearEquilibrium
+from equipoise.solve import Stop
+
+TIGHT = Stop(rtol=1e-13)
+
+
+def test_lambda_max_of_a_quadratic():
+    H = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    H = H @ H.T
+    w = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    found = hessian_lambda_max(lambda: 0.5 * w @ H @ w, [w], steps=6)
+    assert found.value == pytest.approx(torch.linalg.eigvalsh(H)[-1].item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("family", ["linear", "gaussian"])
+def test_lambda_max_through_an_equilibrium_is_the_dense_one(family):
+    generator = torch.Generator().manual_seed(0)
+    if family == "linear":
+        model = LinearEquilibrium(3, dtype=torch.float64, generator=generator)
+    else:
+        model = GaussianReLU(3, 4, dtype=torch.float64, generator=generator)
+    X = torch.randn(5, 3, dtype=torch.float64, generator=generator)
+    y = torch.randn(model(X).shape, dtype=torch.float64, generator=generator)
+    parameters = dict(model.named_parameters())
+    sizes = [p.numel() for p in parameters.values()]
+
+    def of(flat):
+        parts = dict(zip(parameters, flat.split(sizes), strict=True))
+        named = {n: part.reshape(parameters[n].shape) for n, part in parts.items()}
+        out = torch.func.functional_call(model, named, (X,), {"stop": TIGHT})
+        return (out - y).square().sum()
+
+    flat = torch.cat([p.detach().flatten() for p in parameters.values()])
+    dense = torch.autograd.functional.hessian(of, flat)
+    found = hessian_lambda_max(lambda: (model(X, stop=TIGHT) - y).square().sum(), model, steps=len(flat))
+    assert found.value == pytest.approx(torch.linalg.eigvalsh(dense)[-1].item(), rel=1e-6)
+
+
+def test_something_must_be_trained():
+    with pytest.raises(ValueError, match="requires a gradient"):
+        hessian_lambda_max(lambda: torch.zeros(()), [torch.zeros(3)])

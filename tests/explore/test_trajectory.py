@@ -1,0 +1,56 @@
+"""The solver's way: its iterates are those of the map, its plane is theirs, its arrows are f(z) − z."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.explore import Plane, equilibria_plane, phase_portrait, solver_paths
+from equipoise.solve import Picard, Stop
+
+W = torch.tensor([[0.5, 0.2], [-0.1, 0.4]], dtype=torch.float64)
+
+
+def f(z, x):
+    return z @ W.T + x
+
+
+def test_the_paths_of_picard_are_the_iterates():
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    found = solver_paths(f, torch.zeros_like(x), (x,), solver=Picard(), stop=Stop(rtol=1e-6))
+    for i in range(2):
+        z = torch.zeros(2, dtype=torch.float64)
+        for row in found.states[i]:
+            assert row == pytest.approx(z.numpy(), abs=1e-12)
+            z = W @ z + x[i]
+        exact = torch.linalg.solve(torch.eye(2, dtype=torch.float64) - W, x[i])
+        assert found.states[i][-1] == pytest.approx(exact.numpy(), rel=1e-4)
+    assert found.residuals[0][-1] < 1e-5
+    mean = found.mean_residual(100)
+    assert len(mean) == 101
+    assert mean[-1] == pytest.approx(np.mean([r[-1] for r in found.residuals]))
+
+
+def test_a_plane_holds_points_that_lie_in_one():
+    rng = np.random.default_rng(0)
+    basis, coordinates = rng.normal(size=(2, 6)), rng.normal(size=(20, 2))
+    points = 3.0 + coordinates @ basis
+    plane = equilibria_plane(points)
+    assert plane.lift(plane.coordinates(points)) == pytest.approx(points)
+    assert sum(plane.shares) == pytest.approx(1.0)
+    assert plane.axes @ plane.axes.T == pytest.approx(np.eye(2), abs=1e-12)
+    assert np.array_equal(plane.axes, equilibria_plane(torch.from_numpy(points)).axes)
+    with pytest.raises(ValueError, match="D ≥ 2"):
+        equilibria_plane(np.zeros((3, 1)))
+
+
+def test_a_phase_portrait_is_the_map_less_the_identity():
+    x = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    plane = Plane(np.array([0.5, 0.5]), np.array([[0.0, 1.0], [1.0, 0.0]]), (0.5, 0.5))
+    s, t = np.linspace(-1, 1, 3), np.linspace(0, 1, 2)
+    arrows = phase_portrait(f, plane, torch.zeros(1, 2, dtype=torch.float64), (x,), s, t)
+    assert arrows.shape == (2, 3, 2)
+    z = torch.tensor([0.5 + t[1], 0.5 + s[2]], dtype=torch.float64)
+    move = (f(z[None], x)[0] - z).numpy()
+    assert arrows[1, 2] == pytest.approx([move[1], move[0]])

@@ -1,0 +1,335 @@
+"""Every experiment runs, is judged by its numbers, is drawn, and is not computed twice."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from equipoise.papers import catalogue
+from equipoise.papers.experiments import (
+    Context,
+    Experiment,
+    Judgement,
+    Result,
+    Settings,
+    impossible,
+    judged,
+    plain,
+    register,
+    reproduce,
+    run_one,
+)
+from equipoise.papers.gallery import duration, read_results, summary, write_gallery
+from equipoise.papers.page import Page, markdown
+
+KEYS = [e.key for e in catalogue.experiments()]
+TINY = Settings("tiny", ("digits",))
+
+NAMED = {
+    "gao2022": ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "table1", "conditions"],
+    "ling2023": ["fig1", "theorem2", "theorem4", "theorem5", "condition1"],
+    "kawaguchi2021": [
+        *(f"fig{i}" for i in (1, 3, 4, 5, 6, 7, 8)),
+        *("fig2a", "fig2b", "fig2c", "theorem2", "appendixB"),
+    ],
+    "hieu2022": ["fig4.1", "fig4.2", "fig4.3", "fig4.4", "monotone"],
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("gallery")
+
+
+def test_the_registry_holds_every_figure_and_table():
+    for paper, names in NAMED.items():
+        assert {f"{paper}.{n}" for n in names} <= set(KEYS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_experiment_runs_at_a_tiny_size(key, out):
+    result = run_one(catalogue.experiment(key), TINY, out)
+    assert not result.error, result.error
+    assert result.judgements
+    assert result.verdict in ("agree", "differs", "not reproducible here")
+    for j in result.judgements:
+        assert j.claim
+        assert j.tolerance
+        assert "nan" not in j.measured
+    assert result.figures or result.tables
+    for figure in result.figures:
+        for form in ("svg", "png"):
+            assert (out / key / f"{figure['name']}.{form}").stat().st_size > 1000
+    for table in result.tables:
+        lines = (out / key / f"{table['name']}.csv").read_text().splitlines()
+        assert len(lines) == len(table["rows"]) + 1
+    assert (out / key / "measured.json").exists()
+
+
+def test_the_gallery_shows_every_result_and_escapes(out):
+    write_gallery(out)
+    results = read_results(out)
+    page = (out / "index.html").read_text()
+    assert [r.key for r in results] == sorted(
+        (r.key for r in results), key=lambda k: (catalogue_order(k.split(".")[0]), k)
+    )
+    for result in results:
+        assert f'id="{result.key}"' in page
+    assert "<script" not in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page)  # self-contained
+    assert summary(results).count("\n## ") == len(results)
+
+
+def catalogue_order(paper):
+    from equipoise.papers.claims import PAPERS
+
+    return PAPERS.index(paper)
+
+
+# -- units: resumed, and never mistaken ---------------------------------------------------------------------
+
+
+def test_a_unit_is_computed_once_and_found_again(tmp_path):
+    calls = []
+
+    def compute(progress):
+        calls.append(1)
+        return {"loss": [1.0, float("inf")], "n": 3}
+
+    first = Context(TINY, tmp_path).unit("group", "name", {"width": 3}, compute)
+    again = Context(TINY, tmp_path)
+    assert again.unit("group", "name", {"width": 3}, compute) == first == {"loss": [1.0, None], "n": 3}
+    assert len(calls) == 1
+    assert again.seconds >= 0
+    assert len(again.units) == 1
+    again.unit("group", "name", {"width": 4}, compute)  # other settings are another unit
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda t: t[: len(t) // 2], lambda t: "", lambda t: "[]", lambda t: "{}"])
+def test_a_damaged_unit_is_computed_again(tmp_path, damage):
+    compute = lambda progress: {"n": 1}
+    context = Context(TINY, tmp_path)
+    context.unit("group", "name", {}, compute)
+    (path,) = (tmp_path / "units" / "group").iterdir()
+    path.write_text(damage(path.read_text()))
+    assert Context(TINY, tmp_path).unit("group", "name", {}, compute) == {"n": 1}
+    assert json.loads(path.read_text())["result"] == {"n": 1}
+
+
+def test_an_interrupted_unit_leaves_nothing_and_the_rest_is_kept(tmp_path):
+    done = []
+
+    def run(context):
+        context.unit("g", "first", {}, lambda progress: done.append("first") or {"n": 1})
+        context.unit("g", "second", {}, stop)
+        return {}
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    entry = Experiment("gao2022.test", "a", "b", run, lambda m: [], lambda m, p: None)
+    with pytest.raises(KeyboardInterrupt):
+        run_one(entry, TINY, tmp_path)
+    assert [p.name.split("-")[0] for p in (tmp_path / "units" / "g").iterdir()] == ["first"]
+    with pytest.raises(KeyboardInterrupt):
+        run_one(entry, TINY, tmp_path)
+    assert done == ["first"]
+
+
+def test_figures_share_their_curves(tmp_path):
+    small = Settings("tiny", ("digits",))
+    one = run_one(catalogue.experiment("gao2022.fig1"), small, tmp_path)
+    other = run_one(catalogue.experiment("gao2022.fig4"), small, tmp_path)
+    assert set(one.units) == set(other.units)
+
+
+# -- verdicts -----------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_is_that_of_its_judgements():
+    agree = judged("c", True, paper="p", measured="m", tolerance="t")
+    differs = judged("c", False, paper="p", measured="m", tolerance="t")
+    untried = impossible("c", paper="p", reason="no data")
+    of = lambda *js, error="": Result("gao2022.x", "t", "c", {}, js, [], [], [], {}, [], 0.0, error).verdict
+    assert of(agree, untried) == "agree"
+    assert of(agree, differs, untried) == "differs"
+    assert of(untried) == "not reproducible here"
+    assert of(agree, error="boom") == "failed"
+    assert differs.verdict == "differs"
+    assert isinstance(untried, Judgement)
+
+
+def verdicts(key, measured):
+    return [j.verdict for j in catalogue.experiment(key).judge(measured)]
+
+
+def run(loss, test, norm=0.1, stopped=""):
+    return {
+        "loss": [100.0, loss],
+        "test_loss": [1.0, test],
+        "norm": [0.1, norm],
+        "N": 10,
+        "stopped": stopped,
+        "stable_step": 0.3,
+    }
+
+
+def test_width_is_judged_by_the_losses():
+    good = {"data": {"x": {"m = 1": [run(2.0, 0.5)], "m = 2": [run(1.0, 0.4)]}}}
+    assert verdicts("gao2022.fig1", good) == ["agree"] * 3
+    worse = {"data": {"x": {"m = 1": [run(1.0, 0.4)], "m = 2": [run(2.0, 0.3)]}}}
+    assert verdicts("gao2022.fig1", worse) == ["differs", "agree", "agree"]
+    drift = {"data": {"x": {"m = 1": [run(2.0, 0.5)], "m = 2": [run(1.0, 0.4, norm=0.14)]}}}
+    assert verdicts("gao2022.fig1", drift) == ["agree", "agree", "differs"]
+    lost = {"data": {"x": {"m = 1": [run(2.0, 0.5)], "m = 2": [run(1.0, 0.4, stopped="step 1")]}}}
+    assert verdicts("gao2022.fig1", lost) == ["differs", "differs", "agree"]
+
+
+def test_a_lost_gamma_differs_and_says_why():
+    curves = {f"γ = {g}": [run(3.0 - g, 1.0 - g)] for g in (0.1, 0.3, 0.5)}
+    kept = {**curves, "γ = 0.8": [run(1.0, 0.1)], "calm": [run(1.0, 0.1)]}
+    assert verdicts("gao2022.fig2", {"data": {"x": kept}}) == ["agree"] * 3
+    lost = {**kept, "γ = 0.8": [run(1.0, 0.1, stopped="step 7: no equilibrium")]}
+    found = catalogue.experiment("gao2022.fig2").judge({"data": {"x": lost}})
+    assert found[-1].verdict == "differs"
+    assert "step 7" in found[-1].measured
+    assert "0.30/N" in found[-1].reason
+
+
+def test_step_sizes_are_judged_by_rises():
+    large, paper, small = run(200.0, 1.0), run(1.0, 0.1), run(50.0, 0.9)
+    good = {"data": {"x": {"10": [large], "1": [paper], "0.1": [small]}}}
+    assert verdicts("gao2022.fig3", good) == ["agree"] * 3
+    assert verdicts("gao2022.fig3", {"data": {"x": {"10": [paper], "1": [large], "0.1": [small]}}}) == [
+        "differs",
+        "differs",
+        "differs",
+    ]
+
+
+def test_table_1_is_judged_against_the_paper():
+    start = {"N": 1000}
+    start |= {g: {"batch": b, "predicted": b, "sample": b / 2} for g, b in (("0.1", 6), ("0.3", 9))}
+    start |= {g: {"batch": b, "predicted": b, "sample": b / 2} for g, b in (("0.5", 15), ("0.8", 47))}
+    along = {"γ = .1": {"first": 5.0, "last": 6.0}}
+    assert verdicts("gao2022.table1", {"data": {"mnist": [start, along]}}) == ["agree"] * 4
+    wrong = {**start, "0.8": {"batch": 20, "predicted": 19, "sample": 18.0}}
+    shrinks = {"γ = .1": {"first": 6.0, "last": 5.0}}
+    assert verdicts("gao2022.table1", {"data": {"mnist": [wrong, shrinks]}}) == [
+        "differs",
+        "differs",
+        "agree",
+        "differs",
+    ]
+    assert verdicts("gao2022.table1", {"data": {"digits": [{**start, "N": 200}, along]}}) == [
+        "agree",
+        "not reproducible here",
+    ]
+
+
+def test_bounds_are_judged_at_every_step():
+    good = {"gap": [9.0, 1.0], "dependent": [9.0, 2.0], "independent": [9.0, 8.0]}
+    good |= {"lambda": 0.5, "lambda_fixed": 0.03, "kappa": 1.0, "least": 1.0}
+    assert verdicts("kawaguchi2021.fig2c", good) == ["agree", "agree"]
+    assert verdicts("kawaguchi2021.fig2c", {**good, "gap": [9.0, 2.1]}) == ["differs", "agree"]
+    assert verdicts("kawaguchi2021.fig2c", {**good, "lambda": 0.01}) == ["agree", "differs"]
+
+
+def test_a_delm_is_judged_by_its_test_loss():
+    losses = lambda last: {
+        "test": [[[100.0, last]]],
+        "train": [[[100.0, 0.1]]],
+        "rates": [0.01],
+        "at": [0, 1],
+    }
+    measured = {"data": {"x": {"linear": losses(30.0), "DELM": losses(20.0), "DNN, H = 2": losses(10.0)}}}
+    assert verdicts("kawaguchi2021.fig1", measured) == ["agree", "agree", "differs"]
+    lost = {"data": {"x": {"linear": losses(30.0), "DELM": losses(None)}}}
+    assert verdicts("kawaguchi2021.fig1", lost) == ["agree", "not reproducible here"]
+
+
+def test_basins_are_judged_with_their_errors():
+    of = lambda *shares: [{"slices": [{"share": s, "known": 1.0} for s in shares]}]
+    clear = {
+        "repeat-6": of(0.1, 0.11),
+        "repeat-11": of(0.2, 0.21),
+        "repeat-18": of(0.3, 0.31),
+        "DEQ": of(0.4, 0.41),
+    }
+    assert verdicts("hieu2022.fig4.4", {"models": clear}) == ["agree", "agree"]
+    noisy = {**clear, "DEQ": of(0.01, 0.9)}
+    assert verdicts("hieu2022.fig4.4", {"models": noisy}) == ["agree", "differs"]
+    narrow = {**clear, "DEQ": of(0.05, 0.06)}
+    assert verdicts("hieu2022.fig4.4", {"models": narrow}) == ["differs", "differs"]
+
+
+# -- the runner ---------------------------------------------------------------------------------------------
+
+
+def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
+    from equipoise.papers import experiments
+
+    monkeypatch.setattr(experiments, "_REGISTRY", {})
+
+    def broken(context):
+        raise RuntimeError("<b>boom</b>")
+
+    fine = lambda measured: [judged("<i>c</i>", True, paper="p", measured="m", tolerance="t")]
+    show = lambda measured, page: page.table("t", ["a|b"], [["<script>", 1.23456]], "caption")
+    register("gao2022.broken", "x", "y", judge=fine, draw=show)(broken)
+    register("gao2022.fine", "x <u>", "y", judge=fine, draw=show)(lambda context: {"n": float("nan")})
+    results = reproduce(["all"], Settings(), tmp_path)
+    assert [r.verdict for r in results] == ["failed", "agree"]
+    page = (tmp_path / "index.html").read_text()
+    assert "&lt;b&gt;boom&lt;/b&gt;" in page
+    assert "<script>" not in page
+    assert "&lt;i&gt;c&lt;/i&gt;" in page
+    assert json.loads((tmp_path / "gao2022.fine" / "measured.json").read_text()) == {"n": None}
+    assert read_results(tmp_path)[1].verdict == "agree"
+    with pytest.raises(ValueError, match="key of its own"):
+        register("gao2022.fine", "x", "y", judge=fine, draw=show)(broken)
+
+
+def test_names_select_experiments():
+    assert [e.key for e in catalogue.select(["all"])] == KEYS
+    assert {e.paper for e in catalogue.select(["ling2023", "ling2023.fig1"])} == {"ling2023"}
+    with pytest.raises(KeyError, match=r"gao2022\.fig1"):
+        catalogue.select(["gao2022.figure1"])
+    with pytest.raises(ValueError, match="ling2023"):
+        catalogue.experiments("ling2024")
+
+
+def test_settings_are_checked_and_scales_inherit():
+    with pytest.raises(ValueError, match="tiny, small, medium, paper"):
+        Settings("huge")
+    with pytest.raises(ValueError, match="seeds"):
+        Settings(seeds=0)
+    assert Settings("paper").pick(tiny=1, small=2) == 2
+    assert Settings("medium").pick(tiny=1, medium=3, paper=4) == 3
+    assert Settings("tiny").pick(small=2, paper=4) == 2
+    assert Context(Settings(seeds=4), None).seeds(tiny=1, small=2) == [0, 1, 2, 3]
+
+
+def test_data_fall_back_on_digits_with_a_note(tmp_path):
+    context = Context(Settings(data_dir=str(tmp_path)), tmp_path)
+    assert context.datasets("mnist", "cifar10") == ["digits"]
+    assert len(context.notes) == 3
+    assert context.datasets("mnist", "digits") == ["digits"]
+    assert "digits" in context.provenance
+
+
+def test_plain_is_json_and_a_table_is_written(tmp_path):
+    import numpy as np
+    import torch
+
+    value = {1: np.float64(2.0), "t": torch.tensor([1.0, float("nan")]), "b": (True, None)}
+    assert plain(value) == {"1": 2.0, "t": [1.0, None], "b": [True, None]}
+    assert markdown(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |\n"
+    page = Page(tmp_path)
+    page.table("t", ["a", "b"], [[1.23456789, None]], "caption")
+    assert (tmp_path / "t.csv").read_text() == "a,b\n1.23456789,\n"
+    assert page.tables[0]["rows"] == [["1.235", "–"]]
+    assert [duration(s) for s in (0.2, 30, 600, 7200)] == ["under 1 s", "30 s", "10 min", "2.0 h"]
