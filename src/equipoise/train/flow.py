@@ -1,0 +1,253 @@
+"""θ'(t) = −∇L(θ(t)), θ(0) the start: the papers' gradient flow, by an ODE solver that watches its own error.
+
+The flow of LinearEquilibrium is stiff, about (1 − γ)⁻²: implicit methods (BDF, Radau, LSODA) take steps of
+the size of its slow modes, explicit ones (RK45, DOP853) of its fastest one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.integrate import DOP853, LSODA, RK45, OdeSolution, OdeSolver, Radau
+from torch import Tensor
+
+from ..history import History
+from ..losses import Loss, as_loss
+from ..models.affine import AffineFamily
+from ..solve import IDENTITY, EquilibriumError, Stop
+from ..theory import Certificate
+from .descent import _Recorder, check_certificate, default_loss
+from .flow_field import Field, Path
+from .stiff import GaussNewtonBDF
+
+Method = Literal["auto", "BDF", "LSODA", "Radau", "RK45", "DOP853"]
+_EXPLICIT: dict[str, type[OdeSolver]] = {"RK45": RK45, "DOP853": DOP853}
+_DENSE: dict[str, type[OdeSolver]] = {"LSODA": LSODA, "Radau": Radau}
+_METHODS = ("auto", "BDF", *_DENSE, *_EXPLICIT)
+
+# Time × fastest rate up to which "auto" is explicit: some hundred steps of DOP853, or a thousand of RK45,
+# which crosses kinks better than any other.
+_MILD, _MILD_WITH_KINKS = 300.0, 3000.0
+_SLOW = (
+    "The flow is stiff, where method='BDF' helps, or slides along a kink of relu, where only tiny steps are "
+    "accurate: a larger rtol takes larger ones."
+)
+_LARGEST_DENSE = 6000  # parameters for which a dense Jacobian is formed: 300 MB
+
+
+@dataclass(repr=False)
+class Flow(History):
+    """The History of a flow: `times` are t. With dense output, weights and loss are known at every t."""
+
+    method: str = ""  # that was used
+    evaluations: int = 0  # of the gradient
+    path: Path | None = field(default=None, compare=False)
+
+    def weights(self, t: float) -> dict[str, Tensor]:
+        """θ(t) by name, 0 ≤ t ≤ times[-1]."""
+        return self._kept().weights(t)
+
+    def loss_at(self, t: float) -> float:
+        """L(θ(t))."""
+        return self._kept().loss(t)
+
+    def _kept(self) -> Path:
+        if self.path is None:
+            raise ValueError("the path was not kept: call gradient_flow with dense=True.")
+        return self.path
+
+    def to_dict(self) -> dict[str, Any]:
+        kept, self.path = self.path, None
+        try:
+            return super().to_dict()
+        finally:
+            self.path = kept
+
+
+def gradient_flow(
+    model: AffineFamily,
+    X: Tensor,
+    y: Tensor,
+    time: float,
+    *,
+    certificate: Certificate | None = None,
+    loss: str | Loss | None = None,
+    method: Method = "auto",
+    rtol: float = 1e-6,
+    atol: float | None = None,
+    points: int | Sequence[float] | None = None,
+    dense: bool = False,
+    X_test: Tensor | None = None,
+    y_test: Tensor | None = None,
+    measure: int | None = None,
+    stop: Stop | None = None,
+    max_evaluations: int = 100_000,
+    progress: Callable[[float, float], None] | None = None,
+) -> Flow:
+    """Gradient flow from the model's weights up to t = `time`, in place, measured as it goes.
+
+    Args:
+        model, X, y: the network (left at its last weights) and its data. All is computed in float64.
+        certificate: a proved one about flow ("gao2022.flow", "hieu2022.flow", "kawaguchi2021"), whose bound
+            is kept beside the run, down to the rounding of the loss. One of other weights, data or loss is
+            refused.
+        loss: of the family by default: "half_square", or "square" for LinearEquilibrium.
+        method: "BDF" solves with the Gauss-Newton matrix through the tangent kernel, N × N for one output,
+            however many parameters there are; "Radau" and "LSODA" form it densely; "RK45" and "DOP853" are
+            explicit. "auto" is explicit ("DOP853", or "RK45" where there is a relu) unless `time` times the
+            fastest rate at the start is large, and "BDF" there.
+        rtol, atol: the local error allowed a step, of every weight. By default atol is a hundredth of rtol,
+            relative to the size of a parameter, or of its first fast movement where it starts near 0.
+        points: where to record: at the ends of so many equal intervals, or at these times; by default at the
+            solver's own steps. The start and the end are always recorded.
+        dense: keep the whole path, for `weights(t)` and `loss_at(t)`.
+        X_test, y_test: measured where σ_min(Z) is.
+        measure: record σ_min(Z), the contraction factor, the movement of Z and the test loss every so many
+            points (and at the last). By default at the first and last; 0 is never.
+        stop: of the forward and adjoint solves; by default a thousand times tighter than `rtol`.
+        max_evaluations: of the gradient, after which the run stops. A flow that slides along a kink of relu
+            takes tiny steps, and more of them than anyone would wait for.
+        progress: called with (t, loss).
+
+    A flow that loses its equilibria, slides along a kink, or whose solver gives up, ends there and says so in
+    `stopped`; the model is left at the last good weights.
+    """
+    for name, number in (("time", time), ("rtol", rtol), ("atol", 1.0 if atol is None else atol)):
+        if not (isinstance(number, int | float) and 0 < number < math.inf):
+            raise ValueError(f"{name} must be a finite number > 0. Got {number!r} instead.")
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(_METHODS)}. Got {method!r} instead.")
+    if not isinstance(max_evaluations, int) or max_evaluations < 1:
+        raise ValueError(f"max_evaluations must be an integer ≥ 1. Got {max_evaluations!r} instead.")
+    if measure is not None and (not isinstance(measure, int) or measure < 0):
+        raise ValueError(f"measure must be an integer ≥ 0, or None. Got {measure!r} instead.")
+    due = _due(points, float(time))
+    chosen = _loss(model, X, y, loss, certificate)
+    began, stopped = perf_counter(), ""
+    run = Field(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
+    least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
+    recorder = _Recorder(run, _double(X_test), _double(y_test), 0, 0)
+    recorder.at = _Every(measure)  # type: ignore[assignment]
+    recorder.add(0, run.loss_at(run.start))
+    fastest = run.curvature(0.0, run.start).fastest
+    if method == "auto":
+        method = _automatic(model, time * fastest)
+    atols = 0.01 * rtol * run.tolerances(fastest) if atol is None else atol
+    solver = _solver(method, run, float(time), rtol, atols)
+    theta, times, pieces = run.start, [0.0], list[Any]()
+    while solver.status == "running" and not stopped:
+        try:
+            message = solver.step()
+            if solver.status == "failed":
+                stopped = f"t = {solver.t:.6g}: {run.lost or message}"
+                break
+            if run.evaluations > max_evaluations:
+                stopped = f"t = {solver.t:.6g}: {max_evaluations} evaluations. {_SLOW}"
+            piece = solver.dense_output() if dense or due is not None else None
+            pieces += [piece] if dense else []
+            for t in [solver.t] if due is None else _up_to(due, solver.t):
+                found = solver.y.copy() if piece is None or t == solver.t else piece(t)
+                value = run.loss_at(found)
+                if not math.isfinite(value):
+                    stopped = f"t = {times[-1]:.6g}: {run.lost or 'the loss is not finite beyond.'}"
+                    break
+                theta = found
+                recorder.add(len(times), value)
+                times.append(float(t))
+                if progress is not None:
+                    progress(float(t), value)
+        except EquilibriumError as error:
+            stopped = f"t = {solver.t:.6g}: no equilibrium. {error}"
+    run.write(theta, model)
+    if measure != 0 and not stopped and len(times) - 1 not in recorder.maps["sigma_min"]:
+        with torch.no_grad():
+            recorder._measure(len(times) - 1)
+    history = recorder.history(stopped, perf_counter() - began)
+    history.times, history.least_loss = np.array(times), least
+    if certificate is not None:
+        floor = y.numel() * np.finfo(float).eps * least / (history.loss[0] - least)  # of a loss near L*
+        history.promised = np.array([max(certificate.bound(t), floor) for t in times])
+    return Flow(
+        **{f.name: getattr(history, f.name) for f in fields(History)},
+        method=method,
+        evaluations=run.evaluations,
+        path=Path(run, OdeSolution([0.0, *(p.t for p in pieces)], pieces), model) if pieces else None,
+    )
+
+
+def _automatic(model: AffineFamily, stiffness: float) -> Method:
+    """The method for a flow of so many fastest e-folds."""
+    if model.activation is IDENTITY:
+        return "DOP853" if stiffness <= _MILD else "BDF"
+    return "RK45" if stiffness <= _MILD_WITH_KINKS else "BDF"
+
+
+def _solver(method: str, run: Field, time: float, rtol: float, atol: float | np.ndarray) -> OdeSolver:
+    options: dict[str, Any] = {"rtol": rtol, "atol": atol}
+    if method == "BDF":
+        return GaussNewtonBDF(run, 0.0, run.start, time, run.curvature, **options)
+    if method in _EXPLICIT:
+        return _EXPLICIT[method](run, 0.0, run.start, time, **options)
+    if len(run.start) > _LARGEST_DENSE:
+        raise ValueError(
+            f"{method} forms a dense Jacobian, for at most {_LARGEST_DENSE} parameters. "
+            f"Got {len(run.start)} instead: use 'BDF'."
+        )
+    dense = lambda t, theta: run.curvature(t, theta).dense()
+    return _DENSE[method](run, 0.0, run.start, time, jac=dense, **options)
+
+
+class _Every:
+    """The points at which to measure: 0, measure, 2·measure, …"""
+
+    def __init__(self, measure: int | None) -> None:
+        self.measure = measure
+
+    def __contains__(self, k: int) -> bool:
+        return k == 0 if self.measure is None else self.measure > 0 and k % self.measure == 0
+
+
+def _due(points: int | Sequence[float] | None, time: float) -> list[float] | None:
+    """The times to record after 0, the end among them; None for the solver's own."""
+    if points is None:
+        return None
+    if isinstance(points, int):
+        if points < 1:
+            raise ValueError(f"points must be an integer ≥ 1, or times. Got {points} instead.")
+        return [time * i / points for i in range(1, points)] + [time]
+    wanted = [float(t) for t in points]
+    if any(not 0 <= t <= time for t in wanted) or sorted(set(wanted)) != wanted:
+        raise ValueError(f"points must be increasing times in [0, {time:g}]. Got {wanted} instead.")
+    return sorted({*wanted, time} - {0.0})
+
+
+def _up_to(due: list[float], t: float) -> list[float]:
+    """The times up to t, taken from `due`."""
+    split = bisect.bisect_right(due, t)
+    taken, due[:] = due[:split], due[split:]
+    return taken
+
+
+def _double(T: Tensor | None) -> Tensor | None:
+    return None if T is None else T.double()
+
+
+def _loss(model: AffineFamily, X: Tensor, y: Tensor, loss: Any, certificate: Certificate | None) -> Loss:
+    """The loss of the flow, after making sure that a certificate speaks of it."""
+    if certificate is None:
+        return as_loss(loss if loss is not None else default_loss(model))
+    check_certificate(certificate, model, X, y)
+    if certificate.kind != "flow":
+        raise ValueError(f"{certificate.theorem} is about {certificate.kind}, not about gradient flow.")
+    options = {"tau": certificate.options["tau"]} if certificate.options.get("tau") else {}
+    promised = as_loss(certificate.loss, **options)
+    if loss is not None and as_loss(loss) != promised:
+        raise ValueError(f"the certificate is about the loss {promised}. Got {loss!r} instead.")
+    return promised
