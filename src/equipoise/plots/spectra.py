@@ -23,15 +23,18 @@ def spectrum(
 ) -> Figure:
     """Each spectrum over its rank 1, 2, …, sorted; or (ranks, values) of one that was thinned.
 
-    What is not > 0 (rounding, lost rank) is left out. `levels` are horizontal lines, such as the
+    What is within rounding of 0 (lost rank) is left out. `levels` are horizontal lines, such as the
     norm 1 of a contraction.
     """
     figure, ax = single(theme)
     for at, (name, some) in enumerate(values.items()):
-        if not isinstance(some, tuple):
+        if isinstance(some, tuple):
+            ranks, ordered = (np.asarray(part, dtype=float) for part in some)
+        else:
             ordered = np.sort(np.asarray(some, dtype=float).ravel())[::-1]
-            some = np.arange(1, len(ordered) + 1), ordered
-        draw(ax, some, name, at=at, theme=theme, log=True)
+            ranks = np.arange(1.0, len(ordered) + 1)
+        rounding = np.finfo(float).eps * ranks.max(initial=0) * np.nanmax(ordered, initial=0)
+        draw(ax, (ranks, np.where(ordered > rounding, ordered, np.nan)), name, at=at, theme=theme, log=True)
     for name, level in (levels or {}).items():
         ax.axhline(level, color=theme.soft, linestyle=(0, (1, 1.4)), linewidth=1.2, label=name)
     return finish(figure, ax, x=x, y=y, title=title, log_y=True, theme=theme)

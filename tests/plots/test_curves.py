@@ -1,0 +1,91 @@
+"""Curves show the numbers they are given, and say so where there are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from equipoise.plots import against_promise, bands, curves
+from equipoise.plots.curves import mean_and_sd, points
+from equipoise.plots.style import DARK, LIGHT
+
+
+def lines(figure):
+    return {line.get_label(): line for line in figure.axes[0].get_lines()}
+
+
+@pytest.mark.parametrize("series", [[5.0, 3.0, 4.0], {2: 4.0, 0: 5.0, 1: 3.0}, ([0, 1, 2], [5.0, 3.0, 4.0])])
+def test_three_ways_to_give_a_series(series):
+    x, y = points(series)
+    assert x.tolist() == [0, 1, 2]
+    assert y.tolist() == [5, 3, 4]
+
+
+@pytest.mark.parametrize("series", [([1, 2], [1.0]), (1, 2, 3), np.ones((2, 2)), 3.0])
+def test_a_series_of_no_such_form_is_refused(series):
+    with pytest.raises(ValueError, match="a series"):
+        points(series)
+
+
+def test_measured_stands_beside_promised():
+    measured, promised = 0.5 ** np.arange(30), 0.9 ** np.arange(30)
+    figure = against_promise(measured, promised, others={"test": {0: 1.0, 29: 0.2}})
+    drawn = lines(figure)
+    assert list(drawn) == ["measured", "test", "promised at most"]
+    assert np.array_equal(drawn["measured"].get_ydata(), measured)
+    assert np.array_equal(drawn["promised at most"].get_ydata(), promised)
+    assert drawn["promised at most"].get_linestyle() == "--"
+    assert drawn["promised at most"].get_color() == LIGHT.ink
+    assert figure.axes[0].get_yscale() == "log"
+
+
+def test_a_logarithmic_axis_leaves_out_what_it_cannot_show():
+    figure = curves({"a": [1.0, 0.0, -1.0, np.inf, np.nan, 0.1]}, log_y=True)
+    y = lines(figure)["a"].get_ydata()
+    assert y[[0, 5]].tolist() == [1.0, 0.1]
+    assert np.isnan(y[1:5]).all()
+
+
+@pytest.mark.parametrize("values", [[np.nan, np.inf], [0.0, -1.0], []])
+def test_empty_axes_say_so(values):
+    figure = curves({"a": values}, log_y=True)
+    figure.draw_without_rendering()
+    assert "no finite value" in figure.axes[0].texts[0].get_text()
+
+
+def test_a_band_is_mean_and_standard_deviation():
+    runs = np.random.default_rng(0).normal(size=(5, 40)) + 10
+    figure = bands({"a": runs}, theme=DARK)
+    mean, sd = mean_and_sd(runs)
+    assert np.allclose(sd, runs.std(axis=0, ddof=1))
+    assert np.allclose(lines(figure)["a"].get_ydata(), mean)
+    vertices = figure.axes[0].collections[0].get_paths()[0].vertices
+    for k in (0, 17, 39):
+        at = vertices[vertices[:, 0] == k][:, 1]
+        assert at.min() == pytest.approx(mean[k] - sd[k])
+        assert at.max() == pytest.approx(mean[k] + sd[k])
+
+
+def test_a_band_that_reaches_zero_stays_on_a_logarithmic_axis():
+    runs = np.array([[1.0, 0.01], [1.0, 0.2]])  # mean 0.105, deviation 0.134
+    figure = bands({"a": runs}, log_y=True)
+    vertices = figure.axes[0].collections[0].get_paths()[0].vertices
+    assert vertices[:, 1].min() == pytest.approx(0.0105)
+
+
+def test_one_run_has_no_spread():
+    mean, sd = mean_and_sd([[1.0, 2.0]])
+    assert mean.tolist() == [1, 2]
+    assert sd.tolist() == [0, 0]
+
+
+def test_runs_must_be_rows_over_the_steps():
+    with pytest.raises(ValueError, match=r"runs must be \(R, 3\)"):
+        bands({"a": np.ones((2, 4))}, at=[1, 2, 3])
+
+
+def test_colours_and_dashes_go_together():
+    figure = curves({str(i): [1.0, 2.0] for i in range(4)}, levels={"one": 1.5})
+    drawn = list(lines(figure).values())
+    assert len({line.get_color() for line in drawn[:4]}) == 4
+    assert len({str(line._dash_pattern) for line in drawn[:4]}) == 4
