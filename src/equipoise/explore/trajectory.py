@@ -68,7 +68,7 @@ def solver_paths(
     start: Tensor,
     args: Sequence[Any] = (),
     *,
-    solver: Solver | None = None,
+    solver: Solver | Sequence[Solver] | None = None,
     stop: Stop | None = None,
 ) -> Paths:
     """Every iterate of every sample of z = f(z, *args), by Anderson unless another solver is given."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -152,8 +152,8 @@ def select(names: Iterable[str]) -> list[Experiment]:
 # -- running ---------------------------------------------------------------------------------------------
 
 
-class Watcher:
-    """Told how a run goes; this one keeps silent."""
+class Watcher(Protocol):
+    """Told how a run goes."""
 
     def experiment(self, key: str, at: int, total: int) -> None: ...
 
@@ -162,13 +162,26 @@ class Watcher:
     def finished(self, result: Result) -> None: ...
 
 
+class Silent:
+    """A watcher that tells nobody."""
+
+    def experiment(self, key: str, at: int, total: int) -> None:
+        return None
+
+    def unit(self, name: str, share: float) -> None:
+        return None
+
+    def finished(self, result: Result) -> None:
+        return None
+
+
 @dataclass
 class Context:
     """What an experiment runs in: its settings, its data, and the store of units."""
 
     settings: Settings
     out: Path
-    watcher: Watcher = field(default_factory=Watcher)
+    watcher: Watcher = field(default_factory=Silent)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of processor time of the units used, whenever they were computed
     units: list[str] = field(default_factory=list)
@@ -310,7 +323,7 @@ def reproduce(
     """
     from .gallery import write_gallery, write_page
 
-    chosen, out, watcher = select(names), Path(out), watcher or Watcher()
+    chosen, out, watcher = select(names), Path(out), watcher or Silent()
     results = []
     for at, entry in enumerate(chosen):
         watcher.experiment(entry.key, at, len(chosen))
@@ -324,7 +337,7 @@ def reproduce(
 
 def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher | None = None) -> Result:
     """Measure, judge and draw one experiment; `measured.json` and `result.json` are written."""
-    context = Context(settings, out, watcher or Watcher())
+    context = Context(settings, out, watcher or Silent())
     directory = out / entry.key
     directory.mkdir(parents=True, exist_ok=True)
     page, judgements, error = Page(directory), [], ""

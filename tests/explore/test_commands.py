@@ -1,0 +1,79 @@
+"""equipoise landscape RUN and equipoise trajectory RUN: numbers and figures from a finished run alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from equipoise.cli.app import app
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two small runs on one table."""
+    root = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 3))
+    rows = "\n".join(",".join(map(str, [*x, x[0] - x[1]])) for x in X)
+    (root / "table.csv").write_text(f"a,b,c,y\n{rows}\n")
+    for name, seed in (("one", "0"), ("two", "1")):
+        asked = ["fit", str(root / "table.csv"), "--out", str(root / name), "--steps", "4", "--quiet"]
+        result = runner.invoke(app, [*asked, "--width", "40", "--seed", seed])
+        assert result.exit_code == 0, result.output
+    return root
+
+
+def call(*asked):
+    result = runner.invoke(app, [str(a) for a in asked])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_plane_is_measured_and_drawn(trained):
+    found = call("landscape", trained / "one", "--grid", "5", "--radius", "0.2", "--json")
+    loss = np.array(found["loss"], dtype=float)
+    assert loss.shape == (5, 5)
+    assert loss[2, 2] == pytest.approx(found["centre"], rel=1e-5)
+    assert found["hessian_lambda_max"] > 0
+    where = trained / "one" / "landscape"
+    assert json.loads((where / "landscape.json").read_text()) == found
+    for name in ("contours.svg", "contours.png", "surface.svg", "surface.png"):
+        assert (where / name).stat().st_size > 1000
+
+
+def test_the_line_to_another_run_ends_in_it(trained, tmp_path):
+    asked = ("--grid", "4", "--json", "--out", tmp_path)
+    there = call("landscape", trained / "one", "--to", trained / "two", *asked)
+    back = call("landscape", trained / "two", "--to", trained / "one", *asked)
+    assert there["s"] == pytest.approx(np.linspace(-0.5, 1.5, 9))
+    assert there["loss"][2] == pytest.approx(there["centre"], rel=1e-5)
+    assert there["loss"][6] == pytest.approx(back["centre"], rel=1e-5)
+    assert (tmp_path / "line.svg").exists()
+
+
+def test_a_random_line_is_one_direction(trained, tmp_path):
+    found = call("landscape", trained / "one", "--line", "--grid", "5", "--json", "--out", tmp_path)
+    assert found["loss"][2] == pytest.approx(found["centre"], rel=1e-5)
+
+
+def test_a_trajectory_is_followed_and_drawn(trained):
+    found = call("trajectory", trained / "one", "--rows", "4", "--grid", "5", "--json")
+    assert len(found["paths"]) == 4
+    assert all(len(p) == len(r) for p, r in zip(found["paths"], found["residuals"], strict=True))
+    assert all(found["converged"])
+    assert all(r[-1] < 1e-6 for r in found["residuals"])
+    assert np.array(found["arrows"]).shape == (5, 5, 2)
+    for name in ("paths.svg", "residuals.png", "training.svg"):
+        assert (trained / "one" / "trajectory" / name).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("command", ["landscape", "trajectory"])
+def test_a_run_that_is_not_there_is_named(command, tmp_path):
+    result = runner.invoke(app, [command, str(tmp_path / "nothing")])
+    assert result.exit_code == 2
+    assert "no such run" in result.output
