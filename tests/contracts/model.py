@@ -153,7 +153,7 @@ class ModelContract:
 
     def test_third_order_by_finite_differences_of_the_second(self):
         model, X = self.build(), self.data(3)
-        name, p = self.curved, getattr(model, self.curved)
+        name, p = self.curved, model.get_parameter(self.curved)
         directions = torch.randn(
             3, *p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(3)
         ).unbind()
@@ -468,7 +468,7 @@ class ModelContract:
         y = model(X, start=Z, stop=hasty, solver=eq.Picard())
         with pytest.raises(eq.EquilibriumError, match=r"adjoint solve: .*\n  row 0: max_steps"):
             y.sum().backward()
-        assert all(getattr(model, name).grad is None for name in model.hidden_names)
+        assert all(model.get_parameter(name).grad is None for name in model.hidden_names)
         with pytest.raises(eq.EquilibriumError, match="adjoint solve"):
             model.adjoint(Z, X, stop=hasty, solver=eq.Picard())
 

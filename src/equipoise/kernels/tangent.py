@@ -1,8 +1,8 @@
 """H_ij = ⟨∂ŷ_i/∂θ, ∂ŷ_j/∂θ⟩: the exact tangent kernel, by parameter block.
 
 For an affine family every block is a Hadamard product of Gram matrices of Z, X and the adjoint V
-(`AffineFamily.gram`): O(N(m + N)) memory, no Jacobian. For any other module the Jacobian is contracted in
-chunks of samples.
+(`AffineFamily.gram`): O(N(m + N)) memory, no Jacobian; those of OptEq are in `opteq.py`. For any other module
+the Jacobian is contracted in chunks of samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..models.affine import AffineFamily
+from ..models.opteq import OptEq
 from ..solve import Stop
+from .opteq import has_formula, opteq_kernel
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def tangent_kernel(
     """The tangent kernel of a model between the rows of X and of X2 (by default X itself).
 
     Args:
-        model: an affine family (by formula), or any module with outputs (N,) or (N, k) (by Jacobians).
+        model: an affine family or OptEq (by formula), or any module with outputs (N,) or (N, k) (by
+            Jacobians).
         stop: of the equilibria and adjoints behind it; by default tight for the dtype.
         block: rows of X at a time. The result is the same; the memory of the intermediates is bounded by
             block × N2. By default chosen by size.
@@ -75,6 +78,11 @@ def tangent_kernel(
     """
     if isinstance(model, AffineFamily):
         return _affine_kernel(model, X, X2, stop or _tight(X.dtype), block, progress)
+    if has_formula(model):
+        assert isinstance(model, OptEq)
+        rows = block or _rows(len(X if X2 is None else X2), model.outputs)
+        slices = _slices(len(X), rows, progress)
+        return TangentKernel(opteq_kernel(model, X, X2, stop or _tight(X.dtype), slices))
     return _jacobian_kernel(model, X, X2, block, progress)
 
 
@@ -92,14 +100,18 @@ def _affine_kernel(
 ) -> TangentKernel:
     V, Z = _adjoint(model, X, stop)
     V2, Z2, other = (V, Z, X) if X2 is None else (*_adjoint(model, X2, stop), X2)
-    # The Hadamard products make a few temporaries of the size of the result: keep them to some 64 MB each.
-    rows = block or max(1, 8_000_000 // max(1, len(other) * model.outputs**2))
+    rows = block or _rows(len(other), model.outputs)
     parts: list[dict[str, Tensor]] = []
     for at in _slices(len(X), rows, progress):
         parts.append(model.gram(V[at], Z[at], X[at], V2, Z2, other))
     if not parts:
         return TangentKernel(model.gram(V, Z, X, V2, Z2, other))
     return TangentKernel({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+
+def _rows(other: int, outputs: int) -> int:
+    """Rows at a time: Hadamard products make a few temporaries of the result's size, some 64 MB each."""
+    return max(1, 8_000_000 // max(1, other * outputs**2))
 
 
 def _adjoint(model: AffineFamily, X: Tensor, stop: Stop) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
 from .instance import Instance
+from .opteq import is_opteq, prove_wellposed
 from .rigorous import RigorousInstance
 from .safeguarded import Safeguarded
 from .two_timescale import TwoTimescale
@@ -84,7 +85,7 @@ def certify(
     """The verdict of a theorem on a network and its data.
 
     Args:
-        model: one of the affine families.
+        model: one of the affine families; for "wellposed" an OptEq or a DeepOptEq too.
         X, y: the data the theorem speaks of, (N, d) and like the network's output.
         theorem: its name, such as "gao2022.descent", or an object such as `theory.gao2022.Descent(C=…)`.
         tier: "float64", which trusts conventional float64 products; or "rigorous", which trusts none and
@@ -106,5 +107,7 @@ def certify(
         raise ValueError(f"the tier 'rigorous' is known for {known}. Got {theorem.name} instead.")
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
+    if isinstance(theorem, WellPosed) and is_opteq(model):
+        return prove_wellposed(model, X, tier)  # type: ignore[arg-type]
     instance = RigorousInstance if tier == "rigorous" else Instance
     return theorem.prove(instance(model, X, y if theorem.needs_targets else None))  # type: ignore[arg-type]

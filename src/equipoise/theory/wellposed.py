@@ -13,6 +13,7 @@ from ..linalg import Interval
 from ..models.monotone import Monotone
 from .certificate import Certificate
 from .instance import Instance
+from .opteq import is_opteq, opteq_error
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,22 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
     ‖z − z*‖ ≤ (1 + ‖W‖R)‖z − f(z)‖, for contractions and monotone maps alike. (‖z − f(z)‖/μ, which looks like
     the monotone form, is violated in practice.)
     """
+    if is_opteq(model):
+        return _opteq_error(model, X, Z)
     instance = Instance(model, X)  # type: ignore[arg-type]
     expected = (instance.N, instance.model.width)
-    if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
-        got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
-        raise ValueError(f"Z must be {expected}, a row a sample. Got {got} instead.")
+    _check_shape(Z, expected)
     if instance.obstacle or not bool(torch.isfinite(Z).all()) or not instance.unique:
         return math.inf
     return instance.equilibria_of(Z.detach().to(instance.X.device).double()).error
+
+
+def _opteq_error(model: Any, X: Tensor, Z: Tensor) -> float:
+    _check_shape(Z, (len(X), model.state))
+    return opteq_error(model, X, Z)
+
+
+def _check_shape(Z: Tensor, expected: tuple[int, int]) -> None:
+    if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
+        got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
+        raise ValueError(f"Z must be {expected}, a row a sample. Got {got} instead.")

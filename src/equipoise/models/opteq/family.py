@@ -1,0 +1,376 @@
+"""z = T_R∘f_L∘…∘f_1(z),  f_l(z) = (α/μ) W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z: what the OptEq models share.
+
+Samples are rows: X is (N, d), Z is (N, m), c_l = X U_lᵀ + b_l is (N, n_l). Each f_l is a proximal map where
+L_σ‖W_l‖² ≤ μ [xie2021, Theorem 1], so T is nonexpansive, and a contraction where one ‖W_l‖ is smaller.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...differentiate import Gradient, Implicit, Method, Record, Unrolled
+from ...differentiate.equation import needs_gradient, under_transform
+from ...linalg import norm_upper
+from ...solve import SAM, Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
+from ...solve.driver import Precision
+from ...solve.failure import OnFailure, Policy
+from ...solve.problem import Layout
+from ..affine import refuse_nonfinite, spectral_norm
+from ..equilibrium import _shaped
+from ..properties import Property, UnrolledSAM, as_property, as_sam, sam_config
+from ..saving import Saved
+from .activations import KNOWN, monotone_activation
+from .pieces import Gradients, ProximalEquation, as_gradient, positive
+
+Solvers = Solver | Sequence[Solver]
+FeatureMap = Callable[[Tensor], Tensor]
+
+
+class ProximalFamily(Saved, ABC):
+    """z = T_R∘f_L∘…∘f_1(z),  f_l(z) = (α/μ) W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z,  ŷ = Vᵀz.
+
+    `forward` and `equilibrium` are differentiable by `gradient`, with the failure policy `on_failure`;
+    `solve` returns the Solution as it is. `last` records the last call and is neither copied nor saved.
+    """
+
+    readout_name: ClassVar[str] = "V"
+    mu: float = 1.0
+    V: nn.Parameter  # (m,), or (m, k) for k > 1 outputs
+
+    def __init__(
+        self,
+        inputs: int,
+        state: int,
+        outputs: int,
+        alpha: float,
+        activation: str | Activation,
+        *,
+        regulariser: Property | Mapping[str, Any] | None = None,
+        bound: float | None = None,
+        feature_map: FeatureMap | None = None,
+        solver: Solvers | Mapping[str, Any] | str | None = None,
+        gradient: Gradients | None = None,
+        stop: Stop | None = None,
+        on_failure: Policy | OnFailure = "raise",
+    ) -> None:
+        super().__init__()
+        for name, value in (("inputs", inputs), ("state", state), ("outputs", outputs)):
+            positive(name, value)
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha} instead.")
+        if bound is not None and not 0 < bound <= 1:
+            raise ValueError(
+                f"bound must lie in (0, 1], the largest √(L_σ/μ)‖W‖, or be None for free weights. "
+                f"Got {bound} instead."
+            )
+        if feature_map is not None and not callable(feature_map):
+            raise TypeError(
+                f"feature_map must be a function from X to (N, {inputs}). Got {feature_map!r} instead; a "
+                f"file holds its name alone, so pass it to load(path, feature_map=…)."
+            )
+        self.inputs, self.state, self.outputs, self.alpha = inputs, state, outputs, float(alpha)
+        chosen = monotone_activation(activation)
+        self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
+        self.regulariser = as_property(regulariser)
+        self.bound = None if bound is None else float(bound)
+        self.feature_map = feature_map
+        self.gradient = as_gradient(gradient)
+        self.method = Method(as_sam(solver), stop or Stop(), "native", OnFailure.of(on_failure))
+        self._last = Record()
+
+    # -- what a family is ----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Sequence[Any]:
+        """The layers, each with W (n_l, m), U (n_l, d) and b (n_l,)."""
+
+    @property
+    def width(self) -> int:
+        """m, the size of the state."""
+        return self.state
+
+    @property
+    def state_size(self) -> int:
+        """Entries of what is solved for, a sample."""
+        return self.state
+
+    @property
+    def activation(self) -> Activation:
+        """σ."""
+        return KNOWN[self._activation] if isinstance(self._activation, str) else self._activation
+
+    @property
+    def readout_weight(self) -> Tensor:
+        return self.V
+
+    @property
+    def hidden_names(self) -> tuple[str, ...]:
+        """Every parameter but the readout."""
+        return tuple(name for name, _ in self.named_parameters() if name != self.readout_name)
+
+    @property
+    def limit(self) -> float:
+        """√(μ/L_σ): the norm up to which a layer is a proximal map."""
+        return (self.mu / self.activation.lipschitz) ** 0.5
+
+    def weights(self) -> list[Tensor]:
+        """The effective W_l: as they are, or with ‖W_l‖ ≤ bound·√(μ/L_σ) by the parameterisation."""
+        raw = [layer.W for layer in self.blocks]
+        if self.bound is None:
+            return raw
+        limit = self.bound * self.limit
+        return [W * (limit / torch.linalg.matrix_norm(W, ord=2).clamp_min(limit)) for W in raw]
+
+    def features(self, X: Tensor) -> Tensor:
+        """x = g(x₀), (N, d): X itself without an extractor."""
+        if self.feature_map is None:
+            return X
+        features = self.feature_map(X)
+        if tuple(features.shape) != (len(X), self.inputs):
+            raise ValueError(
+                f"feature_map must return {(len(X), self.inputs)}, a row a sample. "
+                f"Got shape {tuple(features.shape)} instead."
+            )
+        refuse_nonfinite("feature_map(X)", features)
+        return features
+
+    def injections(self, X: Tensor) -> list[Tensor]:
+        """c_l = g(X) U_lᵀ + b_l, (N, n_l)."""
+        x = self.features(X)
+        return [x @ layer.U.T + layer.b for layer in self.blocks]
+
+    def layer_map(self, z: Tensor, c: Tensor, W: Tensor) -> Tensor:
+        """f_l(z) = (α/μ) σ(z W_lᵀ + c_l) W_l + (1 − α) z, (N, m)."""
+        out = (self.alpha / self.mu) * (self.activation(z @ W.T + c) @ W)
+        return out if self.alpha == 1 else out + (1 - self.alpha) * z
+
+    def T(self, z: Tensor, injections: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        """T_R∘f_L∘…∘f_1(z), (N, m)."""
+        for c, W in zip(injections, weights, strict=True):
+            z = self.layer_map(z, c, W)
+        return z if self.regulariser is None else self.regulariser(z)
+
+    def readout(self, Z: Tensor) -> Tensor:
+        """ŷ = Z V: (N,), or (N, k) for k > 1 outputs."""
+        return Z @ self.V
+
+    # -- well-posedness ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def project_(self, bound: float = 1.0) -> Any:
+        """W_l ← W_l·min(1, bound·√(μ/L_σ)/‖W_l‖), in place, with a sound bound of ‖W_l‖. Returns the model.
+
+        Afterwards every L_σ‖W_l‖² ≤ bound²·μ holds for certain: at 1 the map is nonexpansive, below 1 it is a
+        contraction that `certify(model, X)` proves. Call it after each step of an optimiser.
+        """
+        if not 0 < bound <= 1:
+            raise ValueError(f"bound must lie in (0, 1]. Got {bound} instead.")
+        limit = bound * self.limit
+        for i, layer in enumerate(self.blocks):
+            W = layer.W
+            if not bool(torch.isfinite(W).all()):
+                raise ValueError(f"W of layer {i + 1} holds NaN or infinity: there is nothing to project.")
+            while not (size := norm_upper(W)) <= limit:
+                W.mul_(limit / size * (1 - 2 * torch.finfo(W.dtype).eps))
+        return self
+
+    def contraction(self) -> float | None:
+        """q = ∏(1 − α + α L_σ‖W_l‖²/μ), where it is below 1; else None. A float64 number, not a proof."""
+        if self.regulariser is not None and not self.regulariser.nonexpansive:
+            return None
+        q = 1.0
+        for W in self.weights():
+            q *= 1 - self.alpha + self.alpha * self.activation.lipschitz * spectral_norm(W) ** 2 / self.mu
+        return q if q < 1 else None
+
+    @property
+    def averagedness(self) -> float:
+        """Lα/(2 + (L−1)α): T is averaged with this constant where every L_σ‖W_l‖² ≤ μ    [xie2021, §2.3]."""
+        L = len(self.blocks)
+        return L * self.alpha / (2 + (L - 1) * self.alpha)
+
+    def check_wellposed(self) -> None:
+        """A ValueError, by how much and what to do, unless the weights give every input one equilibrium."""
+        if self.contraction() is not None:
+            return
+        if self.regulariser is not None and not self.regulariser.nonexpansive:
+            raise ValueError(
+                f"{self.regulariser} is not known to be nonexpansive, so nothing says that an input has one "
+                f"equilibrium: use a proximal property, or a convex R with a step ≤ 2/L_z."
+            )
+        norms = ", ".join(f"{spectral_norm(W) / self.limit:.6g}" for W in self.weights())
+        raise ValueError(
+            f"√(L_σ/μ)‖W_l‖ must be ≤ 1 for every layer and < 1 for one, for every input to have one "
+            f"equilibrium. Got {norms}: project_(0.99) after each step, or bound=0.99, sees to it."
+        )
+
+    # -- equilibria ----------------------------------------------------------------------------------------
+
+    def forward(self, X: Tensor, **how: Any) -> Tensor:
+        """ŷ = Z V, (N,) or (N, k). Options as of `equilibrium`."""
+        return self.readout(self.equilibrium(X, **how))
+
+    def equilibrium(
+        self,
+        X: Tensor,
+        *,
+        stop: Stop | None = None,
+        start: Tensor | Solution | None = None,
+        solver: Solvers | None = None,
+        gradient: Gradients | None = None,
+        precision: Precision = "native",
+        on_failure: Policy | OnFailure | None = None,
+    ) -> Tensor:
+        """Z (N, m), differentiable by `gradient`: Implicit() by default, or Unrolled(K) for K recorded steps.
+
+        `solver=SAM(…)` chooses among many equilibria and is trained unrolled: with Unrolled(K), Z is its K-th
+        iterate, whatever its residual (which `last.forward` tells).
+        """
+        if on_failure is not None:
+            on_failure = OnFailure.of(on_failure)
+        method = self._method(stop, solver, precision, on_failure)
+        how = self._gradient(gradient, method, stop, solver is not None)
+        equation, z0 = self._equation(X, start, method)
+        record = self._last = Record()
+        try:
+            Z = how.equilibrium(equation, z0, equation.tensors, record)
+        except EquilibriumError as error:
+            record.forward = _shaped(error.solution, Layout.of(z0))
+            raise EquilibriumError(f"{error}\n{self._diagnosis()}", record.forward) from None
+        if record.forward is not None:
+            record.forward = _shaped(record.forward, Layout.of(z0))
+        return self.state_of(Z)
+
+    @torch.no_grad()
+    def solve(
+        self,
+        X: Tensor,
+        *,
+        stop: Stop | None = None,
+        start: Tensor | Solution | None = None,
+        solver: Solvers | None = None,
+        precision: Precision = "native",
+    ) -> Solution:
+        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
+        equation, z0 = self._equation(X, start, self._method(stop, solver, precision, None))
+        return equation.solve(z0, equation.tensors)
+
+    def state_of(self, solved: Tensor) -> Tensor:
+        """Z (N, m) from what was solved for."""
+        return solved
+
+    def _method(
+        self, stop: Stop | None, solver: Solvers | None, precision: Precision, on_failure: OnFailure | None
+    ) -> Method:
+        chosen = solver if solver is not None else self.method.solver
+        # T is averaged: plain iteration gets there in the end. It ends on a value of T, in which the zeros
+        # and bounds of a property are exact.
+        default: Solvers = (Anderson(), Picard()) if self.regulariser is None else (Picard(), Anderson())
+        return Method(
+            default if chosen is None else chosen,
+            stop or self.method.stop,
+            precision,
+            on_failure or self.method.on_failure,
+        )
+
+    def _gradient(
+        self, gradient: Gradients | None, method: Method, stop: Stop | None, named: bool
+    ) -> Gradient:
+        """How to differentiate; `named`: this call has a solver of its own."""
+        how = self.gradient if gradient is None else as_gradient(gradient)
+        if stop is not None and how == Implicit():
+            how = Implicit(stop=stop)  # one tolerance for the forward and the adjoint solve
+        solver = method.solver
+        chain = list(solver) if isinstance(solver, Sequence) else [solver]
+        if not any(isinstance(one, Solver) and one.selects for one in chain):
+            if named and isinstance(how, Unrolled):
+                raise ValueError(
+                    f"{how} takes steps of its own solver, which Unrolled(K, Picard(damping=…)) names. Got "
+                    f"solver={solver!r} as well: leave it out, or use gradient=Implicit()."
+                )
+            return how
+        if isinstance(how, Unrolled) and len(chain) == 1 and isinstance(chain[0], SAM):
+            return UnrolledSAM(how.steps, chain[0])
+        if needs_gradient(tuple(self.parameters())) or under_transform():
+            raise ValueError(
+                f"SAM chooses among many equilibria, where I − ∂T/∂z is singular and "
+                f"{type(how).__name__} has no gradient to give. Train it unrolled, solver=SAM(…) with "
+                f"gradient=Unrolled(20); or call the model under torch.no_grad()."
+            )
+        return how
+
+    def _equation(
+        self, X: Tensor, start: Tensor | Solution | None, method: Method
+    ) -> tuple[ProximalEquation, Tensor]:
+        self._check_inputs(X)
+        injections, weights = self.injections(X), self.weights()
+        shape = (len(X), self.state_size)
+        value = start.value if isinstance(start, Solution) else start
+        if value is None:
+            value = torch.zeros(shape, dtype=self.V.dtype, device=self.V.device)
+        elif not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"start must be {shape}, {shape[0]} rows like X. Got {got} instead.")
+        return ProximalEquation(self.T, injections, weights, method), value.detach()
+
+    def _diagnosis(self) -> str:
+        try:
+            self.check_wellposed()
+        except ValueError as error:
+            return str(error)
+        return "The weights are well-posed: each of these samples has exactly one equilibrium."
+
+    def _check_inputs(self, X: Tensor) -> None:
+        if not isinstance(X, Tensor):
+            raise TypeError(f"X must be a tensor, (N, {self.inputs}). Got {type(X).__name__} instead.")
+        if self.feature_map is not None:
+            if X.ndim < 1:
+                raise ValueError("X must be batch-first, (N, …). Got a scalar instead.")
+            return
+        if X.ndim != 2 or X.shape[1] != self.inputs:
+            hint = " A single sample is X[None]." if X.ndim == 1 else ""
+            raise ValueError(
+                f"X must be (N, {self.inputs}), a row a sample. Got shape {tuple(X.shape)} instead.{hint}"
+            )
+        if X.dtype != self.V.dtype or X.device != self.V.device:
+            raise ValueError(
+                f"X must be {self.V.dtype} on {self.V.device} like the parameters. "
+                f"Got {X.dtype} on {X.device} instead: X.to(…) or model.to(…) makes them agree."
+            )
+        refuse_nonfinite("X", X)
+
+    # -- housekeeping --------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> Record:
+        """The forward and adjoint Solution of the last call."""
+        return self._last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": Record()}
+
+    def config(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "inputs": self.inputs,
+            "state": self.state,
+            "outputs": self.outputs,
+            "alpha": self.alpha,
+            "activation": self._activation if isinstance(self._activation, str) else self._activation.name,
+        }
+        if self.bound is not None:
+            settings["bound"] = self.bound
+        if self.regulariser is not None:
+            settings["regulariser"] = self.regulariser.config()
+        if self.feature_map is not None:
+            settings["feature_map"] = getattr(self.feature_map, "__name__", type(self.feature_map).__name__)
+        if isinstance(self.gradient, Unrolled):
+            settings["gradient"] = self.gradient.steps
+        if isinstance(self.method.solver, SAM):
+            settings["solver"] = sam_config(self.method.solver)
+        return settings

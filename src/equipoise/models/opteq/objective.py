@@ -1,0 +1,288 @@
+"""min φ(z), and min αM_1(z_1) + αM_2(z_0) + ½‖z_1 − z_0‖²: the convex problems that OptEq networks solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from ...linalg import norm_upper
+from .convex import Phi, QuadraticProgramme
+from .family import ProximalFamily
+
+Smooth = Callable[[Tensor], tuple[Tensor, Tensor]]  # one row ↦ value (1,) and gradient (1, ·)
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """What an independent convex method found."""
+
+    z: Tensor  # (N, m)
+    value: Tensor  # (N,), the objective there
+    v: Tensor | None = None  # the solution of the quadratic programme, where there is one
+    method: str = ""
+
+
+class _Objective(ProximalFamily):
+    """What both objectives share."""
+
+    @torch.no_grad()
+    def potentials(self, X: Tensor) -> list[Phi]:
+        """φ_l of every layer, with f_l^{α=1} = prox_{φ_l}."""
+        self._check_inputs(X)
+        pairs = zip(self.weights(), self.injections(X), strict=True)
+        return [Phi(W.detach(), c, self.mu, self.activation) for W, c in pairs]
+
+    def _strong(self, W: Tensor) -> float:
+        """s = μ/(L_σ‖W‖²) − 1: φ is strongly convex with this constant; −1 where φ is not convex."""
+        size = self.activation.lipschitz * norm_upper(W) ** 2 / self.mu
+        return math.inf if size == 0 else 1 / size - 1
+
+    def _smooth_minimum(self, size: int, rows: Sequence[Smooth]) -> Tensor:
+        """argmin of each smooth convex function of `size` variables, from 0, by scipy's L-BFGS-B."""
+        options = {"maxiter": 5000, "maxfun": 20000, "ftol": 0.0, "gtol": 1e-11, "maxls": 60}
+        found = self.V.new_zeros(len(rows), size)
+        for i, F in enumerate(rows):
+
+            def call(flat: np.ndarray, F: Smooth = F) -> tuple[float, np.ndarray]:
+                value, gradient = F(torch.as_tensor(flat)[None].to(found))
+                return float(value), gradient[0].double().cpu().numpy()
+
+            best = minimize(call, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
+            found[i] = torch.as_tensor(best).to(found)
+        return found
+
+    def _refuse_nonconvex(self) -> None:
+        for i, W in enumerate(self.weights()):
+            if self._strong(W) < -1e-12:
+                raise ValueError(
+                    f"φ is convex where L_σ‖W‖² ≤ μ. Got {1 / (1 + self._strong(W)):.6g} μ for layer {i + 1} "
+                    f"instead: call project_() first."
+                )
+
+
+class LayerObjective(_Objective):
+    """min φ(z),  φ = ψ* − ½‖·‖²: the problem that one layer solves    [xie2021, Theorem 1]."""
+
+    @torch.no_grad()
+    def objective(self, Z: Tensor, X: Tensor) -> Tensor:
+        """φ(z), (N,), ∞ outside of its domain.
+
+        With a regulariser it is Φ + M_R, Φ = φ for α = 1 and else αM_φ^{1−α}; its minimiser is then not the
+        equilibrium z but S(z), the state before T_R (S the layer).
+        """
+        self._refuse_nonconvex()
+        (phi,) = self.potentials(X)
+        if self.regulariser is None:
+            return phi.value(Z)
+        envelope = _envelope_of(self.regulariser)
+        inner = phi.value(Z) if self.alpha == 1 else self.alpha * phi.envelope(1 - self.alpha, Z)
+        return inner + envelope(Z)
+
+    @torch.no_grad()
+    def optimality_gap(self, Z: Tensor, X: Tensor) -> Tensor:
+        """≥ φ(f(z)) − min φ, (N,): ‖z − f(z)‖²/(2s), since z − f(z) ∈ ∂φ(f(z)) and φ is s-strongly convex.
+
+        s = μ/(L_σ‖W‖²) − 1; ∞ where that is 0 and z is no equilibrium.
+        """
+        self._refuse_nonconvex()
+        _refuse_regulariser(self)
+        (phi,) = self.potentials(X)
+        return _bounded((Z - phi.map(Z)).square().sum(dim=1), max(self._strong(phi.W), 0.0))
+
+    @torch.no_grad()
+    def quadratic_programme(self, X: Tensor) -> QuadraticProgramme:
+        """min_{v≥0} μ⁻¹(½‖v‖² − cᵀv) − ½‖Wᵀv/μ‖², whose solution gives z = Wᵀv/μ. ReLU only."""
+        _require_relu(self)
+        (phi,) = self.potentials(X)
+        eye = torch.eye(len(phi.W), dtype=phi.W.dtype, device=phi.W.device)
+        return QuadraticProgramme(
+            eye / self.mu - phi.W @ phi.W.T / self.mu**2, phi.c / self.mu, signed=len(eye)
+        )
+
+    @torch.no_grad()
+    def minimise(self, X: Tensor) -> Minimum:
+        """argmin φ without the network: by the quadratic programme (ReLU), else by L-BFGS on M_φ^½."""
+        self._refuse_nonconvex()
+        _refuse_regulariser(self)
+        (phi,) = self.potentials(X)
+        if self.activation.name == "relu":
+            programme = self.quadratic_programme(X)
+            v = programme.solve()
+            return Minimum(v @ phi.W / self.mu, programme.value(v), v, "quadratic programme, scipy nnls")
+        one = lambda phi: lambda z: (phi.envelope(0.5, z), phi.envelope_gradient(0.5, z))
+        z = self._smooth_minimum(self.state, [one(phi.row(i)) for i in range(len(X))])
+        return Minimum(z, phi.envelope(0.5, z), None, "Moreau envelope, scipy L-BFGS-B")
+
+
+class JointObjective(_Objective):
+    """min αM_1(z_1) + αM_2(z_0) + ½‖z_1 − z_0‖², two layers    [xie2021, Corollary 1]; M = M_φ^{1−α}.
+
+    For L > 2 layers there is no objective but an inclusion, 0 ∈ ∂Σ αM_i(z_i) + (I − P)z (Theorem 2):
+    `inclusion_residual`.
+    """
+
+    @torch.no_grad()
+    def objective(self, Z: Tensor | tuple[Tensor, Tensor], X: Tensor) -> Tensor:
+        """The joint objective at Z = (z_1, z_0), or at z_0 with the best z_1, which is f_1(z_0). (N,)."""
+        first, second = self._two(X)
+        Z1, Z0 = Z if isinstance(Z, tuple) else (self._layer(first, Z), Z)
+        return self._joint(first, second, Z1, Z0)
+
+    @torch.no_grad()
+    def optimality_gap(self, Z: Tensor, X: Tensor) -> Tensor:
+        """≥ F(f_1(z), T(z)) − min F, (N,): ‖z − T(z)‖²·[H⁻¹]₁₁/2, with F strongly convex in the metric H.
+
+        (z − T(z), 0) is a subgradient of F there; H = (a_1+1, −1; −1, a_2+1), a = αs/(1 + (1−α)s),
+        s = 1/(L_σ‖W‖²) − 1.
+        """
+        first, second = self._two(X)
+        gap = (Z - self._layer(second, self._layer(first, Z))).square().sum(dim=1)
+        strong = [max(self._strong(phi.W), 0.0) for phi in (first, second)]
+        a1, a2 = (self.alpha / (1 / s + 1 - self.alpha) if s > 0 and self.alpha < 1 else s for s in strong)
+        if math.inf in (a1, a2):  # a layer without weights: its block stands still
+            return _bounded(gap, a1 + 1 if a2 == math.inf else math.inf)
+        return _bounded(gap, ((a1 + 1) * (a2 + 1) - 1) / (a2 + 1))
+
+    @torch.no_grad()
+    def inclusion_residual(self, Z: Tensor, X: Tensor) -> Tensor:
+        """‖∇(αM_i)(z_i) + z_i − z_{i−1}‖ over the blocks z_i = f_i(z_{i−1}), z_0 = z_L, (N,), from z_0 = Z.
+
+        Zero at an equilibrium, for any number of layers [xie2021, Theorem 2]. At α = 1 it is that of
+        z_i − prox_{φ_i}(z_{i−1}).
+        """
+        self._refuse_nonconvex()
+        phis, states = self.potentials(X), self.block_states(Z, X)
+        total = torch.zeros(len(Z), dtype=Z.dtype, device=Z.device)
+        for phi, before, z in zip(phis, [states[-1], *states[:-1]], states, strict=True):
+            if self.alpha == 1:
+                rest = z - phi.map(before)
+            else:
+                rest = self.alpha * phi.envelope_gradient(1 - self.alpha, z) + z - before
+            total += rest.square().sum(dim=1)
+        return total.sqrt()
+
+    @torch.no_grad()
+    def quadratic_programme(self, X: Tensor) -> QuadraticProgramme:
+        """The joint objective of two ReLU layers over v_1, v_2 ≥ 0 (and, for α < 1, z_1, z_0): p_i = W_iᵀv_i.
+
+        αM_i(z) = min_v α(½‖v‖² − cᵀv − ½‖p‖²) + α/(2(1−α))‖z − p‖².
+        """
+        _require_relu(self)
+        first, second = self._two(X)
+        W1, W2, m, alpha = first.W, second.W, self.state, self.alpha
+        eye = lambda n: torch.eye(n, dtype=W1.dtype, device=W1.device)
+        g = torch.cat([first.c, second.c], dim=1)
+        if alpha == 1:
+            across = -W1 @ W2.T
+            H = torch.cat(
+                [
+                    torch.cat([eye(len(W1)), across], dim=1),
+                    torch.cat([across.T, eye(len(W2))], dim=1),
+                ]
+            )
+            return QuadraticProgramme(H, g, signed=len(H))
+        ratio = alpha / (1 - alpha)
+        n1, n2 = len(W1), len(W2)
+        H = torch.zeros(n1 + n2 + 2 * m, n1 + n2 + 2 * m, dtype=W1.dtype, device=W1.device)
+        z1, z0 = slice(n1 + n2, n1 + n2 + m), slice(n1 + n2 + m, None)
+        for W, v, z in ((W1, slice(0, n1), z1), (W2, slice(n1, n1 + n2), z0)):
+            H[v, v] = alpha * eye(len(W)) + (ratio - alpha) * W @ W.T
+            H[v, z], H[z, v] = -ratio * W, -ratio * W.T
+            H[z, z] = (ratio + 1) * eye(m)
+        H[z1, z0] = H[z0, z1] = -eye(m)
+        return QuadraticProgramme(
+            H, torch.cat([alpha * g, g.new_zeros(len(g), 2 * m)], dim=1), signed=n1 + n2
+        )
+
+    @torch.no_grad()
+    def minimise(self, X: Tensor) -> Minimum:
+        """z_0 of the joint minimiser, without the network: a quadratic programme (ReLU) or L-BFGS (α < 1)."""
+        first, second = self._two(X)
+        if self.activation.name == "relu":
+            programme = self.quadratic_programme(X)
+            v = programme.solve()
+            z = v[:, len(first.W) :] @ second.W if self.alpha == 1 else v[:, -self.state :]
+            return Minimum(z, programme.value(v), v, "quadratic programme, scipy")
+        if self.alpha == 1:
+            raise ValueError(
+                "at α = 1 the joint objective is not differentiable: minimise() knows relu there. Got "
+                f"{self.activation.name}: take α < 1."
+            )
+        m, t, alpha = self.state, 1 - self.alpha, self.alpha
+
+        def joint(first: Phi, second: Phi) -> Smooth:
+            def F(both: Tensor) -> tuple[Tensor, Tensor]:
+                Z1, Z0 = both[:, :m], both[:, m:]
+                pull = Z1 - Z0
+                G1 = alpha * first.envelope_gradient(t, Z1) + pull
+                G0 = alpha * second.envelope_gradient(t, Z0) - pull
+                return self._joint(first, second, Z1, Z0), torch.cat([G1, G0], dim=1)
+
+            return F
+
+        both = self._smooth_minimum(2 * m, [joint(first.row(i), second.row(i)) for i in range(len(X))])
+        value = self._joint(first, second, both[:, :m], both[:, m:])
+        return Minimum(both[:, m:], value, None, "joint objective, scipy L-BFGS-B")
+
+    def _joint(self, first: Phi, second: Phi, Z1: Tensor, Z0: Tensor) -> Tensor:
+        return self._term(first, Z1) + self._term(second, Z0) + (Z1 - Z0).square().sum(dim=1) / 2
+
+    def block_states(self, Z: Tensor, X: Tensor) -> list[Tensor]:
+        raise NotImplementedError
+
+    def _two(self, X: Tensor) -> tuple[Phi, Phi]:
+        _refuse_regulariser(self)
+        self._refuse_nonconvex()
+        phis = self.potentials(X)
+        if len(phis) != 2:
+            raise ValueError(
+                f"two layers minimise a joint objective (Corollary 1), one layer is an OptEq. Got "
+                f"{len(phis)} instead, which solve an inclusion: inclusion_residual(Z, X) measures it."
+            )
+        return phis[0], phis[1]
+
+    def _term(self, phi: Phi, z: Tensor) -> Tensor:
+        """αM_φ^{1−α}(z), which is φ(z) at α = 1. (N,)."""
+        return phi.value(z) if self.alpha == 1 else self.alpha * phi.envelope(1 - self.alpha, z)
+
+    def _layer(self, phi: Phi, z: Tensor) -> Tensor:
+        return self.alpha * phi.map(z) + (1 - self.alpha) * z
+
+
+def _bounded(square: Tensor, strong: float) -> Tensor:
+    """square/(2·strong), 0 where square is."""
+    if strong == 0:
+        return torch.where(square == 0, 0.0, torch.full_like(square, math.inf))
+    return square / (2 * strong)
+
+
+def _envelope_of(regulariser: Any) -> Callable[[Tensor], Tensor]:
+    envelope = getattr(regulariser, "envelope", None)
+    if envelope is None:
+        raise ValueError(
+            f"the problem behind {regulariser} is not known: a gradient step is no proximal map in general. "
+            f"L1, SquaredL2, GroupLasso and Box have one."
+        )
+    return envelope
+
+
+def _refuse_regulariser(model: ProximalFamily) -> None:
+    if model.regulariser is not None:
+        raise ValueError(
+            f"this is about the network without {model.regulariser}: objective(Z, X) of an OptEq includes it."
+        )
+
+
+def _require_relu(model: ProximalFamily) -> None:
+    if model.activation.name != "relu":
+        raise ValueError(
+            f"the quadratic programme is that of relu. Got {model.activation.name} instead: minimise(X) "
+            f"takes another way."
+        )

@@ -1,0 +1,83 @@
+"""z = T(z, c_1, …, c_L, W_1, …, W_L): the equation of an OptEq model, and what its constructors need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...differentiate import Equation, Gradient, Implicit, Method, Unrolled
+from ..affine import spectral_norm
+
+Gradients = Gradient | str | int
+
+
+class ProximalEquation(Equation):
+    """z = T(z, c_1, …, c_L, W_1, …, W_L): injections, batch-first, then weights."""
+
+    def __init__(
+        self,
+        T: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor],
+        injections: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        method: Method,
+    ) -> None:
+        self.T, self.method, self.batched = T, method, len(injections)
+        self.tensors = (*injections, *weights)
+
+    def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
+        return self.T(z, tensors[: self.batched], tensors[self.batched :])
+
+    def name(self, index: int) -> str:
+        kind, layer = ("injection", index) if index < self.batched else ("weight", index - self.batched)
+        return f"{kind} of layer {layer + 1}"
+
+
+def positive(name: str, value: Any) -> int:
+    """`value`, which must be an integer ≥ 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
+    return value
+
+
+def as_gradient(gradient: Gradients | None) -> Gradient:
+    """Implicit() by default or for "implicit"; Unrolled(K) for a number K; or the Gradient that is given."""
+    if gradient is None or gradient == "implicit":
+        return Implicit()
+    if isinstance(gradient, int) and not isinstance(gradient, bool):
+        return Unrolled(gradient)
+    if isinstance(gradient, Gradient):
+        return gradient
+    raise TypeError(
+        f"gradient must be 'implicit', a number of unrolled steps, or a Gradient such as eq.Implicit() or "
+        f"eq.Unrolled(20). Got {gradient!r} instead."
+    )
+
+
+def draw_layer(
+    n: int,
+    m: int,
+    d: int,
+    size: float,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    generator: torch.Generator | None,
+) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+    """W Gaussian with ‖W‖ = size, U_ij ~ N(0, 1/d), b = 0."""
+    W, U = (torch.randn(n, k, dtype=dtype, device=device, generator=generator) for k in (m, d))
+    b = torch.zeros(n, dtype=dtype, device=device)
+    return nn.Parameter(W * (size / spectral_norm(W))), nn.Parameter(U / d**0.5), nn.Parameter(b)
+
+
+def draw_readout(
+    m: int,
+    k: int,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    generator: torch.Generator | None,
+) -> nn.Parameter:
+    """V_ij ~ N(0, 1/m), (m,) or (m, k)."""
+    shape = (m,) if k == 1 else (m, k)
+    return nn.Parameter(torch.randn(*shape, dtype=dtype, device=device, generator=generator) / m**0.5)

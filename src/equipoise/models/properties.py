@@ -1,0 +1,319 @@
+"""z = T_R∘T(z), or z^k = β_k S_λk(z) + (1 − β_k) T(z): features with a property.    [xie2021, §4]
+
+A *regularised layer* appends T_R to the network: `prox_R`, which adds the Moreau envelope M_R (not R itself,
+as the paper prints) to the convex problem behind it, or a gradient step `I − γ∇R`.
+
+| property | R | T_R | nonexpansive |
+| --- | --- | --- | --- |
+| `L1(λ)` | λ‖z‖₁ | soft threshold | yes |
+| `SquaredL2(λ)` | λ‖z‖² | z/(1 + 2λ) | yes |
+| `GroupLasso(λ, g)` | λ Σ‖z_group‖ over g groups | each group shrunk by λ | yes |
+| `Box(low, high)` | 0 on [low, high], else ∞ | clamp | yes |
+| `GradientStep(R, γ)` | any with a gradient | z − γ∇R(z) | where R is convex and γ ≤ 2/L_z |
+
+*SAM* keeps the network and chooses, among its fixed points, the one with the least R: `selection(model, sam)`
+says whether Theorem 4 promises that. It does for ½‖z‖² and ½‖z − a‖²; 1/(‖z‖² + ε) and the decorrelation are
+not convex, and nothing is promised. It trains unrolled, and K = 20 steps shrink the state, no more.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..differentiate import Equation, Gradient, Record
+from ..differentiate.unrolled import _refuse_mapped
+from ..linalg import norm_upper
+from ..solve import SAM, Activation, Regulariser, Solver, Status, half_squared_norm
+from ..solve.driver import verify
+from ..solve.problem import make_map
+
+# -- layers that give the state a property -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Property(ABC):
+    """T_R of a regulariser R, applied to every row of the state."""
+
+    @abstractmethod
+    def __call__(self, z: Tensor) -> Tensor:
+        """T_R(z), (N, m)."""
+
+    @property
+    def nonexpansive(self) -> bool:
+        """Whether ‖T_R(z) − T_R(w)‖ ≤ ‖z − w‖ is known."""
+        return True
+
+    def config(self) -> Any:
+        """What a file keeps of it."""
+        return {"kind": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Proximal(Property):
+    """prox_R of a convex R."""
+
+    @abstractmethod
+    def value(self, z: Tensor) -> Tensor:
+        """R of every row, (N,)."""
+
+    def envelope(self, z: Tensor) -> Tensor:
+        """M_R(z) = min_p R(p) + ½‖z − p‖², (N,): what the layer adds to the objective."""
+        p = self(z)
+        return self.value(p) + (z - p).square().sum(dim=1) / 2
+
+
+@dataclass(frozen=True)
+class L1(Proximal):
+    """sign(z) max(|z| − λ, 0): prox of λ‖z‖₁."""
+
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        _nonnegative("weight", self.weight)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.softshrink(z, self.weight)
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.weight * z.abs().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class SquaredL2(Proximal):
+    """z/(1 + 2λ): prox of λ‖z‖²."""
+
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        _nonnegative("weight", self.weight)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z / (1 + 2 * self.weight)
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.weight * z.square().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class GroupLasso(Proximal):
+    """max(1 − λ/‖z_g‖, 0) z_g for each of `groups` equal groups: prox of λ Σ_g ‖z_g‖."""
+
+    weight: float = 0.1
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        _nonnegative("weight", self.weight)
+        if not isinstance(self.groups, int) or self.groups < 1:
+            raise ValueError(f"groups must be an integer ≥ 1. Got {self.groups!r} instead.")
+
+    def __call__(self, z: Tensor) -> Tensor:
+        rows = self._grouped(z)
+        square = rows.square().sum(dim=2, keepdim=True)
+        active = square > self.weight**2
+        norm = torch.where(active, square, 1.0).sqrt()  # so that no root is taken at 0
+        return (rows * torch.where(active, 1 - self.weight / norm, 0.0)).reshape(z.shape)
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.weight * self._grouped(z).norm(dim=2).sum(dim=1)
+
+    def _grouped(self, z: Tensor) -> Tensor:
+        if z.shape[1] % self.groups:
+            raise ValueError(f"groups must divide the state's {z.shape[1]} entries. Got {self.groups}.")
+        return z.reshape(len(z), self.groups, -1)  # (N, g, m/g)
+
+
+@dataclass(frozen=True)
+class Box(Proximal):
+    """min(max(z, low), high): prox of the indicator of a box."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"low must be < high. Got {self.low} and {self.high} instead.")
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z.clamp(self.low, self.high)
+
+    def value(self, z: Tensor) -> Tensor:
+        outside = ((z < self.low) | (z > self.high)).any(dim=1)
+        return torch.where(outside, math.inf, torch.zeros_like(z[:, 0]))
+
+
+@dataclass(frozen=True)
+class GradientStep(Property):
+    """z − γ∇R(z), for an R that has a gradient and no known prox; γ = 1/L_z by default.
+
+    Nonexpansive where R is convex and γ ≤ 2/L_z. For another R no theorem promises an equilibrium,
+    and `certify` says so.
+    """
+
+    regulariser: Regulariser
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.regulariser, Regulariser):
+            raise TypeError(
+                f"regulariser must be a Regulariser: one of solve's, or differentiable(R, lipschitz=…). "
+                f"Got {self.regulariser!r} instead."
+            )
+        if self.step is not None:
+            _nonnegative("step", self.step)
+
+    @property
+    def gamma(self) -> float:
+        return 1 / self.regulariser.lipschitz if self.step is None else self.step
+
+    @property
+    def nonexpansive(self) -> bool:
+        return self.regulariser.convex and self.gamma * self.regulariser.lipschitz <= 2
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z - self.gamma * self.regulariser.gradient(z)
+
+    def config(self) -> Any:
+        return repr(self)
+
+    def __repr__(self) -> str:
+        return f"GradientStep({self.regulariser.name}, step={self.gamma:g})"
+
+
+def differentiable(
+    R: Callable[[Tensor], Tensor], *, lipschitz: float, convex: bool, name: str = "R"
+) -> Regulariser:
+    """Any differentiable R, as a Regulariser with ∇R by automatic differentiation.
+
+    `R` maps rows (n, m) to values (n,), each row on its own; `lipschitz` is a bound of ∇R's Lipschitz
+    constant L_z and `convex` is what you know of R: both are taken at your word.
+    """
+    return Regulariser(name, torch.func.grad(lambda z: R(z).sum()), lipschitz, convex)
+
+
+_KINDS: dict[str, type[Property]] = {kind.__name__: kind for kind in (L1, SquaredL2, GroupLasso, Box)}
+
+
+def as_property(value: Property | Mapping[str, Any] | str | None) -> Property | None:
+    """A property, or what a file holds of one."""
+    if value is None or isinstance(value, Property):
+        return value
+    if isinstance(value, Mapping) and value.get("kind") in _KINDS:
+        options = dict(value)
+        return _KINDS[options.pop("kind")](**options)
+    raise TypeError(
+        f"regulariser must be a property such as L1(0.1), or GradientStep(R). Got {value!r} instead; a file "
+        f"holds no function, so pass that of a gradient step to load(path, regulariser=…). A Regulariser "
+        f"alone is for SAM: solver=SAM(…)."
+    )
+
+
+# -- SAM, trained unrolled -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnrolledSAM(Gradient):
+    """z^K with z^k = β_k S_λk(z^{k−1}) + (1 − β_k) T(z^{k−1}): SAM, its K steps recorded    [xie2021, (11)].
+
+    z^K is the network's state by definition; that it is some k^{−ρ} away from a fixed point of T is recorded
+    (`last.forward`) and no failure. A state that is not finite is one.
+    """
+
+    steps: int
+    sam: SAM
+
+    def equilibrium(
+        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
+    ) -> Tensor:
+        args, shared = tensors[: equation.batched], tensors[equation.batched :]
+        f = make_map(equation, start, args, shared)
+        z, state = start, self.sam.init(f, start)
+        for _ in range(self.steps):
+            z, state = self.sam.step(f, z, f(z), state)
+        _refuse_mapped(z)
+        solution = record.forward = verify(equation, z, args, shared, stop=equation.method.stop)
+        lost = solution.status == Status.nonfinite
+        judged = replace(solution, status=torch.where(lost, solution.status, int(Status.converged)))
+        kept = equation.method.on_failure.judge(judged, f"{self.steps} steps of SAM")
+        if kept is None:
+            return z
+        record.masked = len(z) - len(kept)
+        again = self.equilibrium(equation, start[kept], [*(t[kept] for t in args), *shared], Record())
+        return torch.where(torch.isfinite(z), z, 0.0).detach().index_copy(0, kept, again)
+
+
+class _Layered(Protocol):
+    @property
+    def regulariser(self) -> Property | None: ...
+    @property
+    def activation(self) -> Activation: ...
+    @property
+    def mu(self) -> float: ...
+    def weights(self) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Whether Theorem 4 promises that SAM tends to the fixed point with the least R."""
+
+    promised: bool
+    missing: tuple[str, ...]  # hypotheses that do not hold or are not known to
+    schedule: str
+
+    def __str__(self) -> str:
+        verdict = "promised by Theorem 4" if self.promised else f"not promised: {'; '.join(self.missing)}"
+        return f"least R among the fixed points: {verdict}. {self.schedule}"
+
+
+def selection(model: _Layered, sam: SAM) -> Selection:
+    """The hypotheses of [xie2021, Theorem 4], checked: R convex, T nonexpansive (by a sound norm bound).
+
+    That R has one minimiser on Fix(T), and that the perturbed fixed points stay bounded, is not checked: both
+    hold for a contraction, and for ½‖z − a‖² where there is a fixed point at all.
+    """
+    R, missing = sam.regulariser, []
+    if not R.convex:
+        missing.append(f"{R.name} is not convex")
+    if model.regulariser is not None and not model.regulariser.nonexpansive:
+        missing.append(f"{model.regulariser} is not known to be nonexpansive")
+    for i, W in enumerate(model.weights()):
+        size = model.activation.lipschitz * norm_upper(W) ** 2 / model.mu
+        if not size <= 1 + 1e-12:
+            missing.append(f"L_σ‖W‖²/μ of layer {i + 1} is not ≤ 1 but {size:.6g}")
+    L = R.lipschitz
+    eta = min(math.sqrt(2 * L), 0.5, L / 2)
+    schedule = (
+        f"γ = {1 / (2 * L):g}, β_k = {eta:g}/k^{sam.rho:g}, λ_k = {eta:g}/k^{sam.c:g}: the iterate is "
+        f"~ k^-{sam.rho:g} off the fixed points"
+    )
+    return Selection(not missing, tuple(missing), schedule)
+
+
+def sam_config(sam: SAM) -> Any:
+    """What a file keeps of it: all for R = ½‖z‖², the words alone for a regulariser that is a function."""
+    if sam.regulariser.name == half_squared_norm().name:
+        return {"rho": sam.rho, "c": sam.c}
+    return f"SAM({sam.regulariser.name}, rho={sam.rho:g}, c={sam.c:g})"
+
+
+def as_sam(solver: Solver | Sequence[Solver] | Mapping[str, Any] | str | None) -> Any:
+    """A solver as it is, or the SAM that a file holds."""
+    if isinstance(solver, Mapping):
+        return SAM(**solver)
+    if isinstance(solver, str):
+        raise TypeError(
+            f"solver must be a Solver such as eq.Anderson(). Got {solver!r} instead; a file holds no "
+            f"function, so pass such a SAM to load(path, solver=…)."
+        )
+    return solver
+
+
+def _nonnegative(name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and ≥ 0. Got {value} instead.")

@@ -1,0 +1,170 @@
+"""∏(1 − α + α L_σ‖W_l‖²/μ) < 1: every input of an OptEq has exactly one equilibrium.    [xie2021]
+
+Each layer f_l is (1 − α)I plus α/μ times the gradient of a convex function with Lipschitz constant L_σ‖W_l‖²,
+so the product bounds the contraction of the whole. It is below 1 where every ‖W_l‖ ≤ √(μ/L_σ) and one is
+smaller; at equality of all, T is nonexpansive and nothing is proved.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bounds
+from ..models.opteq import DeepOptEq, OptEq
+from ..models.opteq.activations import KNOWN
+from ..models.properties import Proximal
+from ..solve import Stop
+from .certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
+from .claim import Claim
+from .enclosure import product_rounding
+from .families import SVD
+
+Network = OptEq | DeepOptEq
+_ULPS = 16  # of an activation or a property, as computed
+_TIGHT = Stop(rtol=1e-13, max_steps=5000)
+
+
+def is_opteq(model: nn.Module) -> bool:
+    """Whether the certificate below speaks of the model."""
+    return isinstance(model, OptEq | DeepOptEq)
+
+
+@torch.no_grad()
+def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certificate:
+    """The certificate of `theorem="wellposed"`: R = 1/(1 − q), the rate q, and the equilibria's error."""
+    rigorous = tier == "rigorous"
+    exact = _double(model)
+    X64 = X.detach().to(exact.V.device)
+    X64 = X64.double() if X64.is_floating_point() else X64
+    hypotheses = [RIGOROUS_TIER if rigorous else FLOAT64_TIER]
+    if exact.activation.name not in {a.name for a in KNOWN.values()}:
+        hypotheses.append(
+            f"{exact.activation.name} is monotone with slopes ≤ {exact.activation.lipschitz:g}, as declared"
+        )
+    frame = {
+        "theorem": "wellposed",
+        "hypotheses": tuple(hypotheses),
+        "tier": tier,
+        "fingerprint": fingerprint(model, X),
+    }
+    obstacle = _obstacle(model, exact, X64)
+    if obstacle:
+        return Certificate(claims=(), obstacle=obstacle, **frame)  # type: ignore[arg-type]
+    norm = (lambda W: Interval(0.0, norm_upper_ball(W))) if rigorous else (lambda W: singular_bounds(W).norm)
+    claim, q = contraction_claim(exact, norm, "ball arithmetic" if rigorous else SVD)
+    reason = claim.name
+    if not claim.holds:
+        return Certificate(claims=(claim,), constants={"reason": reason}, **frame)  # type: ignore[arg-type]
+    constants: dict[str, float | str] = {"R": (1 / (1 - q)).hi, "rate": q.hi, "reason": reason}
+    if not rigorous:  # products of the iteration are not formed in balls
+        constants["error"] = _error(exact, X64, exact.solve(X64, stop=_TIGHT).value, q)
+    return Certificate(
+        claims=(claim,),
+        promise=(
+            f"every input has exactly one equilibrium ({reason}); each step of plain iteration brings the "
+            f"iterate nearer by a factor {q.hi:.6g}."
+        ),
+        constants=constants,
+        **frame,  # type: ignore[arg-type]
+    )
+
+
+def contraction_claim(
+    model: Network, norm: Callable[[Tensor], Interval], method: str
+) -> tuple[Claim, Interval]:
+    """L_σ‖W‖² < μ, or ∏(1 − α + α L_σ‖W_l‖²) < 1; and q, the Lipschitz constant of T."""
+    lipschitz, mu = Interval(float(model.activation.lipschitz)), Interval(model.mu)
+    alpha = Interval(model.alpha)
+    sizes = [lipschitz * norm(W) ** 2 for W in model.weights()]
+    q = Interval(1.0)
+    for size in sizes:
+        q = q * (1 - alpha + alpha * size / mu)
+    one = isinstance(model, OptEq)
+    return (
+        Claim(
+            "L_σ‖W‖² < μ" if one else "∏(1−α+αL_σ‖W_l‖²) < 1",
+            "the map contracts: one equilibrium for every input",
+            sizes[0] if one else q,
+            "<",
+            mu if one else Interval(1.0),
+            method,
+            remedy="project_(0.99), or bound=0.99: smaller weights" + (", or a larger μ" if one else ""),
+        ),
+        q,
+    )
+
+
+@torch.no_grad()
+def opteq_error(model: Network, X: Tensor, Z: Tensor) -> float:
+    """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X; ∞ where none is proved."""
+    exact = _double(model)
+    X64 = X.detach().to(exact.V.device)
+    X64 = X64.double() if X64.is_floating_point() else X64
+    if _obstacle(model, exact, X64) or not bool(torch.isfinite(Z).all()):
+        return math.inf
+    claim, q = contraction_claim(exact, lambda W: singular_bounds(W).norm, SVD)
+    return _error(exact, X64, Z.detach().to(exact.V.device).double(), q) if claim.holds else math.inf
+
+
+def _double(model: Network) -> Network:
+    """The model in float64: the exact values of its stored numbers."""
+    device = torch.device("cpu") if model.V.device.type == "mps" else model.V.device
+    return copy.deepcopy(model).to(device).double().requires_grad_(False)
+
+
+def _obstacle(model: Network, exact: Network, X: Tensor) -> str:
+    """Why nothing can be said at all; empty if something can."""
+    if type(model) not in (OptEq, DeepOptEq):
+        return f"{type(model).__name__} may compute otherwise than the family that is known."
+    if exact.regulariser is not None and not exact.regulariser.nonexpansive:
+        return f"{exact.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
+    named = [("X", X), *exact.state_dict().items()]
+    for name, value in named:
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            rows = torch.nonzero(~torch.isfinite(value).reshape(len(value), -1).all(dim=1)).flatten()
+            where = f" in row {int(rows[0])}" if name == "X" else ""
+            return f"{name} holds NaN or infinity{where}: nothing can be said of it."
+    if len(X) == 0:
+        raise ValueError("X must have at least one row: a certificate is about data. Got none.")
+    return ""
+
+
+def _error(model: Network, X: Tensor, Z: object, q: Interval) -> float:
+    """‖z − T(z)‖/(1 − q) with the rounding of T, layer by layer, added."""
+    assert isinstance(Z, Tensor)
+    Z = torch.where(torch.isfinite(Z), Z, 0.0)
+    x, lipschitz, alpha = model.features(X), Interval(float(model.activation.lipschitz)), model.alpha
+    z, off = Z, Interval(0.0)  # T so far as computed, and ≥ its distance to the exact one
+    for layer, W in zip(model.blocks, model.weights(), strict=True):
+        size = singular_bounds(W).norm * (1 + gamma(8))  # a scaled W is off by a few roundings of its own
+        c = x @ layer.U.T + layer.b
+        pre = z @ W.T + c
+        h = model.activation(pre)
+        out = (alpha / model.mu) * (h @ W)
+        new = out if alpha == 1 else out + (1 - alpha) * z
+        at_pre = (
+            product_rounding(x, layer.U.T)
+            + product_rounding(z, W.T)
+            + gamma(8) * (frobenius(c) + frobenius(pre) + frobenius(z) * size)
+        )
+        at_h = lipschitz * at_pre + gamma(_ULPS) * frobenius(h)
+        at_out = Interval(alpha) / model.mu * (size * at_h + product_rounding(h, W)) + gamma(8) * (
+            frobenius(out) + frobenius(h) * size * (alpha / model.mu) + frobenius(z) + frobenius(new)
+        )
+        grow = 1 - Interval(alpha) + Interval(alpha) * lipschitz * size**2 / model.mu
+        off, z = grow * off + at_out, new
+    if model.regulariser is not None:
+        z = model.regulariser(z)
+        off = off + gamma(_ULPS) * (frobenius(z) + frobenius(Z)) * (1 + _inner(model))
+    residual = frobenius(Z - z) * (1 + gamma(2)) + off
+    return (residual / (1 - q)).hi
+
+
+def _inner(model: Network) -> int:
+    """Terms of a sum inside the property, whose rounding counts too: m for the norm of a group."""
+    return model.state if isinstance(model.regulariser, Proximal) else 4 * model.state

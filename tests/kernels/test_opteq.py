@@ -1,0 +1,105 @@
+"""The printed blocks of OptEq's tangent kernel, against Jacobians of the exact equilibrium."""
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.kernels.opteq import adjoints, has_formula
+from equipoise.kernels.tangent import _jacobian_kernel
+from equipoise.models.opteq import DeepOptEq, OptEq
+from equipoise.models.properties import L1
+from equipoise.solve import Stop
+
+TIGHT = Stop(rtol=1e-14, atol=1e-15, max_steps=5000)
+
+
+def build(activation="relu", outputs=1, seed=0, mu=1.3, **options):
+    generator = torch.Generator().manual_seed(seed)
+    model = OptEq(
+        3,
+        5,
+        7,
+        mu,
+        outputs=outputs,
+        activation=activation,
+        dtype=torch.float64,
+        generator=generator,
+        **options,
+    )
+    with torch.no_grad():
+        model.b.copy_(torch.randn(7, dtype=torch.float64, generator=generator))
+    model.method = type(model.method)(None, TIGHT)
+    model.gradient = eq.Implicit(stop=TIGHT)
+    return model, torch.randn(9, 3, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "softplus", "leaky_relu"])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_formula_equals_the_contracted_jacobian(activation, outputs):
+    model, X = build(activation, outputs)
+    assert has_formula(model)
+    for X2 in (None, X[:4] + 0.3):
+        found = eq.tangent_kernel(model, X, X2, stop=TIGHT)
+        want = _jacobian_kernel(model, X, X2, None, None)
+        assert found.blocks.keys() == want.blocks.keys() == {"W", "U", "b", "V"}
+        for name, block in found.blocks.items():
+            torch.testing.assert_close(block, want.blocks[name], rtol=1e-10, atol=1e-10)
+
+
+def test_the_blocks_are_the_printed_ones():
+    model, X = build("tanh")
+    Z = model.equilibrium(X).detach()
+    W, a, mu = model.W.detach(), model.V.detach(), model.mu
+    pre = Z @ W.T + model.injection(X).detach()
+    H, D = torch.tanh(pre), 1 - torch.tanh(pre) ** 2
+    eye = torch.eye(5, dtype=torch.float64)
+    w = torch.stack([torch.linalg.solve(eye - W.T @ torch.diag(d) @ W / mu, a) for d in D])
+    Q = D * (w @ W.T) / mu
+    C = (H @ Q.T) * (w @ Z.T) / mu
+    blocks = eq.tangent_kernel(model, X, stop=TIGHT).blocks
+    KW = (H @ H.T) * (w @ w.T) / mu**2 + C + C.T + (Q @ Q.T) * (Z @ Z.T)
+    for name, want in (("W", KW), ("U", (Q @ Q.T) * (X @ X.T)), ("b", Q @ Q.T), ("V", Z @ Z.T)):
+        torch.testing.assert_close(blocks[name], want, rtol=1e-11, atol=1e-11)
+    assert adjoints(model, X[:0], TIGHT).w.shape == (0, 1, 5)
+
+
+def test_slices_and_progress_change_nothing():
+    model, X = build()
+    whole, seen = eq.tangent_kernel(model, X), []
+    parts = eq.tangent_kernel(model, X, block=2, progress=lambda k, n: seen.append((k, n)))
+    torch.testing.assert_close(parts.total, whole.total, rtol=1e-12, atol=1e-12)
+    assert seen == [(2, 9), (4, 9), (6, 9), (8, 9), (9, 9)]
+    assert eq.tangent_kernel(model, X[:0]).total.shape == (0, 0)
+
+
+def test_the_skip_leaves_the_kernel_alone_and_other_forms_go_by_jacobians():
+    model, X = build()
+    want = eq.tangent_kernel(model, X).total
+    model.alpha = 0.3
+    torch.testing.assert_close(eq.tangent_kernel(model, X).total, want, rtol=1e-9, atol=1e-9)
+    for options in ({"regulariser": L1(0.1)}, {"bound": 0.5}):
+        other, X = build(**options)
+        assert not has_formula(other)
+        kernel = eq.tangent_kernel(other, X)
+        assert kernel.lambda_min > -1e-8 * kernel.lambda_max
+    model.gradient = eq.Unrolled(3)
+    assert not has_formula(model)
+    assert not has_formula(DeepOptEq(3, 4, [5]))
+
+
+def test_the_pl_inequality_holds_and_duplicates_have_no_gradient():
+    """‖∇ℓ‖² ≥ 2λ_min(JJᵀ)ℓ; the same input twice, residuals 1 and −1: a zero gradient (Theorem 5 fails)."""
+    model, X = build()
+    kernel = eq.tangent_kernel(model, X)
+    y = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    loss = 0.5 * (model(X) - y).square().sum()
+    square = sum(g.square().sum() for g in torch.autograd.grad(loss, list(model.parameters())))
+    assert kernel.lambda_min > 0
+    assert square >= 2 * kernel.lambda_min * loss * (1 - 1e-9)
+    twice = X[:1].repeat(2, 1)
+    y = model(twice).detach() + torch.tensor([1.0, -1.0], dtype=torch.float64)
+    loss = 0.5 * (model(twice) - y).square().sum()
+    assert loss.item() == pytest.approx(1.0)
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    assert max(g.abs().max().item() for g in grads) < 1e-12
+    assert abs(eq.tangent_kernel(model, twice).lambda_min) < 1e-12
