@@ -8,6 +8,7 @@ one, exactly, and whatever is proved of them is proved of it. A row that occurs 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ class Preparation:
 
     def answers(self, outputs: Tensor) -> Array:
         """Numbers in the units of the targets, or labels."""
-        found = outputs.detach().cpu().double().reshape(len(outputs), -1).numpy()
+        found = outputs.detach().cpu().double().reshape(len(outputs), self.outputs).numpy()
         if self.classes is None:
             found = found * self.target_scale + self.target_mean
             return found[:, 0] if self.flat else found
@@ -141,7 +142,7 @@ class Preparation:
         """softmax(sharpness·ŷ), (N, C); for two classes the logistic function of sharpness·ŷ."""
         if self.classes is None:
             raise DataError("numbers have no probabilities: these are of classes.")
-        sharp = self.sharpness * outputs.detach().cpu().double().reshape(len(outputs), -1)
+        sharp = self.sharpness * outputs.detach().cpu().double().reshape(len(outputs), self.outputs)
         if self.outputs == 1:
             sharp = torch.cat([torch.zeros_like(sharp), sharp], dim=1)
         return sharp.softmax(dim=1).numpy()
@@ -202,7 +203,7 @@ def as_rows(X: Any) -> Array:
     except (TypeError, ValueError) as error:
         raise DataError(f"X must be numbers, a row a sample. Got something else: {error}") from None
     if rows.ndim > 2:  # images
-        rows = rows.reshape(len(rows), -1)
+        rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise DataError(f"X must be (N, d), a row a sample, d ≥ 1. Got shape {rows.shape} instead.")
     refuse_nonfinite(rows, "is NaN or infinite: remove or fill in the row")
@@ -231,7 +232,8 @@ def as_numbers(y: Any) -> Array:
         raise DataError(f"targets must be numbers. Got something else: {error}") from None
     if numbers.ndim not in (1, 2) or (numbers.ndim == 2 and numbers.shape[1] == 0):
         raise DataError(f"targets must be (N,) or (N, k). Got shape {numbers.shape} instead.")
-    refuse_nonfinite(numbers.reshape(len(numbers), -1), "is NaN or infinite, which is no target", "target")
+    columns = numbers[:, None] if numbers.ndim == 1 else numbers
+    refuse_nonfinite(columns, "is NaN or infinite, which is no target", "target")
     return numbers
 
 
@@ -268,4 +270,4 @@ def _moments(X: Array, weights: Array, name: str) -> tuple[Array, Array]:
             f"{name} {wrong[0]}: its numbers are too large to be squared. Divide it by a constant."
         )
     constant = (X == X[:1]).all(axis=0) | (deviation <= 10 * len(X) * _EPS * np.abs(mean))
-    return mean, np.where(constant, 0.0, deviation)
+    return np.where(constant, X[0], mean), np.where(constant, 0.0, deviation)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..models.affine import AffineFamily
+from ..models.affine import AffineFamily, spectral_norm
 from ..models.gaussian_relu import GaussianReLU
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
@@ -40,8 +40,10 @@ FREE = (
 
 WIDTH = 512  # wide enough for all that was measured; a solver step costs 2·N·m² operations
 ETA = 0.2  # of the Gauss-Newton step: the hidden layer learns only until the residual is gone
+GRADIENT_STEPS = 200
 LEFT = 0.05  # of the residual at the end: a few steps more would change no decision
 SMALLEST = 64
+LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
 
 
 @dataclass(frozen=True)
@@ -168,11 +170,14 @@ class Recipe:
             chosen |= {"readout": readout, "eta": eta}
             if self.steps is None:
                 newton = readout == "gauss-newton"
-                chosen["steps"] = math.ceil(math.log(LEFT) / math.log1p(-min(eta, 0.95))) if newton else 200
+                chosen["steps"] = _steps_until(LEFT, eta) if newton else GRADIENT_STEPS
         return dataclasses.replace(self, **chosen)
 
     def build(self, inputs: int, outputs: int) -> AffineFamily:
-        """The network of a resolved recipe at its start, with a readout of 0 for certified training."""
+        """The network of a resolved recipe at its start, with a readout of 0 for certified training.
+
+        ‖W‖ of a narrow Gaussian draw may reach 1: it is then scaled down to 0.9.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         at: dict[str, Any] = {"dtype": self.torch_dtype, "generator": generator}
         model: AffineFamily
@@ -187,10 +192,17 @@ class Recipe:
                 model = Monotone(margin=self.margin or 0.5, **size)
             else:
                 model = GaussianReLU(sigma_w2=self.sigma_w2 or 0.08, **size)
-        if self.certified:
-            with torch.no_grad():
+        with torch.no_grad():
+            if isinstance(model, GaussianReLU) and (q := spectral_norm(model.W)) > LARGEST:
+                model.W.mul_(LARGEST / q)
+            if self.certified:
                 model.get_parameter(model.readout_name).zero_()
         return model
+
+
+def _steps_until(left: float, eta: float) -> int:
+    """The k with (1 − η)^k ≤ `left`."""
+    return 1 if eta >= 1 - left else math.ceil(math.log(left) / math.log1p(-eta))
 
 
 # -- checks of options ---------------------------------------------------------------------------------------

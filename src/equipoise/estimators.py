@@ -1,0 +1,224 @@
+"""EquilibriumRegressor and EquilibriumClassifier: `fit` of `equipoise.runs` by scikit-learn's conventions."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
+
+from .history import History
+from .models.affine import AffineFamily
+from .runs.fitting import Fitted, fit
+from .runs.recipe import Kind, Recipe
+from .theory import Certificate
+
+Array = NDArray[Any]
+
+
+class _Equilibrium(BaseEstimator):
+    """What both estimators share: their parameters, and the attributes after `fit`."""
+
+    certificate_: Certificate
+    fitted_: Fitted
+    n_features_in_: int
+
+    def __init__(
+        self,
+        model: str = "auto",
+        *,
+        width: int | None = None,
+        gamma: float | None = None,
+        margin: float | None = None,
+        sigma_w2: float | None = None,
+        certified: bool = True,
+        readout: str | None = None,
+        eta: float | None = None,
+        slack: float | None = None,
+        steps: int | None = None,
+        loss: str | None = None,
+        optimiser: str | None = None,
+        rate: float | None = None,
+        momentum: float | None = None,
+        schedule: str | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        weight_decay: float | None = None,
+        clip: float | None = None,
+        patience: int | None = None,
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.model = model
+        self.width = width
+        self.gamma = gamma
+        self.margin = margin
+        self.sigma_w2 = sigma_w2
+        self.certified = certified
+        self.readout = readout
+        self.eta = eta
+        self.slack = slack
+        self.steps = steps
+        self.loss = loss
+        self.optimiser = optimiser
+        self.rate = rate
+        self.momentum = momentum
+        self.schedule = schedule
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.weight_decay = weight_decay
+        self.clip = clip
+        self.patience = patience
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _recipe(self) -> Recipe:
+        given = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        seed = int(check_random_state(given.pop("random_state")).randint(2**31 - 1))
+        return Recipe(**given, seed=seed)
+
+    def _train(self, X: Array, y: Array, kind: Kind, sample_weight: Any) -> None:
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(
+                sample_weight, X, dtype=np.float64, ensure_non_negative=True, allow_all_zero_weights=False
+            )
+        self.fitted_ = fit(X, y, kind, self._recipe(), sample_weight=weights)
+        self.certificate_ = self.fitted_.certificate or self.fitted_.wellposed
+
+    def _rows(self, X: Any) -> Array:
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+    @property
+    def model_(self) -> AffineFamily:
+        """The trained network; its inputs are `fitted_.preparation.apply(X)`."""
+        return self.fitted_.model
+
+    @property
+    def history_(self) -> History:
+        """What was measured at each step, next to what was promised."""
+        return self.fitted_.history
+
+    @property
+    def n_iter_(self) -> int:
+        """Steps, or epochs, taken."""
+        return self.fitted_.history.steps
+
+
+_PARAMETERS = """
+    Parameters
+    ----------
+    model : {"auto", "gaussian-relu", "scaled-relu", "monotone", "linear"}
+        The family of equilibrium networks; "auto" is "gaussian-relu".
+    width : int, optional
+        Units of the hidden layer; 512 by default, or four for each row where there are few.
+    gamma, margin, sigma_w2 : float, optional
+        What keeps "linear" and "scaled-relu", "monotone", and "gaussian-relu" well-posed at the start.
+    certified : bool
+        Train under a proved certificate (the default), or freely.
+    readout, eta, slack, steps : optional
+        Of certified training: {"gauss-newton", "gradient"}; the share of the readout's step, in (0, 1]; the
+        regularisation λ ≥ 0, by default chosen by leave-one-out on the training rows; how many steps.
+    loss, optimiser, rate, momentum, schedule, epochs, batch_size, weight_decay, clip, patience : optional
+        Of free training.
+    dtype : {"float64", "float32"}
+        Of the weights.
+    random_state : int, RandomState or None
+        Of the weights at the start, and of batches.
+
+    Attributes
+    ----------
+    certificate_ : Certificate
+        What is proved: of certified training the rate at which the loss fell, from its start; of free
+        training that the trained network has one equilibrium for every input.
+    model_ : AffineFamily
+        The trained network.
+    history_ : History
+        What was measured, next to what was promised.
+    fitted_ : Fitted
+        All of these with the preparation of the data, the choices made and what they rest on.
+    n_features_in_, feature_names_in_, n_iter_
+        As everywhere in scikit-learn.
+
+    A sample weight multiplies the square loss of its row, which the certificate then is about: a row of
+    weight 2 is the same as two rows. Other losses of free training take no weights."""
+
+
+class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _Equilibrium):
+    __doc__ = f"""Regression by an equilibrium network, ŷ = a·z with z = relu(W z + U x), and a certificate.
+
+    Inputs and targets are standardised within; several targets are fitted at once.
+{_PARAMETERS}
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on rows X (n, d) and numbers y, (n,) or (n, k)."""
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        self._train(X, y, "numbers", sample_weight)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Numbers, (n,) or (n, k) as y was."""
+        rows = self._rows(X)
+        return self.fitted_.predict(rows)
+
+
+class EquilibriumClassifier(ClassifierMixin, _Equilibrium):
+    __doc__ = f"""Classification by an equilibrium network, z = relu(W z + U x), and a certificate.
+
+    Certified training is by least squares on ±1, or on indicators of more than two classes.
+{_PARAMETERS}
+    classes_ : array
+        The labels, sorted.
+    """
+
+    classes_: Array
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on rows X (n, d) and labels y (n,)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        self._train(X, codes, "classes", sample_weight)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Labels, (n,)."""
+        rows = self._rows(X)
+        return self.classes_[self.fitted_.predict(rows)]
+
+    def predict_proba(self, X: Any) -> Array:
+        """softmax(s·ŷ), (n, classes), with s fitted to rows left out: see `Fitted.predict_proba`."""
+        rows = self._rows(X)
+        found = np.zeros((len(rows), len(self.classes_)))
+        found[:, self._seen] = self.fitted_.predict_proba(rows)
+        return found
+
+    def decision_function(self, X: Any) -> Array:
+        """The network's outputs: (n,) for two classes, positive for the second; else (n, classes)."""
+        rows = self._rows(X)
+        outputs = self.fitted_.decide(rows).double().numpy()
+        if len(self.classes_) == 2:
+            return outputs
+        found = np.full((len(rows), len(self.classes_)), -np.inf)
+        found[:, self._seen] = outputs if outputs.ndim == 2 else np.column_stack([-outputs, outputs])
+        return found
+
+    @property
+    def _seen(self) -> Array:
+        """The classes with a row of weight > 0, as places in `classes_`."""
+        seen = self.fitted_.preparation.classes
+        assert seen is not None
+        return seen
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's, such as a grid search hands over, as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value

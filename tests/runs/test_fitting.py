@@ -1,0 +1,250 @@
+"""fit: whatever the data, a proved certificate that its run keeps, or an error that says what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_diabetes, load_wine
+
+from equipoise.data import DataError
+from equipoise.runs import NotProved, Recipe, fit
+from equipoise.runs.fitting import Rows, training_tensors
+from equipoise.runs.recipe import FAMILIES
+from equipoise.theory import fingerprint
+from equipoise.train.checkpoint import Checkpoints
+
+SMALL = Recipe(width=40, steps=5)
+
+
+def small(model: str, **options) -> Recipe:
+    return Recipe(model, **({} if model == "linear" else {"width": 40}), steps=5, **options)
+
+
+def weights_of(fitted) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in fitted.model.parameters()]
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(weights_of(a), weights_of(b), strict=True))
+
+
+@pytest.fixture(scope="module")
+def wine():
+    X, y = load_wine(return_X_y=True)
+    return (
+        X[::2],
+        np.array(["red", "rosé", "white"])[y[::2]],
+        X[1::2],
+        np.array(["red", "rosé", "white"])[y[1::2]],
+    )
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("kind", ["classes", "two classes", "numbers", "several numbers"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_every_family_is_certified_and_keeps_its_promise(model, kind, dtype, wine):
+    X, y, Xt, yt = wine
+    if kind == "two classes":
+        y, yt = y == "red", yt == "red"
+    if "numbers" in kind:
+        X, Xt, y, yt = X[:, 1:], Xt[:, 1:], X[:, 0], Xt[:, 0]
+        if kind == "several numbers":
+            y, yt = np.column_stack([y, X[:, 0]]), np.column_stack([yt, Xt[:, 0]])
+    found = fit(X, y, "numbers" if "numbers" in kind else "classes", small(model, dtype=dtype), test=(Xt, yt))
+    assert found.certificate.proved
+    assert found.certificate.constants["slack"] == found.recipe.slack > 0
+    assert found.wellposed.proved
+    assert not found.history.violations()
+    assert found.history.loss[-1] < found.history.loss[0]
+    assert set(found.history.test_loss) == set(range(6))
+    said = found.predict(Xt)
+    assert said.shape == yt.shape
+    if "numbers" not in kind:
+        assert np.mean(said == yt) > (0.9 if model != "linear" else 0.8)
+        assert np.array_equal(found.preparation.classes[found.predict_proba(Xt).argmax(axis=1)], said)
+        assert found.validation["accuracy"] > 0.8
+
+
+def test_the_certificate_is_about_the_start_and_the_gathered_rows(wine):
+    X, y, *_ = wine
+    found = fit(X, y, "classes", SMALL)
+    start = found.recipe.build(found.preparation.inputs, found.preparation.outputs)
+    A, B = training_tensors(start, found.preparation, Rows.of(X, y, "classes").gathered())
+    assert found.certificate.fingerprint == fingerprint(start, A, B)
+    found.certificate.verify(start, A, B)
+    assert found.wellposed.fingerprint == fingerprint(found.model, A)
+
+
+def test_the_hidden_layer_learns(wine):
+    X, y, *_ = wine
+    found = fit(X, y, "classes", Recipe(width=60))
+    assert found.history.movement[found.recipe.steps] > 0.02
+    assert found.history.travelled["W"][found.recipe.steps] > 0
+
+
+def test_defaults_predict_well():
+    X, y = load_diabetes(return_X_y=True)
+    found = fit(X[::2], y[::2], "numbers", Recipe(width=100))
+    left = found.predict(X[1::2]) - y[1::2]
+    assert 1 - left.var() / y[1::2].var() > 0.35
+    assert found.validation["r2"] > 0.3
+
+
+def test_probabilities_are_honest_on_average(wine):
+    X, y, Xt, yt = wine
+    found = fit(X, y, "classes", Recipe(width=100))
+    P = found.predict_proba(Xt)
+    own = P[np.arange(len(yt)), np.searchsorted(found.preparation.classes, yt)]
+    assert -np.log(own).mean() < 0.2  # chance is log 3 = 1.1
+    assert abs(P.max(axis=1).mean() - np.mean(found.predict(Xt) == yt)) < 0.1
+
+
+# -- weights, order and repetition ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_weights_are_repetitions_to_the_last_bit(model):
+    rng = np.random.default_rng(0)
+    X, y, weights = rng.normal(size=(20, 3)), rng.integers(0, 3, 20), rng.integers(0, 4, 20)
+    at = rng.permutation(np.repeat(np.arange(20), weights))
+    a = fit(X, y, "classes", small(model), sample_weight=weights)
+    b = fit(X[at], y[at], "classes", small(model))
+    assert same(a, b)
+    assert a.preparation.sharpness == b.preparation.sharpness
+    assert not same(a, fit(X, y, "classes", small(model)))
+
+
+def test_weights_move_the_answer_as_least_squares_does():
+    X = np.array([[0.0], [0.0], [1.0]])
+    y = np.array([0.0, 3.0, 1.0])
+    for w in (1.0, 9.0, 99.0):
+        found = fit(X, y, "numbers", Recipe(width=50, slack=1e-8, eta=1.0), sample_weight=[1.0, w, 1.0])
+        assert found.predict([[0.0]])[0] == pytest.approx(3 * w / (1 + w), rel=1e-3)
+
+
+# -- few rows, hard rows -------------------------------------------------------------------------------------
+
+HARD = {
+    "one row": ([[1.0, 2.0]], [3.0]),
+    "two rows": ([[1.0], [2.0]], [0.0, 1.0]),
+    "the same row, two answers": ([[1.0, 1.0]] * 2, [0.0, 1.0]),
+    "all rows the same": ([[1.0, 1.0]] * 5, [2.0] * 5),
+    "a constant target": (np.arange(8.0)[:, None], np.full(8, 0.1)),
+    "huge numbers": (1e100 * np.arange(8.0)[:, None], 1e100 * np.arange(8.0)),
+    "tiny numbers": (1e-100 * np.arange(8.0)[:, None], 1e-100 * np.arange(8.0)),
+    "one outlier": (np.array([0.0] * 7 + [1e9])[:, None], np.arange(8.0)),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("model", FAMILIES)
+def test_hard_data_are_certified(name, model):
+    X, y = map(np.array, HARD[name])
+    found = fit(X, y, "numbers", small(model))
+    assert found.certificate.proved
+    assert not found.history.violations()
+    assert np.isfinite(found.predict(X)).all()
+    if len(set(y)) == 1:
+        assert np.allclose(found.predict(X), y, rtol=1e-6)
+
+
+@given(st.integers(0, 2**31), st.integers(2, 12), st.integers(1, 3), st.integers(1, 8))
+@settings(max_examples=15)
+def test_any_small_data_are_certified(seed, N, d, width):
+    rng = np.random.default_rng(seed)
+    X = rng.integers(-2, 3, size=(N, d)) * 10.0 ** rng.integers(-5, 6)
+    y = rng.choice(["a", "b", "c"], N)
+    y[:2] = ["a", "b"]
+    found = fit(X, y, "classes", Recipe(width=width, steps=3, seed=seed))
+    assert found.certificate.proved
+    assert not found.history.violations()
+    P = found.predict_proba(X)
+    assert np.isfinite(P).all()
+    assert np.allclose(P.sum(axis=1), 1)
+
+
+def test_more_rows_than_units_without_slack_cannot_be_proved_and_the_error_says_what_can():
+    rng = np.random.default_rng(0)
+    with pytest.raises(
+        NotProved, match=r"(?s)proved certificate.*s > 0.*leave slack out.*certified=False"
+    ) as error:
+        fit(rng.normal(size=(30, 3)), rng.normal(size=30), "numbers", Recipe(width=10, slack=0.0))
+    assert error.value.certificate.verdict == "hypotheses_fail"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": [0.0, 1.0]}, r"same number of rows. Got 3 and 2"),
+        ({"sample_weight": [1.0, 2.0]}, r"sample_weight must be \(3,\)"),
+        ({"sample_weight": [1.0, -2.0, 1.0]}, r"Got -2.0 in row 1"),
+        ({"sample_weight": [0.0, 0.0, 0.0]}, r"at least one row of weight > 0"),
+        ({"X": np.zeros((0, 2)), "y": []}, r"at least one row"),
+        ({"X": [[1.0], [np.nan], [2.0]]}, r"row 1, column 0"),
+        ({"kind": "class"}, r"kind must be 'classes' or 'numbers'"),
+        ({"kind": "classes", "y": ["a", "a", "a"]}, r"two classes"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(change, message):
+    given = {"X": [[1.0], [2.0], [3.0]], "y": [1.0, 2.0, 4.0], "kind": "numbers", "recipe": SMALL} | change
+    with pytest.raises((ValueError, DataError), match=message):
+        fit(**given)
+
+
+# -- along the way -------------------------------------------------------------------------------------------
+
+
+def test_test_rows_decide_nothing(wine):
+    X, y, Xt, yt = wine
+    assert same(fit(X, y, "classes", SMALL), fit(X, y, "classes", SMALL, test=(Xt, yt)))
+
+
+def test_seeds_decide(wine):
+    X, y, *_ = wine
+    assert same(fit(X, y, "classes", SMALL), fit(X, y, "classes", SMALL))
+    assert not same(fit(X, y, "classes", SMALL), fit(X, y, "classes", Recipe(width=40, steps=5, seed=1)))
+
+
+def test_what_was_recorded_is_what_the_history_says(wine):
+    X, y, Xt, yt = wine
+    lines, seen = [], []
+    record, progress = lines.append, lambda k, loss: seen.append(loss)
+    found = fit(X, y, "classes", SMALL, test=(Xt, yt), record=record, progress=progress)
+    assert [line["loss"] for line in lines] == seen == found.history.loss.tolist()
+    assert lines[-1]["test_accuracy"] == np.mean(found.predict(Xt) == yt)
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_run_that_was_broken_off_ends_where_a_whole_one_does(tmp_path, wine, stop):
+    X, y, *_ = wine
+    whole = fit(X, y, "classes", SMALL)
+
+    def break_off(line):
+        if line["step"] == stop:
+            raise Broken
+
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(Broken):
+        fit(X, y, "classes", SMALL, checkpoints=checkpoints, every=1, record=break_off)
+    resumed = fit(X, y, "classes", SMALL, checkpoints=checkpoints, every=1)
+    assert same(whole, resumed)
+    assert np.array_equal(whole.history.loss, resumed.history.loss)
+    assert whole.recipe == resumed.recipe
+    assert whole.preparation.sharpness == resumed.preparation.sharpness
+
+
+def test_many_rows_are_predicted_in_parts(wine, monkeypatch):
+    X, y, *_ = wine
+    found = fit(X, y, "classes", SMALL)
+    whole = found.decide(X)
+    monkeypatch.setattr("equipoise.runs.fitting.BATCH", 7)
+    assert torch.allclose(found.decide(X), whole, rtol=1e-6, atol=1e-8)
+    assert found.predict(X[:0]).shape == (0,)
+    assert found.predict_proba(X[:0]).shape == (0, 3)

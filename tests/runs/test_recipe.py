@@ -1,0 +1,110 @@
+"""A recipe refuses what it cannot mean, survives a file, and makes the same network from the same seed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from equipoise.models.affine import spectral_norm
+from equipoise.runs import Recipe
+from equipoise.runs.recipe import FAMILIES
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe("monotone", width=7, margin=0.3, slack=0.0, seed=3)])
+def test_a_recipe_survives_json(recipe):
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def test_what_was_not_given_is_not_written():
+    assert Recipe(width=5).to_dict() == {
+        "model": "auto",
+        "width": 5,
+        "certified": True,
+        "dtype": "float64",
+        "seed": 0,
+    }
+
+
+def test_unknown_keys_are_errors_that_name_the_known_ones():
+    with pytest.raises(ValueError, match=r"sigma_w2.*Got 'widht' besides"):
+        Recipe.from_dict({"widht": 5})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "mlp"}, r"model must be one of 'auto', 'linear'.*Got 'mlp'"),
+        ({"certified": 1}, r"certified must be one of True, False. Got 1"),
+        ({"width": 0}, r"width must be an integer ≥ 1. Got 0"),
+        ({"width": True}, r"width must be an integer"),
+        ({"width": 4.0}, r"width must be an integer"),
+        ({"steps": -1}, r"steps must be an integer ≥ 0. Got -1"),
+        ({"seed": -1}, r"seed must be an integer ≥ 0"),
+        ({"eta": 0.0}, r"eta must be a finite number in \(0, 1\]. Got 0"),
+        ({"eta": 1.5}, r"eta must be"),
+        ({"slack": -1.0}, r"slack must be a finite number ≥ 0. Got -1"),
+        ({"slack": math.inf}, r"slack must be a finite number"),
+        ({"slack": "much"}, r"slack must be a finite number ≥ 0. Got 'much'"),
+        ({"sigma_w2": 0.125}, r"sigma_w2 must be a finite number in \(0, 0.125\)"),
+        ({"model": "scaled-relu", "gamma": 1.0}, r"gamma must be"),
+        ({"model": "monotone", "margin": 0.0}, r"margin must be"),
+        ({"readout": "newton"}, r"readout must be one of 'gauss-newton', 'gradient'"),
+        ({"dtype": "float16"}, r"dtype must be one of 'float64', 'float32'"),
+        ({"gamma": 0.5}, r"gaussian-relu takes sigma_w2. Got gamma"),
+        ({"model": "linear", "width": 5}, r"linear has the width of its inputs"),
+        ({"epochs": 5, "rate": 0.1}, r"rate, epochs must not be given for certified training"),
+        (
+            {"certified": False, "slack": 1.0},
+            r"slack must not be given for free training.*it is an",
+        ),
+    ],
+)
+def test_what_a_recipe_cannot_mean_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**options)
+
+
+def test_sizes_are_chosen_from_the_rows():
+    assert [Recipe().resolved(n, 3).width for n in (2, 50, 128, 5000)] == [64, 200, 512, 512]
+    assert Recipe(width=7).resolved(5000, 3).width == 7
+    assert Recipe("linear").resolved(50, 3).width is None
+
+
+@pytest.mark.parametrize("eta", [0.01, 0.2, 0.5, 0.94, 0.95, 1.0])
+def test_steps_go_on_until_a_twentieth_is_left(eta):
+    steps = Recipe(eta=eta).resolved(100, 3).steps
+    assert (1 - eta) ** steps <= 0.05 + 1e-12 < (1 - eta) ** (steps - 1)
+
+
+def test_a_resolved_recipe_stays_as_it_is():
+    once = Recipe("monotone", seed=4).resolved(40, 3)
+    assert once.margin == 0.5
+    assert once.resolved(9999, 7) == once
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_start_has_no_readout_and_is_the_same_for_the_same_seed(model, outputs, dtype):
+    recipe = Recipe(model, dtype=dtype, seed=1).resolved(20, 4)
+    a, b, c = (r.build(5, outputs) for r in (recipe, recipe, Recipe(model, dtype=dtype).resolved(20, 4)))
+    assert not a.readout_weight.any()
+    assert a.readout_weight.dtype == recipe.torch_dtype
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    hidden = a.hidden_names[0] if model != "scaled-relu" else "W"
+    assert not torch.equal(a.get_parameter(hidden), c.get_parameter(hidden))
+    assert a.width == (5 if model == "linear" else 80)
+
+
+def test_free_training_starts_with_a_readout():
+    assert Recipe(certified=False).resolved(20, 4).build(5, 1).readout_weight.any()
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_narrow_starts_are_well_posed(width):
+    for seed in range(20):
+        model = Recipe(width=width, seed=seed).resolved(20, 4).build(5, 1)
+        assert spectral_norm(model.W) <= 0.9 + 1e-12

@@ -1,0 +1,136 @@
+"""The estimators keep scikit-learn's conventions, and their own promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from contracts.estimator import EstimatorContract
+from equipoise.estimators import EquilibriumClassifier, EquilibriumRegressor
+
+EXPECTED_FAILURES: dict[str, str] = {}  # by name of the check, why it cannot pass
+
+
+@parametrize_with_checks(
+    [EquilibriumClassifier(width=32, steps=4), EquilibriumRegressor(width=32, steps=4)],
+    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+)
+def test_scikit_learn_finds_nothing_to_object_to(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [
+        EquilibriumClassifier(),
+        EquilibriumRegressor(),
+        EquilibriumClassifier("monotone", width=32, steps=4),
+        EquilibriumRegressor("scaled-relu", width=32, steps=4),
+        EquilibriumRegressor("linear", steps=4),
+        EquilibriumClassifier(width=32, steps=4, dtype="float32"),
+    ],
+    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+)
+def test_nor_with_other_settings(estimator, check):
+    check(estimator)
+
+
+class TestEquilibriumClassifier(EstimatorContract):
+    estimator = EquilibriumClassifier
+    score = 0.9
+
+    def data(self):
+        X, y = load_wine(return_X_y=True)
+        return X[::2], y[::2], X[1::2], y[1::2]
+
+
+class TestEquilibriumRegressor(EstimatorContract):
+    estimator = EquilibriumRegressor
+    score = 0.3
+
+    def data(self):
+        X, y = load_diabetes(return_X_y=True)
+        return X[:200], y[:200], X[200:], y[200:]
+
+
+# -- classes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], [-1, 1], [False, True], ["é", "<b>"]])
+def test_two_classes_of_any_type(labels):
+    X, y = load_breast_cancer(return_X_y=True)
+    y = np.array(labels)[y]
+    fitted = EquilibriumClassifier(width=40, steps=5, random_state=0).fit(X[::2], y[::2])
+    assert fitted.classes_.tolist() == sorted(labels)
+    assert fitted.score(X[1::2], y[1::2]) > 0.93
+    D, P = fitted.decision_function(X), fitted.predict_proba(X)
+    assert D.shape == (len(X),)
+    assert P.shape == (len(X), 2)
+    assert np.array_equal(fitted.classes_[(D > 0).astype(int)], fitted.predict(X))
+    assert np.array_equal(D > 0, P[:, 1] > 0.5)
+    assert np.allclose(P.sum(axis=1), 1)
+
+
+def test_words_of_object_type_come_back_as_they_were():
+    X, y = load_iris(return_X_y=True)
+    y = np.array(["a", "b", "c"], dtype=object)[y]
+    fitted = EquilibriumClassifier(width=40, steps=5, random_state=0).fit(X, y)
+    assert fitted.predict(X).dtype == object
+    assert fitted.score(X, y) > 0.9
+
+
+def test_a_class_without_weight_is_never_predicted_but_has_its_column():
+    X, y = load_iris(return_X_y=True)
+    made = EquilibriumClassifier(width=40, steps=5, random_state=0)
+    fitted = made.fit(X, y, sample_weight=(y != 1).astype(float))
+    P, D = fitted.predict_proba(X), fitted.decision_function(X)
+    assert P.shape == D.shape == (150, 3)
+    assert (P[:, 1] == 0).all()
+    assert set(fitted.predict(X)) == {0, 2}
+    assert np.array_equal(fitted.classes_[D.argmax(axis=1)], fitted.predict(X))
+
+
+def test_probabilities_beat_chance_and_certainty():
+    X, y = load_breast_cancer(return_X_y=True)
+    fitted = EquilibriumClassifier(width=100, random_state=0).fit(X[::2], y[::2])
+    P = fitted.predict_proba(X[1::2])[:, 1].clip(1e-6, 1 - 1e-6)
+    was = y[1::2]
+    surprise = -np.mean(was * np.log(P) + (1 - was) * np.log(1 - P))
+    hard = fitted.predict(X[1::2]).clip(1e-6, 1 - 1e-6)
+    assert surprise < 0.15 < -np.mean(was * np.log(hard) + (1 - was) * np.log(1 - hard))
+
+
+def test_continuous_labels_are_refused():
+    with pytest.raises(ValueError, match="Unknown label type"):
+        EquilibriumClassifier(width=10).fit(np.eye(4), [0.1, 0.2, 0.7, 0.9])
+
+
+# -- numbers -------------------------------------------------------------------------------------------------
+
+
+def test_several_targets_at_once():
+    X, y = load_diabetes(return_X_y=True)
+    both = np.column_stack([y, 1e6 - 1e3 * y])
+    made = EquilibriumRegressor(width=60, random_state=0)
+    said = made.fit(X[:300], both[:300]).predict(X[300:])
+    assert said.shape == (142, 2)
+    assert np.allclose(1e6 - 1e3 * said[:, 0], said[:, 1], rtol=1e-6)  # each standardised on its own
+    assert made.score(X[300:], both[300:]) > 0.4
+
+
+def test_units_of_inputs_and_targets_do_not_matter():
+    X, y = load_diabetes(return_X_y=True)
+    made = EquilibriumRegressor(width=40, steps=5, random_state=0)
+    said = made.fit(X[:300], y[:300]).predict(X[300:])
+    other = made.fit(2.0**10 * X[:300], 2.0**-10 * y[:300]).predict(2.0**10 * X[300:])
+    assert np.allclose(2.0**10 * other, said, rtol=1e-6)
+
+
+def test_a_certificate_can_be_asked_for_without_slack():
+    X, y = load_diabetes(return_X_y=True)
+    fitted = EquilibriumRegressor(width=60, slack=0.0, steps=3, random_state=0).fit(X[:30], y[:30])
+    assert fitted.certificate_.constants["slack"] == 0
+    with pytest.raises(ValueError, match="leave slack out"):
+        EquilibriumRegressor(width=20, slack=0.0).fit(X[:30], y[:30])
