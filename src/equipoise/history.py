@@ -24,6 +24,7 @@ class History:
     plain_loss: np.ndarray | None = None  # of the predictions alone, where `loss` is one with slack
     test_loss: dict[int, float] = field(default_factory=dict)
     test_accuracy: dict[int, float] = field(default_factory=dict)
+    test_r2: dict[int, float] = field(default_factory=dict)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # ‖θ‖_F by parameter, (steps + 1,)
     contraction: dict[int, float] = field(default_factory=dict)  # q of the map, where measured
     sigma_min: dict[int, float] = field(default_factory=dict)  # σ_min(Z), where measured
@@ -35,8 +36,11 @@ class History:
     least_loss: float = 0.0  # L*, where a promise is on the gap L − L*
     promised: np.ndarray | None = None  # bound of relative_loss, when a certificate gave one
     accepted: dict[str, np.ndarray] = field(default_factory=dict)  # of safeguarded runs
+    learning_rate: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (steps,), where it changes
+    best: int | None = None  # the step whose weights the model was left at, where that is not the last
     seconds: float = 0.0
     stopped: str = ""  # why the run ended early, if it did
+    advice: str = ""  # what to try then
 
     @property
     def steps(self) -> int:

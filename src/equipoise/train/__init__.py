@@ -1,17 +1,26 @@
-"""Training loops whose dynamics the theorems speak of."""
+"""Training loops: those whose dynamics the theorems speak of, and a free one."""
 
+from . import schedules
 from .descent import gradient_descent
 from .distributed import any_rank_failed, raise_together
 from .flow import Flow, gradient_flow
 from .many import train_many
+from .projection import Projectable, Projection
 from .safeguarded import safeguarded_descent
+from .trainer import Trainer
+from .warm_start import WarmStart
 
 __all__ = [
     "Flow",
+    "Projectable",
+    "Projection",
+    "Trainer",
+    "WarmStart",
     "any_rank_failed",
     "gradient_descent",
     "gradient_flow",
     "raise_together",
     "safeguarded_descent",
+    "schedules",
     "train_many",
 ]

@@ -1,0 +1,94 @@
+"""An optimiser by name or by a factory, and its state as tensors and numbers, so that nothing is pickled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+# name: torch's class, the default rate, and whether it knows momentum
+OPTIMISERS: dict[str, tuple[type[Optimizer], float, bool]] = {
+    "sgd": (torch.optim.SGD, 1e-2, True),
+    "rmsprop": (torch.optim.RMSprop, 1e-3, True),
+    "adam": (torch.optim.Adam, 1e-3, False),
+    "adamw": (torch.optim.AdamW, 1e-3, False),
+    "adagrad": (torch.optim.Adagrad, 1e-2, False),
+}
+
+
+def make_optimiser(
+    which: str | Factory,
+    model: nn.Module,
+    rate: float | None,
+    momentum: float | None,
+    weight_decay: float,
+) -> Optimizer:
+    """The optimiser of the parameters that are trained."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("the model has no parameter to train: all are frozen, or there is none.")
+    for name, value in (("rate", rate), ("momentum", momentum), ("weight_decay", weight_decay)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number ≥ 0. Got {value!r} instead.")
+    if callable(which):
+        if rate is not None or momentum is not None or weight_decay:
+            raise ValueError("rate, momentum and weight_decay belong into the factory of the optimiser.")
+        made = which(parameters)
+        if not isinstance(made, Optimizer):
+            raise TypeError(f"a factory must return a torch optimiser. Got {type(made).__name__} instead.")
+    else:
+        if which not in OPTIMISERS:
+            raise ValueError(
+                f"optimiser must be one of {', '.join(map(repr, OPTIMISERS))}, or a function from parameters "
+                f"to a torch optimiser. Got {which!r} instead."
+            )
+        kind, usual, moves = OPTIMISERS[which]
+        if momentum is not None and not moves:
+            raise ValueError(f"{which} takes no momentum: use 'sgd', or give its betas by a factory.")
+        options: dict[str, Any] = {"momentum": momentum or 0.0} if moves else {}
+        if which == "sgd" and momentum is not None and momentum >= 1:
+            raise ValueError(f"momentum must lie in [0, 1). Got {momentum} instead.")
+        made = kind(parameters, lr=usual if rate is None else rate, weight_decay=weight_decay, **options)  # type: ignore[call-arg]
+    if isinstance(made, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates the loss several times a step, which mini-batches do not offer.")
+    return made
+
+
+def state_of(optimiser: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimiser's memory: tensors and numbers by "parameter.name", and the numbers of its groups."""
+    known = optimiser.state_dict()
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, entries in known["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value
+            elif isinstance(value, bool | int | float | str | None):
+                numbers[f"{index}.{name}"] = value
+            else:
+                raise ValueError(
+                    f"{type(optimiser).__name__} keeps {name!r}, a {type(value).__name__}, which no "
+                    f"checkpoint can hold: train without checkpoints, or with another optimiser."
+                )
+    groups = [
+        {k: v for k, v in group.items() if isinstance(v, bool | int | float | str | None)}
+        for group in known["param_groups"]
+    ]
+    return tensors, {"numbers": numbers, "groups": groups}
+
+
+def restore(optimiser: Optimizer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Take back what `state_of` gave."""
+    fresh = optimiser.state_dict()
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **facts["numbers"]}.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    groups = [{**group, **old} for group, old in zip(fresh["param_groups"], facts["groups"], strict=True)]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})

@@ -1,0 +1,83 @@
+"""W ← W·min(1, bound/‖W‖) after each step of an optimiser: weights stay those of a well-posed network.
+
+The protocol is one method. A module that must be kept well-posed defines
+
+    def project_(self) -> Any: …        # in place, under no_grad; may take `bound=`
+
+and `Projection` calls it on every module that has it, wherever it stands in a network. The affine families
+need none: GaussianReLU and ScaledReLU are projected here, LinearEquilibrium and Monotone are well-posed for
+every value of their parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ..linalg import frobenius_upper, norm_upper, proves_norm_below
+from ..models.gaussian_relu import GaussianReLU
+from ..models.scaled_relu import ScaledReLU
+
+
+@runtime_checkable
+class Projectable(Protocol):
+    """A module that keeps itself well-posed: `project_()` changes its weights in place where it must."""
+
+    def project_(self) -> Any: ...
+
+
+SCALED: dict[type, str] = {GaussianReLU: "W", ScaledReLU: "A"}  # the parameter in which weight() is linear
+
+
+@dataclass(frozen=True)
+class Projection:
+    """‖W(θ)‖ ≤ bound, proved, of every module that is not well-posed by its parameterisation.
+
+    `bound` < 1 is the contraction factor that remains; it is handed to `project_` where that takes it.
+    """
+
+    bound: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bound < 1:
+            raise ValueError(f"bound must lie in (0, 1), where the map contracts. Got {self.bound} instead.")
+
+    @torch.no_grad()
+    def __call__(self, network: nn.Module) -> int:
+        """Project every module of the network; returns how many of them had to change."""
+        return sum(self._project(module) for module in network.modules())
+
+    def _project(self, module: nn.Module) -> bool:
+        name = next((n for kind, n in SCALED.items() if isinstance(module, kind)), None)
+        if name is not None:
+            return self._scale(module, module.get_parameter(name))
+        if not isinstance(module, Projectable):
+            return False
+        before = [p.detach().clone() for p in module.parameters()]
+        takes = inspect.signature(module.project_).parameters
+        if "bound" in takes:
+            module.project_(bound=self.bound)  # type: ignore[call-arg]
+        else:
+            module.project_()
+        return not all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
+
+    def _scale(self, module: Any, parameter: Tensor) -> bool:
+        if not bool(torch.isfinite(parameter).all()):
+            raise ValueError(
+                f"{type(module).__name__} has weights that are not finite, and nothing to project them to: "
+                f"use a smaller learning rate, or clip."
+            )
+        if below(module.weight(), self.bound):
+            return False
+        while not (size := norm_upper(module.weight())) <= self.bound:
+            parameter.mul_(self.bound / size * (1 - 2 * torch.finfo(parameter.dtype).eps))
+        return True
+
+
+def below(W: Tensor, bound: float) -> bool:
+    """Whether ‖W‖ ≤ bound is proved, by the Frobenius norm or a Cholesky factor."""
+    return frobenius_upper(W) <= bound or proves_norm_below(W, bound)

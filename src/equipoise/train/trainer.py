@@ -1,0 +1,205 @@
+"""θ ← optimiser(θ, ∇ mean_i ℓ(ŷ_i, y_i)) on mini-batches: any network trained freely, watched, resumable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..history import History
+from .checkpoint import Checkpoints
+from .objective import as_objective, scores
+from .optimisers import Factory, make_optimiser
+from .projection import Projection
+from .schedules import Schedule, as_schedule
+from .training_run import TrainingRun
+from .training_state import latest, restore
+
+Data = tuple[Tensor, Tensor]
+
+
+class Trainer:
+    """Mini-batch training of any nn.Module: an affine family, Equilibrium layers in a network, a plain one.
+
+        trainer = eq.Trainer(model, optimiser="adam", rate=1e-3, schedule="cosine", epochs=30, batch_size=64)
+        history = trainer.fit(X, y, validation=(X_val, y_val))
+        trainer.evaluate(X_test, y_test)          # {"loss": …, "accuracy": …}
+
+    Args:
+        model: trained in place.
+        loss: "square", "half_square", "logistic", "hinge", "cross_entropy", a Loss, or a function of (ŷ, y)
+            that returns a number a sample. By default the cross entropy where y are integers, else that of
+            the family or "half_square". Batches and records have the mean over samples.
+        optimiser: "sgd", "adam", "adamw", "rmsprop", "adagrad", or a function from parameters to a torch
+            optimiser.
+        rate, momentum, weight_decay: of an optimiser given by name; the rate is 1e-2 for "sgd" and "adagrad",
+            else 1e-3, by default.
+        schedule: "constant", "cosine", "step", "poly", or a Schedule of `equipoise.train.schedules`.
+        batch_size, epochs: an epoch is one pass in a new order, which follows from `seed` and its number; the
+            last batch may be smaller. A batch_size of None is the full batch.
+        clip: the largest norm of a gradient; longer ones are shortened to it.
+        patience: stop after so many epochs without a better loss (of the validation set, where there is one),
+            and leave the model at its best weights.
+        projection: keep weights well-posed after every step: True for Projection(0.99), or a Projection. What
+            is well-posed by its parameterisation, and plain networks, are left alone.
+        warm_start: begin each sample's solve at its last equilibrium; "extrapolate" where its last two point.
+        seed: of the order of samples, and of all that is random in the network while it trains.
+
+    Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes, given the same
+    model, data and options, takes its samples of every batch; gradients are summed, so that the result is
+    that of one process. Only rank 0 writes and reports.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any = None,
+        *,
+        optimiser: str | Factory = "sgd",
+        rate: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float = 0.0,
+        schedule: str | Schedule = "constant",
+        batch_size: int | None = 64,
+        epochs: int = 10,
+        clip: float | None = None,
+        patience: int | None = None,
+        projection: bool | Projection = True,
+        warm_start: bool | Literal["extrapolate"] = True,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module. Got {type(model).__name__} instead.")
+        for name, value, least in (
+            ("epochs", epochs, 0),
+            ("seed", seed, 0),
+            ("batch_size", 1 if batch_size is None else batch_size, 1),
+            ("patience", 1 if patience is None else patience, 1),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
+        if clip is not None and not 0 < clip < math.inf:
+            raise ValueError(f"clip must be a finite number > 0. Got {clip!r} instead.")
+        if warm_start not in (True, False, "extrapolate"):
+            raise ValueError(f"warm_start must be True, False or 'extrapolate'. Got {warm_start!r} instead.")
+        if not isinstance(projection, bool | Projection):
+            raise TypeError(f"projection must be True, False or a Projection. Got {projection!r} instead.")
+        self.model, self.loss = model, loss
+        self.optimiser, self.rate, self.momentum, self.weight_decay = optimiser, rate, momentum, weight_decay
+        self.schedule = as_schedule(schedule)
+        self.batch_size, self.epochs, self.clip, self.patience = batch_size, epochs, clip, patience
+        self.projection = Projection() if projection is True else projection or None
+        self.warm_start, self.seed = warm_start, seed
+        self.make_optimiser()  # so that wrong options are named at once
+
+    def fit(
+        self,
+        X: Tensor,
+        y: Tensor,
+        validation: Data | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+        checkpoints: Checkpoints | None = None,
+        every: int = 1,
+        measure: int | None = None,
+        record: Callable[[dict[str, Any]], None] | None = None,
+        progress: Callable[[int, float], None] | None = None,
+    ) -> History:
+        """Train, and tell what was measured; `loss[0]` is the start, `loss[k]` the mean over epoch k.
+
+        Args:
+            validation: (X, y), measured after every epoch: `test_loss`, `test_accuracy`, `test_r2`.
+            sample_weight: (N,) ≥ 0, scaled to a mean of 1.
+            checkpoints: where all is saved every so many epochs (`every`), at the end, and on Ctrl-C raised
+                by `progress` or `record`. Where one is there, the run goes on from it and computes what it
+                would have without a break, bit for bit.
+            measure: record the contraction factor, σ_min(Z) and the movement of Z of an affine family every
+                so many epochs. By default at the first and last; 0 is never.
+            record: called after each epoch with what was measured, as one flat dict.
+            progress: called after each step with (step, loss of the batch).
+
+        A loss that is not finite or has grown a thousandfold, or a sample without an equilibrium, ends the
+        run: `stopped` says why, `advice` what to try, and the model has the weights of the last good epoch.
+        """
+        for name, value, least in (("every", every, 1), ("measure", 0 if measure is None else measure, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
+        self.check(X, y)
+        if validation is not None:
+            self.check(*validation)
+        run = TrainingRun(self, X, y, validation, sample_weight, measure)
+        saved = None if checkpoints is None else latest(checkpoints, run)
+        was_training = self.model.training
+        try:
+            with run.seeded():
+                if saved is not None:
+                    restore(run, saved)
+                else:
+                    run.begin()
+                    run.report(record, checkpoints)
+                while not run.finished:
+                    run.epoch_of_steps(progress, checkpoints)
+                    run.report(record, checkpoints, every)
+                run.finish()
+        finally:
+            self.model.train(was_training)
+        return run.history()
+
+    @torch.no_grad()
+    def predict(self, X: Tensor) -> Tensor:
+        """ŷ of every row, in eval mode, batch by batch."""
+        was_training = self.model.training
+        self.model.eval()
+        size = 1024 if self.batch_size is None else max(self.batch_size, 1024)
+        device = self.device
+        try:
+            return torch.cat([self.model(part.to(device)).detach().to(X.device) for part in X.split(size)])
+        finally:
+            self.model.train(was_training)
+
+    def evaluate(self, X: Tensor, y: Tensor) -> dict[str, float]:
+        """The mean loss, and the accuracy of classes or the R² of numbers."""
+        self.check(X, y)
+        objective, yhat = as_objective(self.loss, self.model, y), self.predict(X)
+        with torch.no_grad():
+            return {"loss": float(objective.each(yhat, y).mean()), **scores(objective, yhat, y)}
+
+    def make_optimiser(self) -> Optimizer:
+        return make_optimiser(self.optimiser, self.model, self.rate, self.momentum, self.weight_decay)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def check(self, X: Tensor, y: Tensor) -> None:
+        """A ValueError unless X and y are a row a sample each, finite, and not empty."""
+        for name, T in (("X", X), ("y", y)):
+            if not isinstance(T, Tensor) or T.ndim < 1:
+                raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(T).__name__} instead.")
+            bad = torch.nonzero(
+                ~torch.isfinite(T).flatten(1).all(dim=1) if T.ndim > 1 else ~torch.isfinite(T)
+            )
+            if len(bad):
+                raise ValueError(f"{name} must be finite. Got NaN or infinity in row {int(bad[0, 0])}.")
+        if len(X) == 0 or len(X) != len(y):
+            raise ValueError(f"X and y must have as many rows, and at least one. Got {len(X)} and {len(y)}.")
+
+    def options(self) -> dict[str, Any]:
+        """What a checkpoint must agree with."""
+        named = self.optimiser if isinstance(self.optimiser, str) else "a factory"
+        constant = self.schedule == as_schedule("constant")
+        return {
+            "loss": self.loss if isinstance(self.loss, str | None) else repr(type(self.loss).__name__),
+            "optimiser": f"{named}, {self.rate}, {self.momentum}, {self.weight_decay}",
+            "schedule": repr(self.schedule) if constant else f"{self.schedule!r}, {self.epochs} epochs",
+            "batch_size": self.batch_size,
+            "clip": self.clip,
+            "patience": self.patience,
+            "projection": repr(self.projection),
+            "warm_start": self.warm_start,
+            "seed": self.seed,
+        }

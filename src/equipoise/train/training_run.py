@@ -1,0 +1,346 @@
+"""One run of a Trainer: weights, optimiser, warm starts and measurements, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..history import History
+from ..models.affine import AffineFamily
+from ..solve import EquilibriumError
+from .checkpoint import Checkpoints
+from .distributed import any_rank_failed
+from .objective import as_objective
+from .training_state import save
+from .warm_start import WarmStarts, startable
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+Record = Callable[[dict[str, Any]], None]
+Progress = Callable[[int, float], None]
+
+_GROWN = 1e3  # a loss this many times that of the start has diverged
+_SERIES = ("loss", "learning_rate", "times", "forward_steps", "adjoint_steps", "projections", "gradient_norm")
+_MAPS = ("test_loss", "test_accuracy", "test_r2", "contraction", "sigma_min", "movement")
+
+
+class TrainingRun:
+    """All that changes while a Trainer fits."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        X: Tensor,
+        y: Tensor,
+        validation: tuple[Tensor, Tensor] | None,
+        sample_weight: Tensor | None,
+        measure: int | None,
+    ) -> None:
+        self.trainer, self.model = trainer, trainer.model
+        self.X, self.y, self.validation, self.measure = X, y, validation, measure
+        self.weight = _weights(sample_weight, X)
+        self.objective = as_objective(trainer.loss, self.model, y)
+        self.optimiser = trainer.make_optimiser()
+        for group in self.optimiser.param_groups:
+            group["initial_lr"] = group["lr"]
+        size = len(X) if trainer.batch_size is None else min(trainer.batch_size, len(X))
+        self.batch_size, self.batches = size, math.ceil(len(X) / size)
+        parallel = dist.is_available() and dist.is_initialized()
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
+        extrapolated = trainer.warm_start == "extrapolate"
+        self.warm = WarmStarts(self.model, len(X), extrapolated) if trainer.warm_start else None
+        self.layers = [layer for _, layer in startable(self.model)]
+        self.epoch = self.position = self.step = 0  # epochs done, batches done of the next, steps in all
+        self.sums: dict[str, float] = {}  # of the epoch that is under way
+        self.series: dict[str, list[float]] = {name: [] for name in _SERIES}
+        self.maps: dict[str, dict[int, float]] = {name: {} for name in _MAPS}
+        self.good: dict[str, Tensor] = {}  # weights at the beginning of the epoch
+        self.best: dict[str, Tensor] = {}
+        self.best_epoch, self.best_loss = 0, math.inf
+        self.stopped = self.advice = ""
+        self.failed = False  # stopped by what must not happen, not for want of progress
+        self.Z0: Tensor | None = None
+        self.reported = 0  # entries of the series that were told
+        self.began, self.seconds = perf_counter(), 0.0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.stopped) or self.epoch >= self.trainer.epochs
+
+    # -- the epochs ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """What is known before the first step."""
+        if self.ranks > 1:
+            for tensor in self.model.state_dict().values():
+                dist.broadcast(tensor, 0)
+        self.good = self.weights()
+        try:
+            yhat = self.trainer.predict(self.X)
+            loss = float((self.weight * self.objective.each(yhat, self.y)).mean())
+        except EquilibriumError as error:
+            self._stop(f"no equilibrium at the start. {error}", "draw other weights, or project them first")
+            loss = math.nan
+        self._note(loss, {"forward_steps": self._solver_steps("forward")})
+
+    def epoch_of_steps(self, progress: Progress | None, checkpoints: Checkpoints | None) -> None:
+        """The rest of the epoch, and what follows from it."""
+        if self.position == 0:
+            self.good, self.sums = self.weights(), {}
+        order = self._order()
+        for rows in order.split(self.batch_size)[self.position :]:
+            loss = self._step(rows)
+            if self.failed:
+                break
+            self.position, self.step = self.position + 1, self.step + 1
+            if progress is not None and self.rank == 0:
+                try:
+                    progress(self.step, loss)
+                except KeyboardInterrupt:
+                    save(self, checkpoints if self.ranks == 1 else None)
+                    raise
+        if not self.failed:
+            if self.ranks > 1:
+                for buffer in self.model.buffers():
+                    dist.broadcast(buffer, 0)
+            mean = self.sums["loss"] / len(self.X)
+            self.epoch, self.position = self.epoch + 1, 0
+            self._note(mean, self.sums)
+        if self.failed:
+            self.model.load_state_dict(self.good)
+
+    def _order(self) -> Tensor:
+        """The samples in the order of this epoch: a function of the seed and its number."""
+        seed = (self.trainer.seed * 1_000_003 + self.epoch) % 2**63
+        return torch.randperm(len(self.X), generator=torch.Generator().manual_seed(seed))
+
+    def _step(self, rows: Tensor) -> float:
+        """One step of the optimiser; returns the mean loss of the batch."""
+        trainer, mine = self.trainer, rows[rows % self.ranks == self.rank]
+        factor = trainer.schedule.factor(self.step, trainer.epochs * self.batches)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        value, error = 0.0, None
+        try:
+            if len(mine):
+                value = self._backward(mine, len(rows))
+        except EquilibriumError as caught:
+            error = caught
+        if any_rank_failed(error is not None):
+            self._stop(f"no equilibrium. {error or 'Another rank names the rows.'}", self._lost_advice())
+            return math.nan
+        value = self._sum_over_ranks(value)
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        limit = math.inf if trainer.clip is None else trainer.clip
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            self._stop("the loss or its gradient is not finite.", self._slower())
+            return value
+        self.optimiser.step()
+        if not all(bool(torch.isfinite(p).all()) for p in parameters):
+            self._stop("the weights are not finite after the step.", self._slower())
+            return value
+        changed = 0 if trainer.projection is None else trainer.projection(self.model)
+        for name, number in (
+            ("loss", value * len(rows)),
+            ("times", self.optimiser.param_groups[0]["lr"]),
+            ("projections", changed),
+        ):
+            self.sums[name] = self.sums.get(name, 0) + number
+        for name, number in (
+            ("forward_steps", self._solver_steps("forward")),
+            ("adjoint_steps", self._solver_steps("adjoint")),
+            ("gradient_norm", norm),
+        ):
+            self.sums[name] = max(self.sums.get(name, 0), number)
+        return value
+
+    def _backward(self, mine: Tensor, count: int) -> float:
+        device, at = self.trainer.device, mine.to(self.X.device)
+        x, y = self.X[at].to(device), self.y[mine.to(self.y.device)].to(device)
+        if self.warm is None:
+            yhat = self.model(x)
+        else:
+            with self.warm.using(mine):
+                yhat = self.model(x)
+        each = self.weight[mine].to(yhat) * self.objective.each(yhat, y)
+        loss = each.sum() / count
+        loss.backward()
+        return float(loss.detach())
+
+    def _sum_over_ranks(self, value: float) -> float:
+        """Gradients summed over the ranks, in place; the loss likewise."""
+        if self.ranks == 1:
+            return value
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        flat = torch.cat([p.grad.reshape(-1).double() for p in parameters] + [_scalar(value, parameters[0])])
+        dist.all_reduce(flat)
+        *parts, total = flat.split([p.numel() for p in parameters] + [1])
+        for p, part in zip(parameters, parts, strict=True):
+            p.grad = part.reshape(p.shape).to(p.dtype)
+        return float(total)
+
+    # -- what is measured ----------------------------------------------------------------------------------
+
+    def _note(self, loss: float, sums: Mapping[str, float]) -> None:
+        """The numbers of the epoch that has ended, and whether it was the best."""
+        k, series = self.epoch, self.series
+        for name in _SERIES:
+            series[name].append(sums.get(name, 0))
+        series["loss"][-1] = loss
+        series["learning_rate"][-1] = self.optimiser.param_groups[0]["lr"]
+        if not self.failed and not (math.isfinite(loss) and loss <= _GROWN * max(series["loss"][0], 1e-300)):
+            self._stop(f"the loss has grown from {series['loss'][0]:.4g} to {loss:.4g}.", self._slower())
+        judged = loss
+        try:
+            if self.validation is not None and not self.failed:
+                judged = self._validate(k)
+            if self._due(k) and not self.failed:
+                self._measure(k)
+        except EquilibriumError as error:
+            self._stop(f"no equilibrium when measured. {error}", self._lost_advice())
+        if self.failed or self.trainer.patience is None:
+            return
+        if judged < self.best_loss:
+            self.best_loss, self.best_epoch, self.best = judged, k, self.weights()
+        elif k - self.best_epoch >= self.trainer.patience:
+            self.stopped = (
+                f"epoch {k}: no better loss for {self.trainer.patience} epochs; the weights are those of "
+                f"epoch {self.best_epoch}."
+            )
+
+    def _validate(self, k: int) -> float:
+        assert self.validation is not None
+        X, y = self.validation
+        found = self.trainer.evaluate(X, y)
+        self.maps["test_loss"][k] = found.pop("loss")
+        for name, number in found.items():
+            self.maps[f"test_{name}"][k] = number
+        return self.maps["test_loss"][k]
+
+    def _due(self, k: int) -> bool:
+        if not isinstance(self.model, AffineFamily) or self.measure == 0:
+            return False
+        return k in (0, self.trainer.epochs) or (self.measure is not None and k % self.measure == 0)
+
+    @torch.no_grad()
+    def _measure(self, k: int) -> None:
+        model = self.model
+        assert isinstance(model, AffineFamily)
+        Z = model.equilibrium(self.X.to(self.trainer.device)).detach()
+        self.Z0 = Z if self.Z0 is None else self.Z0
+        if (q := model.contraction()) is not None:
+            self.maps["contraction"][k] = float(q)
+        self.maps["sigma_min"][k] = float(torch.linalg.svdvals(Z)[-1])
+        self.maps["movement"][k] = float((Z - self.Z0).norm() / self.Z0.norm().clamp_min(1e-300))
+
+    def _solver_steps(self, which: str) -> int:
+        """The most steps that a sample's last solve took, in any layer."""
+        found = [getattr(layer.last, which) for layer in self.layers]
+        return max((int(s.steps.max()) for s in found if s is not None and len(s.steps)), default=0)
+
+    def report(self, record: Record | None, checkpoints: Checkpoints | None, every: int = 0) -> None:
+        """Tell what the epoch gave, once, and save where that is due."""
+        fresh = self.reported < len(self.series["loss"])
+        self.reported = len(self.series["loss"])
+        if fresh and record is not None and self.rank == 0:
+            try:
+                record(self._record())
+            except KeyboardInterrupt:
+                save(self, checkpoints if self.ranks == 1 else None)
+                raise
+        if every and (self.finished or self.epoch % every == 0):
+            save(self, checkpoints)
+
+    def _record(self) -> dict[str, Any]:
+        k = self.epoch
+        told: dict[str, Any] = {"epoch": k, "step": self.step}
+        told |= {name: values[-1] for name, values in self.series.items() if name != "times"}
+        told |= {name: values[k] for name, values in self.maps.items() if k in values}
+        return told | {"seconds": self.elapsed()}
+
+    def finish(self) -> None:
+        """Leave the model at its best weights, where they were looked for."""
+        if self.best:
+            self.model.load_state_dict(self.best)
+
+    def history(self) -> History:
+        """What was measured."""
+        series = {name: np.array(values) for name, values in self.series.items()}
+        return History(
+            loss=series["loss"],
+            times=np.cumsum(series["times"]),
+            step_sizes={"rate": float(self.optimiser.param_groups[0]["initial_lr"])},
+            loss_name=f"mean {self.objective.name}",
+            forward_steps=series["forward_steps"].astype(int),
+            adjoint_steps=series["adjoint_steps"].astype(int),
+            learning_rate=series["learning_rate"],
+            best=self.best_epoch if self.best else None,
+            seconds=self.elapsed(),
+            stopped=self.stopped,
+            advice=self.advice,
+            **self.maps,  # type: ignore[arg-type]
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+
+    def elapsed(self) -> float:
+        return self.seconds + perf_counter() - self.began
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Chance inside follows from the seed (and the rank) alone, and outside is as it was."""
+        device = self.trainer.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed((self.trainer.seed * 1_000_003 + self.rank) % 2**63)
+            yield
+
+    # -- an early end --------------------------------------------------------------------------------------
+
+    def _stop(self, reason: str, advice: str) -> None:
+        self.failed = True
+        self.stopped = f"epoch {self.epoch + bool(self.position)}, step {self.step}: {reason}"
+        self.advice = advice
+
+    def _slower(self) -> str:
+        rate = self.optimiser.param_groups[0]["initial_lr"]
+        clip = "" if self.trainer.clip is not None else ", clip=1.0"
+        return (
+            f"a smaller rate (it was {rate:g}, try {rate / 10:g}){clip}, or inputs scaled to unit variance."
+        )
+
+    def _lost_advice(self) -> str:
+        projected = "" if self.trainer.projection is not None else "projection=True, which keeps ‖W‖ < 1; "
+        return f"{projected}{self._slower()} A solver with more steps helps where the reason says max_steps."
+
+
+def _weights(sample_weight: Tensor | None, X: Tensor) -> Tensor:
+    """(N,), with a mean of 1."""
+    if sample_weight is None:
+        return torch.ones(len(X), dtype=X.dtype if X.is_floating_point() else torch.float64)
+    w = sample_weight.detach().cpu().double()
+    if w.shape != (len(X),) or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool(w.any()):
+        raise ValueError(
+            f"sample_weight must be ({len(X)},), finite, ≥ 0 and not all zero. Got shape {tuple(w.shape)}, "
+            f"{float(w.min()) if w.numel() else math.nan:g} to {float(w.max()) if w.numel() else math.nan:g}."
+        )
+    return w / w.mean()
+
+
+def _scalar(value: float, like: Tensor) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64, device=like.device)
