@@ -123,13 +123,13 @@ def predicted(model: ScaledReLU, X: Tensor) -> int:
 
 
 def grid(context: Context, names: Sequence[str], runs: Sequence[dict[str, Any]], seeds: int) -> Measured:
-    """{"data": {name: {label: [a curve a seed]}}} for runs that each have a `label`."""
+    """{"data": {name: {label: [a curve a seed]}}}; a run has a `label`, and may have `seeds` of its own."""
     found: Measured = {"data": {}}
     for name in names:
         found["data"][name] = {
             run["label"]: [
-                curve(context, name, seed=s, **{k: v for k, v in run.items() if k != "label"})
-                for s in range(seeds)
+                curve(context, name, seed=s, **{k: v for k, v in run.items() if k not in ("label", "seeds")})
+                for s in range(run.get("seeds", seeds))
             ]
             for run in runs
         }

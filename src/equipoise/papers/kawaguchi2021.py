@@ -11,7 +11,7 @@ from ..plots import new_figure
 from ..plots.curves import draw_band, finish
 from .experiments import Context, Judgement, Measured, impossible, judged, register
 from .kawaguchi2021_runs import RATES, Kind, chosen, runs, series
-from .page import Page, number
+from .page import Page, number, shared_legend
 
 LINEAR, DELM = Kind("linear"), Kind("delm")
 FIRST, MORE = ("kmnist", "cifar10", "cifar100"), ("mnist", "svhn", "semeion", "fashion_mnist")
@@ -71,9 +71,17 @@ def judge(measured: Measured) -> list[Judgement]:
                     measured=f"{number(best['DELM'])} against {number(value)} ± {number(_spread(row, label))}"
                     f"{lost}",
                     tolerance="mean over trials at the last epoch, each model at its best rate",
+                    reason=_within(best["DELM"], value, _spread(row, label)),
                 )
             )
     return found
+
+
+def _within(delm: float, other: float | None, spread: float | None) -> str:
+    """Said of a difference that trials alone could make."""
+    if other is None or spread is None or abs(other - delm) > spread:
+        return ""
+    return "the difference is smaller than its standard deviation over trials"
 
 
 def _last(run: Measured, at: int | None) -> float | None:
@@ -100,7 +108,7 @@ def draw(measured: Measured, page: Page) -> None:
                 if pick[which] is None:
                     continue
                 rate = run["rates"][pick[which]]
-                words = f"{label} ({which}, η = {rate:g})"
+                words = f"{label}, {which} η"
                 for panel, key in zip(panels, ("test", "train"), strict=True):
                     values = series(run, key, pick[which])
                     draw_band(
@@ -121,6 +129,7 @@ def draw(measured: Measured, page: Page) -> None:
                 )
         finish(figure, panels[0], x="epoch", y="test loss", title=name, log_y=True)
         finish(figure, panels[1], x="epoch", y="training loss", title=name, log_y=True)
+    shared_legend(figure, axes[0])
     page.figure("losses", figure, "Mean over trials, ± one standard deviation shaded.")
     columns = [
         "data",

@@ -20,7 +20,7 @@ from ..solve import Stop
 from ..train import gradient_descent
 from .experiments import Context, Judgement, Measured, Progress, judged, register
 from .images import room, two_classes
-from .page import Page, number
+from .page import Page, number, shared_legend
 from .small import norm
 
 S2 = 0.08  # σ_w²
@@ -211,6 +211,7 @@ def draw_fig1(measured: Measured, page: Page) -> None:
         panels[2].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
         finish(figure, panels[2], x="step", y="‖W(τ)‖", title=name)
         finish(figure, panels[3], x="step", y="λ_min(G(τ))", title=name, log_y=True)
+    shared_legend(figure, axes[0])
     page.figure(
         "curves",
         figure,

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..plots import save
+from ..plots import LIGHT, save
+from ..plots.style import FONT, SMALL
 from ..train.checkpoint import write_atomically
 
 
@@ -40,6 +42,28 @@ class Page:
 
     def note(self, words: str) -> None:
         self.notes.append(words)
+
+
+def shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend above all panels, of the names that the first row uses, in place of one in each."""
+    named: dict[str, Any] = {}
+    for ax in figure.axes:
+        own = ax.get_legend()
+        if own is not None:
+            own.remove()
+    for ax in panels:
+        named |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    box = figure.legend(
+        list(named.values()),
+        list(named),
+        loc="outside upper center",
+        ncols=min(5, len(named)),
+        frameon=False,
+        prop={"family": FONT, "size": SMALL},
+        labelcolor=LIGHT.ink,
+    )
+    for text in box.get_texts():
+        text.set_parse_math(False)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
