@@ -9,23 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..explore import equilibria_plane, solver_paths
+from ..explore import Paths, equilibria_plane, solver_paths
+from ..models.conv import ResidualConv
 from ..plots import LIGHT, new_figure
 from ..plots.curves import draw, draw_band, finish
 from ..plots.plane import draw_path
 from ..plots.style import label, legend, scale_axis
 from ..solve import Stop
 from .experiments import Context, Judgement, Measured, Progress, judged, register
-from .hieu2022_model import ResidualNetwork, accuracy, build, fit, images
+from .hieu2022_training import build, fit
 from .page import Page
+from .xie2021_images import accuracy, images
 
 STARTS = {"std 1": 1.0, "std 0.1": 0.1, "std 0.01": 0.01}
 SHOWN = 12  # trajectories in a picture
 
 
 @torch.no_grad()
-def paths(model: ResidualNetwork, X: Tensor, steps: int, rtol: float = 2e-6) -> Any:
-    features = model.features(X)
+def paths(model: ResidualConv, X: Tensor, steps: int, rtol: float = 2e-6) -> Paths:
+    (features,) = model.injection(X)
     stop = Stop(rtol=rtol, max_steps=steps, patience=steps, growth=1e12)
     return solver_paths(model.cell, torch.zeros_like(features), (features,), stop=stop)
 
@@ -61,8 +63,8 @@ def _starts(context: Context) -> Measured:
 
             def compute(progress: Progress, std: float = std, seed: int = seed) -> Measured:
                 dataset = context.load(name)
-                _, _, X, _ = images(dataset, 1, rows, seed)
-                found = paths(build(dataset, channels, seed, std=std), X, steps)
+                _, _, X, _ = images(dataset, 200, rows, seed)
+                found = paths(build(X, channels, seed, std=std), X, steps)
                 plane = found.plane()
                 return {
                     "residual": found.mean_residual(steps),
@@ -198,7 +200,7 @@ def _trained(
 ) -> Measured:
     dataset = context.load(name)
     X, y, X_test, y_test = images(dataset, rows, min(500, rows), seed)
-    model = build(dataset, channels, seed)
+    model = build(X, channels, seed)
     seen, moments = X[:100], []
     kept = sorted({0, 1, epochs // 3, epochs})
 

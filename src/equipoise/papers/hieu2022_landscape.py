@@ -16,14 +16,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..explore import landscape, module_loss, random_directions
-from ..models import Equilibrium
+from ..models.conv import ImageModel
 from ..plots import new_figure
 from ..plots.style import LIGHT, label
 from ..plots.surfaces import colours
 from ..solve import EquilibriumError, Stop
 from .experiments import Context, Judgement, Measured, Progress, judged, register
-from .hieu2022_model import ResidualNetwork, accuracy, build, fit, images
+from .hieu2022_training import build, fit
 from .page import Page
+from .xie2021_images import accuracy, images
 
 LEVEL = math.log(10) / 2
 MODELS: dict[str, int | None] = {"repeat-6": 6, "repeat-11": 11, "repeat-18": 18, "DEQ": None}
@@ -34,11 +35,10 @@ def slice_loss(X: torch.Tensor, y: torch.Tensor) -> Any:
     """Mean cross-entropy; of a DEQ only where every image's equilibrium is found, warm-started."""
 
     def loss(model: nn.Module, state: Any) -> Any:
-        assert isinstance(model, ResidualNetwork)
-        if not isinstance(model.layer, Equilibrium):
+        if not isinstance(model, ImageModel):
             return F.cross_entropy(model(X), y).item()
         value = F.cross_entropy(model(X, start=state), y).item()
-        solution = model.layer.last.forward
+        solution = model.last.forward
         assert solution is not None
         if solution.failed_rows:
             raise EquilibriumError("not found", solution)
@@ -53,7 +53,8 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
     def compute(progress: Progress) -> Measured:
         dataset = context.load(name)
         X, y, X_test, y_test = images(dataset, size["rows"], 500, seed)
-        model = build(dataset, size["channels"], seed, repeats=MODELS[words], stop=STOP)
+        deq, repeats = build(X, size["channels"], seed, stop=STOP), MODELS[words]
+        model: nn.Module = deq if repeats is None else deq.repeated(repeats)
         losses = fit(model, X, y, size["epochs"], seed=seed, progress=lambda share: progress(share / 2))
         axis = np.linspace(-1, 1, size["grid"])
         vectors = [n for n, p in model.named_parameters() if p.ndim < 2]

@@ -1,0 +1,62 @@
+"""θ by Adam, rate 10⁻³ falling as a cosine: the residual DEQs of [hieu2022, chapter 4] and their repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.conv import ResidualConv
+from ..solve import Stop
+from .experiments import Progress
+
+RATE, BATCH = 1e-3, 100
+STOP = Stop(rtol=1e-2, max_steps=50)  # of training, as in the text of §4.1.2
+
+
+def build(X: Tensor, channels: int, seed: int, **options: Any) -> ResidualConv:
+    """The residual DEQ for images like X; large ones are halved by the first convolution."""
+    return ResidualConv(
+        tuple(X.shape[1:]),
+        channels,
+        groups=4,
+        extractor=(2,) if X.shape[2] > 16 else (1,),
+        on_failure="accept",
+        generator=torch.Generator().manual_seed(seed),
+        **{"stop": STOP, **options},
+    )
+
+
+def fit(
+    model: nn.Module,
+    X: Tensor,
+    y: Tensor,
+    epochs: int,
+    *,
+    seed: int,
+    progress: Progress = lambda share: None,
+    after: Callable[[int], None] = lambda epoch: None,
+) -> list[float]:
+    """Mean loss by epoch; `after(epoch)` is called at 0 and after every epoch."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
+    steps = epochs * -(-len(X) // BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
+    shuffle = torch.Generator().manual_seed(seed)
+    losses: list[float] = []
+    after(0)
+    for epoch in range(1, epochs + 1):
+        total = 0.0
+        for rows in torch.randperm(len(X), generator=shuffle).split(BATCH):
+            loss = F.cross_entropy(model(X[rows]), y[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            total += loss.item() * len(rows)
+        losses.append(total / len(X))
+        progress(epoch / epochs)
+        after(epoch)
+    return losses
