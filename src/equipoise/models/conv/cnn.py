@@ -1,0 +1,88 @@
+"""h_l = relu(K_l⋆h_{l−1} + b_l),  ŷ = head(h_L): the plain networks that image models are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..saving import Saved
+from .parts import (
+    Extractor,
+    Maker,
+    all_positive,
+    checked_image,
+    head_for,
+    parameters_of,
+    positive,
+)
+
+
+class PlainCNN(Saved):
+    """h_0 = g(x),  h_l = relu(K_l⋆h_{l−1} + b_l),  ŷ = head(h_L): 3×3 kernels, no weight used twice.
+
+    With task="segmentation" it is a fully convolutional network (FCN). Arguments as for `ConvOptEq`.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        hidden: Sequence[int],
+        outputs: int = 10,
+        *,
+        features: int = 16,
+        extractor: Sequence[int] = (1,),
+        pool: int = 4,
+        task: str = "classification",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        positive(outputs=outputs, features=features, pool=pool)
+        make = Maker(dtype, device, generator)
+        self.inputs, self.outputs, self.pool, self.task = checked_image(inputs), outputs, pool, task
+        self.hidden = all_positive("hidden", hidden)
+        self.extractor = Extractor(self.inputs, features, all_positive("extractor", extractor), make)
+        layers: list[nn.Module] = []
+        before = self.extractor.channels
+        for channels in self.hidden:
+            layers += [make.conv(before, channels), nn.ReLU()]
+            before = channels
+        self.body = nn.Sequential(*layers)
+        self.head = head_for(task, before, self.extractor.size, self.inputs, outputs, pool, make)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.extractor(x)))
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "inputs": list(self.inputs),
+            "hidden": list(self.hidden),
+            "outputs": self.outputs,
+            "features": self.extractor.channels,
+            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
+            "pool": self.pool,
+            "task": self.task,
+        }
+
+    def extra_repr(self) -> str:
+        return f"h_l = relu(K_l⋆h_(l−1) + b_l), hidden={list(self.hidden)}, k={self.outputs}"
+
+
+def cnn_of_size(
+    parameters: int, layers: int, inputs: Sequence[int], outputs: int, **options: Any
+) -> PlainCNN:
+    """The PlainCNN of `layers` equally wide layers whose number of parameters is nearest to `parameters`."""
+    generator = options.pop("generator", None)
+    best, gap = 1, float("inf")
+    for width in range(1, 1025):
+        with torch.device("meta"):
+            size = parameters_of(PlainCNN(inputs, (width,) * layers, outputs, **options, device="meta"))
+        if abs(size - parameters) < gap:
+            best, gap = width, abs(size - parameters)
+        if size > parameters:
+            break
+    return PlainCNN(inputs, (best,) * layers, outputs, **options, generator=generator)

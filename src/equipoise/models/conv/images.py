@@ -1,0 +1,194 @@
+"""z = f(z, c(x)),  ŷ = head(z): what the equilibrium models of images share.
+
+Images are (N, C, H, W). What f needs of the image is computed once, before the solve.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...differentiate import Gradient, Implicit, Record, Unrolled
+from ...differentiate.equation import needs_gradient, under_transform
+from ...solve import SAM, Solution, Solver, Stop
+from ...solve.failure import OnFailure, Policy
+from ...solve.solution import State
+from ..adjoint import linear_stop
+from ..affine import refuse_nonfinite
+from ..baselines import Repeat
+from ..equilibrium import Equilibrium
+from ..opteq.pieces import Gradients, as_gradient
+from ..properties import UnrolledSAM
+from ..saving import Saved
+from .parts import Image, checked_image, positive
+
+Solvers = Solver | Sequence[Solver]
+
+
+class ImageModel(Saved, ABC):
+    """z = f(z, c(x)),  ŷ = head(z).
+
+    A family gives its `cell`, which is f, `injection(x)`, which is c(x), `shared()` (weights that f takes as
+    arguments), the shape of one image's state, and `readout(z)`.
+
+    `solver`, `gradient`, `stop` and `on_failure` are those of `Equilibrium`. `gradient` may be a number K,
+    for Unrolled(K); `rtol` of `stop` serves the adjoint too unless `gradient` has its own. solver=SAM(…)
+    chooses among equilibria and trains unrolled: z is its K-th iterate. `last` records the last call,
+    neither copied nor saved.
+    """
+
+    cell: Callable[..., State]
+    state: Sequence[int] | Sequence[Sequence[int]]
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        outputs: int,
+        *,
+        solver: Solvers | None,
+        gradient: Gradients | None,
+        stop: Stop | None,
+        on_failure: Policy | OnFailure,
+    ) -> None:
+        super().__init__()
+        positive(outputs=outputs)
+        self.inputs: Image = checked_image(inputs)
+        self.outputs = outputs
+        self.solver, self.stop, self.on_failure = solver, stop, on_failure
+        self.gradient = None if gradient is None else as_gradient(gradient)
+        self._last = Record()
+
+    # -- what a family is --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What f needs of every image, batch-first."""
+
+    def shared(self) -> tuple[Tensor, ...]:
+        """What f needs besides, the same for all images."""
+        return ()
+
+    @abstractmethod
+    def readout(self, z: Any) -> Tensor:
+        """ŷ: (N, k), or (N, k, H, W) for pixels."""
+
+    # -- equilibria --------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        start: State | Solution | None = None,
+        stop: Stop | None = None,
+        solver: Solvers | None = None,
+    ) -> Tensor:
+        """ŷ = head(z)."""
+        return self.readout(self.equilibrium(x, start=start, stop=stop, solver=solver))
+
+    def equilibrium(
+        self,
+        x: Tensor,
+        *,
+        start: State | Solution | None = None,
+        stop: Stop | None = None,
+        solver: Solvers | None = None,
+    ) -> State:
+        """z (N, channels, h, w), or a tuple of such; differentiable."""
+        c = self.injection(self._check_images(x))
+        layer = self._layer(stop, solver)
+        try:
+            return layer(*c, shared=self.shared(), start=start)
+        finally:
+            self._last = layer.last
+
+    @torch.no_grad()
+    def solve(
+        self,
+        x: Tensor,
+        *,
+        start: State | Solution | None = None,
+        stop: Stop | None = None,
+        solver: Solvers | None = None,
+    ) -> Solution:
+        """The Solution behind `equilibrium`, whatever became of each image, without a gradient."""
+        c = self.injection(self._check_images(x))
+        return self._layer(stop, solver).solve(*c, shared=self.shared(), start=start)
+
+    def repeated(self, times: int) -> RepeatedModel:
+        """The weight-tied network that applies the same cell `times` times: repeat-6, repeat-11, …"""
+        return RepeatedModel(self, times)
+
+    def _layer(self, stop: Stop | None, solver: Solvers | None) -> Equilibrium:
+        stop, solver = stop or self.stop, solver or self.solver
+        return Equilibrium(
+            self.cell,
+            solver=solver,
+            gradient=self._gradient(stop, solver),
+            stop=stop,
+            on_failure=self.on_failure,
+            state=self.state,
+        )
+
+    def _gradient(self, stop: Stop | None, solver: Solvers | None) -> Gradient:
+        how = self.gradient or Implicit(stop=linear_stop(stop))
+        if not isinstance(solver, SAM):
+            return how
+        if isinstance(how, Unrolled):
+            return UnrolledSAM(how.steps, solver)
+        if needs_gradient(tuple(self.parameters())) or under_transform():
+            raise ValueError(
+                f"SAM chooses among many equilibria, where {type(how).__name__} has no gradient to give. "
+                f"Train it unrolled, solver=SAM(…) with gradient=Unrolled(20), or use torch.no_grad()."
+            )
+        return how
+
+    # -- housekeeping ------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> Record:
+        """The forward and adjoint Solution of the last call."""
+        return self._last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": Record()}
+
+    def _check_images(self, x: Tensor) -> Tensor:
+        shape = ", ".join(map(str, self.inputs))
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor of images, (N, {shape}). Got {type(x).__name__} instead.")
+        if tuple(x.shape[1:]) != self.inputs:
+            hint = " A single image is x[None]." if tuple(x.shape) == self.inputs else ""
+            raise ValueError(f"x must be (N, {shape}). Got shape {tuple(x.shape)} instead.{hint}")
+        like = next(iter(self.parameters()))
+        if x.dtype != like.dtype or x.device != like.device:
+            raise ValueError(
+                f"x must be {like.dtype} on {like.device} like the parameters. Got {x.dtype} on {x.device} "
+                f"instead: x.to(…) or model.to(…) makes them agree."
+            )
+        refuse_nonfinite("x", x)
+        return x
+
+
+class RepeatedModel(torch.nn.Module):
+    """z_k = cell(z_{k−1}, c(x)), ŷ = head(z_K): an equilibrium model's cell, `times` times from zero."""
+
+    def __init__(self, model: ImageModel, times: int) -> None:
+        super().__init__()
+        positive(times=times)
+        self.model, self.times = model, times
+
+    def forward(self, x: Tensor) -> Tensor:
+        model = self.model
+        repeat = Repeat(model.cell, self.times, start_at_zero(model.state))  # type: ignore[arg-type]
+        return model.readout(repeat(*model.injection(model._check_images(x)), *model.shared()))
+
+
+def start_at_zero(state: Sequence[Any]) -> Callable[[Tensor], State]:
+    """x ↦ zeros of the state's shape or shapes, a row for each of x."""
+    if all(isinstance(n, int) for n in state):
+        return lambda x: x.new_zeros(len(x), *state)
+    return lambda x: tuple(x.new_zeros(len(x), *shape) for shape in state)

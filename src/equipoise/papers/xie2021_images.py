@@ -1,0 +1,332 @@
+"""z = f_L∘…∘f_1(z) on images: OptEq by α, with and without SAM, beside other networks   [xie2021, Table 1].
+
+Sizes are small, so that a machine without accelerators can run them: MNIST at 14×14 with a state of 7×7,
+CIFAR10 with a state of 8×8, a few thousand images, a few epochs. Every network has the same extractor, the
+same head, about as many parameters and the same training: Adam, one cycle of the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data import Dataset
+from ..differentiate import Unrolled
+from ..models.conv import ConvOptEq, ImageModel, ResidualConv, cnn_of_size, parameters_of
+from ..plots import new_figure
+from ..plots.style import label
+from ..solve import SAM, Anderson, Stop
+from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .page import Page
+
+ALPHAS = (0.1, 0.8, 1.0)
+OPTEQ = {f"OptEq α={a:g}": a for a in ALPHAS}
+SAM_SUFFIX = " + SAM"
+OTHERS = ("CNN", "repeat-6", "ResidualConv")
+MODELS = (*(name + s for s in ("", SAM_SUFFIX) for name in OPTEQ), *OTHERS)
+STEPS = 20  # K of SAM
+STOP = Stop(rtol=1e-3, max_steps=60)
+PAPER = {0.1: (56.8, 61.9), 0.8: (87.4, 87.3), 1.0: (87.2, 87.4)}  # CIFAR10: none, SAM with ½‖z‖²
+
+Images = tuple[Tensor, Tensor, Tensor, Tensor]  # x, y, x_test, y_test
+
+
+def images(dataset: Dataset, train: int, test: int, seed: int, shrink: int = 1) -> Images:
+    """`train` and `test` random images, (N, C, H, W) float32, each channel of mean 0 and variance 1."""
+    rng = np.random.default_rng(seed)
+    i = rng.permutation(len(dataset.x_train))[:train]
+    j = rng.permutation(len(dataset.x_test))[:test]
+
+    def pixels(x: np.ndarray) -> Tensor:
+        t = torch.from_numpy(x).float() / float(dataset.x_train.max())
+        t = t[:, None] if t.ndim == 3 else t.permute(0, 3, 1, 2)
+        return F.avg_pool2d(t, shrink) if shrink > 1 else t.contiguous()
+
+    x, x_test = pixels(dataset.x_train[i]), pixels(dataset.x_test[j])
+    mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True)
+    labels = (torch.from_numpy(part).long() for part in (dataset.y_train[i], dataset.y_test[j]))
+    y, y_test = labels
+    return (x - mean) / std, y, (x_test - mean) / std, y_test
+
+
+def build(words: str, inputs: tuple[int, ...], size: dict[str, Any], seed: int) -> nn.Module:
+    """The network of that name; all have about the parameters of the OptEq."""
+    generator = torch.Generator().manual_seed(seed)
+    common = {"extractor": size["extractor"], "generator": generator}
+    alpha = OPTEQ.get(words.removesuffix(SAM_SUFFIX))
+    sam = {"solver": SAM(), "gradient": Unrolled(STEPS)} if words.endswith(SAM_SUFFIX) else {}
+    opteq = lambda **how: ConvOptEq(
+        inputs,
+        size["state"],
+        size["hidden"],
+        features=size["features"],
+        reach=3,
+        stop=STOP,
+        on_failure="accept",
+        **common,
+        **how,
+    )
+    if alpha is not None:
+        return opteq(alpha=alpha, **sam)
+    parameters = parameters_of(opteq())
+    common["generator"] = generator.manual_seed(seed)
+    if words == "CNN":
+        layers = len(size["hidden"]) + 1
+        return cnn_of_size(parameters, layers, inputs, 10, features=size["features"], **common)
+    model = _residual_of_size(parameters, inputs, common)
+    return model.repeated(6) if words == "repeat-6" else model
+
+
+def _residual_of_size(parameters: int, inputs: tuple[int, ...], common: dict[str, Any]) -> ResidualConv:
+    choices = range(4, 257, 4)
+    sizes = [
+        parameters_of(ResidualConv(inputs, c, groups=4, extractor=common["extractor"], device="meta"))
+        for c in choices
+    ]
+    channels = choices[int(np.argmin([abs(s - parameters) for s in sizes]))]
+    return ResidualConv(
+        inputs, channels, groups=4, stop=Stop(rtol=1e-2, max_steps=30), on_failure="accept", **common
+    )
+
+
+def fit(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    epochs: int,
+    rate: float,
+    seed: int,
+    batch: int = 100,
+    augment: bool = False,
+    progress: Progress = lambda share: None,
+) -> list[float]:
+    """Adam, one cycle of the learning rate; the layers of an OptEq are projected. Mean losses of the epochs.
+
+    `augment` mirrors half of the images and shifts a batch by up to 3 pixels.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    steps = epochs * (len(x) // batch)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.2)
+    if isinstance(model, ConvOptEq):
+        model.keep_projected(optimiser, every=4)
+    losses = []
+    for epoch in range(epochs):
+        order, total = torch.randperm(len(x), generator=generator), 0.0
+        for rows in order[: len(x) // batch * batch].split(batch):
+            pixels = _augmented(x[rows], generator) if augment else x[rows]
+            loss = F.cross_entropy(model(pixels), y[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            cycle.step()
+            total += loss.item() * batch / len(x)
+        losses.append(total)
+        progress((epoch + 1) / epochs)
+    if isinstance(model, ConvOptEq):
+        model.project_()
+    return losses
+
+
+def _augmented(x: Tensor, generator: torch.Generator, most: int = 3) -> Tensor:
+    mirrored = torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5
+    x = F.pad(torch.where(mirrored, x.flip(3), x), [most] * 4)
+    top, left = torch.randint(2 * most + 1, (2,), generator=generator).tolist()
+    return x[:, :, top : x.shape[2] - 2 * most + top, left : x.shape[3] - 2 * most + left].contiguous()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, x: Tensor, y: Tensor, batch: int = 500) -> float:
+    right = [
+        (model(a).argmax(1) == b).sum().item() for a, b in zip(x.split(batch), y.split(batch), strict=True)
+    ]
+    return sum(right) / len(y)
+
+
+def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, Any]) -> Measured:
+    inputs = {"data": context.source(name), "model": words, "seed": seed, **size, "stop": repr(STOP)}
+
+    def compute(progress: Progress) -> Measured:
+        x, y, x_test, y_test = images(context.load(name), size["train"], size["test"], seed, size["shrink"])
+        model = build(words, tuple(x.shape[1:]), size, seed)
+        augment = name == "cifar10"
+        options = {"epochs": size["epochs"], "rate": size["rate"], "seed": seed, "augment": augment}
+        losses = fit(model, x, y, **options, progress=progress)
+        found: Measured = {"parameters": parameters_of(model), "losses": losses}
+        found["accuracy"] = accuracy(model, x_test, y_test)
+        if isinstance(model, ConvOptEq):
+            found["contraction"] = model.wellposed().contraction
+        if isinstance(model, ImageModel):
+            solution = model.solve(x_test[:500], solver=Anderson(memory=5))
+            found["converged"] = float(solution.converged.double().mean())
+            found["evaluations"] = solution.counts.evaluations
+        return found
+
+    return context.unit("xie2021.images", f"{name}-{words.replace(' ', '')}-seed{seed}", inputs, compute)
+
+
+MNIST = {
+    "train": 6000,
+    "test": 10000,
+    "shrink": 2,
+    "extractor": [2],
+    "features": 16,
+    "state": 16,
+    "hidden": [16, 32],
+    "epochs": 5,
+    "rate": 0.01,
+}
+CIFAR10 = {
+    "train": 6000,
+    "test": 2000,
+    "shrink": 1,
+    "extractor": [2, 2],
+    "features": 16,
+    "state": 16,
+    "hidden": [16, 32],
+    "epochs": 10,
+    "rate": 0.005,
+}
+
+
+def _sized(context: Context, full: dict[str, Any]) -> dict[str, Any]:
+    tiny = {**full, "train": 200, "test": 200, "epochs": 1, "state": 4, "hidden": [4, 4], "features": 4}
+    return context.pick(tiny=tiny, small=full, medium={**full, "epochs": 3 * full["epochs"]})
+
+
+def _measure(context: Context, name: str, size: dict[str, Any]) -> Measured:
+    seeds = context.seeds(tiny=1, small=3)
+    runs: dict[str, list[Measured]] = {words: [] for words in MODELS}
+    for seed in seeds:  # a whole table after the first
+        for words in MODELS:
+            runs[words].append(_unit(context, name, words, seed, size))
+    return {"data": name, "models": runs}
+
+
+@register(
+    "xie2021.mnist",
+    "OptEq on MNIST: α × SAM, beside a CNN, a weight-tied network and a residual DEQ",
+    "OptEq classifies images as well as feedforward networks of its size, for α from .4 to 1.",
+    judge=lambda measured: judge_table(measured),
+    draw=lambda measured, page: draw_table(measured, page),
+)
+def mnist(context: Context) -> Measured:
+    (name,) = context.datasets("mnist")[:1]
+    size = _sized(context, MNIST)
+    if name == "digits":
+        size = {**size, "shrink": 1, "extractor": [1], "train": min(size["train"], 1400)}
+    measured = _measure(context, name, size)
+    if name == "mnist" and context.pick(tiny=0, small=1):
+        whole = {**size, "train": 60000, "epochs": 2}
+        measured["whole"] = _unit(context, name, "OptEq α=1", 0, whole)
+    return measured
+
+
+@register(
+    "xie2021.table1",
+    "Tables 1 and 3: OptEq on CIFAR10, α × SAM, beside networks of its size",
+    "On CIFAR10 OptEq reaches 87 % for α ≥ .4 and far less for α = .1; SAM changes little where α is near 1.",
+    judge=lambda measured: judge_table(measured),
+    draw=lambda measured, page: draw_table(measured, page),
+)
+def table1(context: Context) -> Measured:
+    (name,) = context.datasets("cifar10")[:1]
+    size = _sized(context, CIFAR10)
+    if name == "digits":
+        size = {**size, "extractor": [1], "train": min(size["train"], 1400)}
+    return _measure(context, name, size)
+
+
+def _mean(runs: list[Measured]) -> tuple[float, float]:
+    """The mean accuracy and its standard error, in percent."""
+    values = 100 * np.array([r["accuracy"] for r in runs])
+    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return float(values.mean()), float(error)
+
+
+def judge_table(measured: Measured) -> list[Judgement]:
+    scores = {words: _mean(runs) for words, runs in measured["models"].items()}
+    show = lambda words: f"{words}: {scores[words][0]:.1f} ± {scores[words][1]:.1f} %"
+    best = max(OPTEQ, key=lambda words: scores[words][0])
+    error = math.hypot(scores[best][1], scores["CNN"][1])
+    gain = scores[best][0] - scores["CNN"][0]
+    change = {a: scores[n + SAM_SUFFIX][0] - scores[n][0] for n, a in OPTEQ.items()}
+    spread = {a: math.hypot(scores[n + SAM_SUFFIX][1], scores[n][1]) for n, a in OPTEQ.items()}
+    shown = ", ".join(f"α={a:g}: {change[a]:+.1f} ± {spread[a]:.1f}" for a in ALPHAS)
+    low = scores["OptEq α=0.1"][0] - scores["OptEq α=1"][0]
+    judgements = [
+        judged(
+            "an OptEq is no worse than a CNN of its size",
+            gain > -2 * error,
+            paper="87.4 % against 82.7 % (CIFAR10, 199k parameters, 200 epochs)",
+            measured=f"{show(best)}; {show('CNN')}",
+            tolerance="the best α's mean is at most two standard errors below",
+            reason="" if gain > -2 * error else "not at this size and length of training",
+        ),
+        judged(
+            "α = .1 is far behind α = 1",
+            low < -5,
+            paper="56.8 % against 87.2 % (CIFAR10)",
+            measured=f"{low:+.1f} points",
+            tolerance="more than 5 points",
+            reason="" if low < -5 else "here T is solved to its equilibrium, whatever α is, not cut off at K",
+        ),
+        judged(
+            "SAM changes little where α is near 1",
+            all(abs(change[a]) < max(2.0, 2 * spread[a]) for a in (0.8, 1.0)),
+            paper="−.1 and +.2 points",
+            measured=shown,
+            tolerance="less than 2 points, or two standard errors, at α = .8 and 1",
+        ),
+    ]
+    if "whole" in measured:
+        reached = 100 * measured["whole"]["accuracy"]
+        judgements.append(
+            judged(
+                "OptEq with all 60000 images reaches 98 %",
+                reached >= 98,
+                paper="MNIST is not in the paper",
+                measured=f"{reached:.2f} %, {measured['whole']['parameters']} parameters",
+                tolerance="98 %, 2 epochs at 14×14",
+            )
+        )
+    return judgements
+
+
+def draw_table(measured: Measured, page: Page) -> None:
+    models = measured["models"]
+    figure, axes = new_figure(1, 1, width=7, height=3.6)
+    ax = axes[0, 0]
+    scores = [_mean(runs) for runs in models.values()]
+    errors = [e if math.isfinite(e) else 0.0 for _, e in scores]
+    ax.errorbar(range(len(models)), [m for m, _ in scores], yerr=errors, fmt="o", capsize=3)
+    ax.set_xticks(range(len(models)), list(models), rotation=35, ha="right")
+    label(ax, "", "test accuracy, %", measured["data"])
+    page.figure("accuracy", figure, "Mean over the seeds, with the standard error of the mean.")
+    mean: Callable[[list[Measured], str], float | None] = lambda runs, key: (
+        float(np.mean([r[key] for r in runs])) if key in runs[0] else None
+    )
+    page.table(
+        "accuracy",
+        ["network", "parameters", "accuracy, %", "standard error", "seeds", "training loss", "Lip T ≤"],
+        [
+            [
+                words,
+                runs[0]["parameters"],
+                *_mean(runs),
+                len(runs),
+                float(np.mean([r["losses"][-1] for r in runs])),
+                mean(runs, "contraction"),
+            ]
+            for words, runs in models.items()
+        ],
+        f"{measured['data']}, test images. SAM: R = ½‖z‖², K = {STEPS}, unrolled; the others are solved to "
+        f"{STOP.rtol:g} and differentiated implicitly.",
+    )
