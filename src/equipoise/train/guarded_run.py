@@ -110,7 +110,7 @@ class Run:
         self.Z0 = self.point.Z
         self.features = _feature_watch(self.point, known)
         self.residual = self._residual(self.point, self.readout.a, self.readout.e)
-        self.V: Tensor | None = None
+        self.V: Tensor | None = None  # in float32, as the next: only to start a solve from
         self.adjoint_steps = 0
         self.last_move: tuple[Tensor, float] | None = None  # ΔZ of the last hidden update, and its h‖r‖
         self.held = False
@@ -182,7 +182,7 @@ class Run:
             if trial.safe:
                 assert trial.point is not None
                 assert trial.residual is not None
-                self.last_move = trial.point.Z - Z, h * r
+                self.last_move = (trial.point.Z - Z).float(), h * r
                 self.point, self.residual = trial.point, trial.residual
                 self.stride.accepted(h, trial.reach)
                 return Step(h, tries, verified=True)
@@ -239,13 +239,14 @@ class Run:
         """∂L/∂θ of the hidden parameters at the old point."""
         problem = self.model.affine_map(self.X)
         problem.cache = {}  # so that nothing here depends on how Z was found, which no checkpoint holds
+        start = None if self.V is None else self.V.double()
         adjoint = self.model.solve_adjoint(
-            self.point.Z, self.X, stop=_ADJOINT, start=self.V, precision="mixed", problem=problem
+            self.point.Z, self.X, stop=_ADJOINT, start=start, precision="mixed", problem=problem
         )
         assert isinstance(adjoint.value, Tensor)
-        self.V, self.adjoint_steps = adjoint.value, int(adjoint.steps.max())
+        self.V, self.adjoint_steps = adjoint.value.float(), int(adjoint.steps.max())
         R = (2 * self.scale * self.residual.value).reshape(self.y.shape)
-        found = self.model.pullback(self.V, R, self.point.Z, self.X)
+        found = self.model.pullback(adjoint.value, R, self.point.Z, self.X)
         return {name: found[name] for name in self.hidden}
 
     def _foreseen(self, size: float) -> Tensor:

@@ -1,0 +1,68 @@
+"""The command `equipoise`: a file a command; nothing heavy is imported before one runs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .failures import EXIT_CODES
+
+COMMANDS = {  # by panel of the help, in the order of use
+    "Train": ("fit", "predict"),
+    "What is guaranteed": ("certify", "suggest", "diagnose"),
+    "Look": ("report", "runs", "data", "landscape", "trajectory"),
+    "The papers": ("claims", "reproduce"),
+}
+
+EPILOG = f"""[bold]Start here[/bold]
+
+  $ equipoise fit digits                            [dim]with a certificate[/dim]
+  $ equipoise fit table.csv --target price          [dim]on a table of your own[/dim]
+  $ equipoise predict runs/digits-auto-1 new.csv    [dim]answers for new rows[/dim]
+  $ equipoise runs                                  [dim]what was trained so far[/dim]
+
+[bold]Exit codes[/bold]  {EXIT_CODES}
+"""
+
+app = typer.Typer(
+    name="equipoise",
+    help="Equilibrium networks you can trust: trained with a guarantee that says what it rests on.",
+    epilog=EPILOG,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _panel, _names in COMMANDS.items():
+    for _name in _names:
+        if find_spec(f"{__package__}.{_name}") is not None:
+            _module = import_module(f".{_name}", __package__)
+            app.command(_name, rich_help_panel=_panel, epilog=getattr(_module, "EPILOG", None))(
+                getattr(_module, _name)
+            )
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="equipoise")

@@ -1,0 +1,58 @@
+"""equipoise data: the named data sets, and which of them are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .failures import EXIT_CODES, Debug, Json, Quiet, command
+
+EPILOG = f"""[bold]Examples[/bold]
+
+  $ equipoise data
+  $ EQUIPOISE_DATA=~/data equipoise data
+
+[bold]Exit codes[/bold]  {EXIT_CODES}
+"""
+
+_WORDS = {
+    "embedded": ("green", "always here"),
+    "official": ("green", "here, with the official hash"),
+    "subset": ("yellow", "part of it is here"),
+    "damaged": ("red", "damaged"),
+    "missing": ("dim", "is fetched when asked for"),
+}
+
+
+@command
+def data(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", help="Where to look; else EQUIPOISE_DATA, else a cache.", show_default=False
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the data sets that equipoise knows by name, and whether each is here.
+
+    Your own tables (.csv, .tsv, .parquet, .npz) and folders of images need no name: give fit their path.
+    """
+    from rich.text import Text
+
+    from ..data import available, data_directory
+    from .output import Output, table
+
+    output = Output(quiet, json)
+    found = available(data_dir)
+    shown = table("name", "state", "where", fold=("where",))
+    for entry in found:
+        colour, words = _WORDS[entry.found]
+        where = "" if entry.found == "missing" else entry.where
+        shown.add_row(Text(entry.name), Text(words, colour), Text(where))
+    output.say(shown, f"Looked in {data_directory(data_dir)}")
+    output.result([entry._asdict() for entry in found])

@@ -1,0 +1,211 @@
+"""equipoise fit DATA: data in; a trained network, what is proved of it and a report out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
+
+if TYPE_CHECKING:
+    from ..runs import Recipe, Run
+    from .output import Output
+    from .sources import Asked, Sample
+
+EPILOG = f"""[bold]Examples[/bold]
+
+  $ equipoise fit digits
+  $ equipoise fit houses.csv --target price --test-share 0.25
+  $ equipoise fit digits --model monotone --width 800 --margin 0.5 --seed 3
+  $ equipoise fit digits --uncertified --optimiser adam --epochs 20
+  $ equipoise fit --resume runs/digits-auto-1
+
+[bold]Exit codes[/bold]  {EXIT_CODES}
+"""
+
+
+def _of(panel: str) -> Any:
+    """Options of one panel of the help."""
+
+    def option(name: str, help: str, **more: Any) -> Any:
+        return typer.Option(f"--{name}", help=help, rich_help_panel=panel, show_default=False, **more)
+
+    return option
+
+
+_data, _network, _output = _of("Data"), _of("Network"), _of("Output")
+_certified, _free = _of("Certified training"), _of("Free training (--uncertified)")
+_ANY = "A name ([cyan]equipoise data[/cyan] lists them), a file .csv .tsv .parquet .npz, or a folder."
+
+Word: TypeAlias = str | None
+Number: TypeAlias = float | None
+Count: TypeAlias = int | None
+
+
+@command
+def fit(
+    data: Annotated[str | None, typer.Argument(help=_ANY, metavar="DATA", show_default=False)] = None,
+    target: Annotated[Word, _data("target", "Column to predict; the last by default.")] = None,
+    kind: Annotated[Word, _data("kind", "classification or regression; else told from the target.")] = None,
+    delimiter: Annotated[Word, _data("delimiter", "Of a text file; a comma by default.")] = None,
+    test_share: Annotated[Number, _data("test-share", "Part of a table held out; 0.2 by default.")] = None,
+    test: Annotated[Path | None, _data("test", "A table of its own to test on.")] = None,
+    data_dir: Annotated[Path | None, _data("data-dir", "Where named data lie; else EQUIPOISE_DATA.")] = None,
+    model: Annotated[Word, _network("model", "linear, scaled-relu, gaussian-relu, monotone or auto.")] = None,
+    width: Annotated[Count, _network("width", "Units of the hidden layer.")] = None,
+    gamma: Annotated[Number, _network("gamma", "γ of linear and scaled-relu, in (0, 1).")] = None,
+    margin: Annotated[Number, _network("margin", "μ > 0 of monotone.")] = None,
+    sigma_w2: Annotated[Number, _network("sigma-w2", "σ_w² of gaussian-relu, in (0, 1/8).")] = None,
+    dtype: Annotated[Word, _network("dtype", "float64 (by default) or float32.")] = None,
+    seed: Annotated[Count, _network("seed", "Of weights, batches and split; 0 by default.")] = None,
+    slack: Annotated[Number, _certified("slack", "λ ≥ 0; by default chosen by leave-one-out.")] = None,
+    readout: Annotated[Word, _certified("readout", "gauss-newton (by default) or gradient.")] = None,
+    eta: Annotated[Number, _certified("eta", "Share of the largest readout step, in (0, 1].")] = None,
+    steps: Annotated[Count, _certified("steps", "Full-batch steps.")] = None,
+    uncertified: Annotated[
+        bool, _free("uncertified", "Train freely; what can be said of the result is said after.")
+    ] = False,
+    loss: Annotated[Word, _free("loss", "square, logistic, hinge or cross-entropy.")] = None,
+    optimiser: Annotated[Word, _free("optimiser", "sgd, adam or another of torch's.")] = None,
+    rate: Annotated[Number, _free("rate", "Learning rate.")] = None,
+    momentum: Annotated[Number, _free("momentum", "Of sgd, in [0, 1).")] = None,
+    schedule: Annotated[Word, _free("schedule", "Of the rate: constant, cosine, step or poly.")] = None,
+    epochs: Annotated[Count, _free("epochs", "Passes over the data.")] = None,
+    batch_size: Annotated[Count, _free("batch-size", "Rows a step.")] = None,
+    weight_decay: Annotated[Number, _free("weight-decay", "≥ 0.")] = None,
+    clip: Annotated[Number, _free("clip", "Largest norm of a gradient.")] = None,
+    patience: Annotated[Count, _free("patience", "Epochs without progress before it stops.")] = None,
+    out: Annotated[
+        Path | None, _output("out", "Directory of the run; runs/<data>-<model>-<n> by default.")
+    ] = None,
+    resume: Annotated[
+        Path | None, _output("resume", "Go on with an interrupted run, bit for bit.", metavar="RUN")
+    ] = None,
+    no_report: Annotated[bool, _output("no-report", "Write no report.html.")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train an equilibrium network on DATA and say what is guaranteed of it.
+
+    The data are checked first: whatever is wrong with them is said at once, by row and column, and nothing is
+    written. By default everything is chosen and training is certified: a theorem is proved of this network on
+    these data before the first step, and kept by every step.
+
+    A run is a directory. After a crash, a full disk or Ctrl-C it goes on with --resume, as if nothing had
+    happened.
+    """
+    given = {
+        "model": model,
+        "width": width,
+        "gamma": gamma,
+        "margin": margin,
+        "sigma_w2": sigma_w2,
+        "certified": False if uncertified else None,
+        "readout": readout,
+        "eta": eta,
+        "slack": slack,
+        "steps": steps,
+        "loss": loss,
+        "optimiser": optimiser,
+        "rate": rate,
+        "momentum": momentum,
+        "schedule": schedule,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "weight_decay": weight_decay,
+        "clip": clip,
+        "patience": patience,
+        "dtype": dtype,
+        "seed": seed,
+    }
+    places = {"target": target, "kind": kind, "delimiter": delimiter, "test": test, "data_dir": data_dir}
+    from .output import Output
+
+    output = Output(quiet, json)
+    if resume is not None:
+        besides = {"data": data, "out": out, "test_share": test_share, **places, **given}
+        _resume(resume, [name for name, value in besides.items() if value is not None], output, not no_report)
+        return
+    if data is None:
+        raise Failure(
+            "What is to be trained on?",
+            "DATA must be a name such as digits, a file or a folder. Got none.",
+            "equipoise data lists the names; equipoise fit --help shows examples.",
+            Code.USAGE,
+        )
+    recipe = _recipe({name: value for name, value in given.items() if value is not None})
+    asked = _asked(data, places, test_share, recipe.seed)
+    from .sources import read
+    from .training import train
+
+    sample = read(asked)
+    train(_create(out, asked, recipe, sample), recipe, sample, output, not no_report, fresh=True)
+
+
+def _recipe(given: dict[str, Any]) -> Recipe:
+    from ..runs import Recipe
+
+    try:
+        return Recipe.from_dict(given)
+    except (ValueError, TypeError) as error:
+        raise Failure(
+            "An option does not fit", str(error), "equipoise fit --help explains each option.", Code.USAGE
+        ) from error
+
+
+def _asked(data: str, places: dict[str, Any], share: float | None, seed: int) -> Asked:
+    from .sources import Asked, is_named, resolve
+
+    source = resolve(data)
+    named = is_named(source)
+    wrong = ""
+    if share is not None and not 0 <= share < 1:
+        wrong = f"--test-share must lie in [0, 1). Got {share}."
+    elif share is not None and places["test"] is not None:
+        wrong = "--test and --test-share exclude each other: give one of them."
+    elif named and share is not None:
+        wrong = f"--test-share is of tables: {source} has a test part of its own."
+    elif places["kind"] not in (None, "classification", "regression"):
+        wrong = f"--kind must be classification or regression. Got {places['kind']}."
+    if wrong:
+        raise Failure("An option does not fit", wrong, code=Code.USAGE)
+    paths = {n: str(places[n].expanduser().resolve()) for n in ("test", "data_dir") if places[n] is not None}
+    split = (
+        {}
+        if named or "test" in paths
+        else {"test_share": 0.2 if share is None else share, "split_seed": seed}
+    )
+    return Asked(source=source, **{**places, **paths, **split})
+
+
+def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> Run:
+    from ..runs import Run, free_directory
+
+    path = out or free_directory("runs", f"{asked.stem}-{recipe.model}")
+    try:
+        return Run.create(path, {"data": asked.to_dict(), "recipe": recipe.to_dict()}, sample.provenance)
+    except FileExistsError as error:
+        raise Failure("The directory is taken", str(error), code=Code.USAGE) from error
+
+
+def _resume(path: Path, besides: list[str], output: Output, report: bool) -> None:
+    from ..runs import Recipe
+    from .stored import open_run, stored_sample
+    from .training import train
+
+    if besides:
+        raise Failure(
+            "Nothing can be changed on the way",
+            f"--resume takes everything from the run. Got {', '.join(besides)} besides.",
+            "Leave these out, or begin another run.",
+            Code.USAGE,
+        )
+    run = open_run(path)
+    if run.state == "finished":
+        output.say(f"{path} is finished: there is nothing to resume.")
+        output.result({"run": str(path), **run.status})
+        return
+    train(run, Recipe.from_dict(run.config["recipe"]), stored_sample(run), output, report, fresh=False)

@@ -1,0 +1,135 @@
+"""equipoise predict RUN DATA: answers for new rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
+
+if TYPE_CHECKING:
+    from ..data.dataset import Array
+    from ..runs.fitting import Fitted
+
+EPILOG = f"""[bold]Examples[/bold]
+
+  $ equipoise predict runs/houses-auto-1 new.csv
+  $ equipoise predict runs/houses-auto-1 new.csv --out answers.csv
+  $ equipoise predict runs/digits-auto-1 digits --json
+
+[bold]Exit codes[/bold]  {EXIT_CODES}
+"""
+
+
+@command
+def predict(
+    run: Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A table with the columns trained on, in any order; others are passed over. Or a folder of "
+            "images, or the name of a data set, of which the test part is taken.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File for the answers, .csv or .npz; else they are printed as CSV."),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option("--delimiter", help="Of a text file; else a comma.", show_default=False),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Where named data sets lie.", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Answer new rows with a trained network: a label and probabilities, or a number, for each.
+
+    Where DATA holds the targets too, the answers are scored.
+    """
+    from ..train.checkpoint import write_atomically
+    from .output import Output
+    from .rows import read_rows
+    from .stored import load_fitted
+
+    if out is not None and out.suffix.lower() not in (".csv", ".npz"):
+        raise Failure(
+            "An option does not fit", f"--out must end in .csv or .npz. Got {out.name}.", code=Code.USAGE
+        )
+    output = Output(quiet, json)
+    stored, fitted = load_fitted(run)
+    rows = read_rows(data, stored.data, delimiter, data_dir)
+    answers = _answers(fitted, rows.X, rows.target)
+    score = _score(fitted, answers, rows.y)
+    if out is not None:
+        write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else _csv(answers).encode())
+    elif not json:
+        typer.echo(_csv(answers), nl=False)
+    if output.talks:
+        told = "".join(f"; {name} {value:.4g}" for name, value in score.items())
+        typer.echo(f"{len(rows.X)} rows answered{f' in {out}' if out else ''}{told}", err=True)
+    output.result(
+        {
+            "run": str(run),
+            "rows": len(rows.X),
+            "out": str(out) if out else None,
+            "score": score,
+            **({} if out else {"answers": {name: column.tolist() for name, column in answers.items()}}),
+        }
+    )
+
+
+def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
+    """Columns: the target as predicted, and for classes the probability of each."""
+    said = fitted.predict(X)
+    if fitted.preparation.classes is None:
+        if said.ndim == 1:
+            return {target: said}
+        return {f"{target}_{j}": said[:, j] for j in range(said.shape[1])}
+    shares = fitted.predict_proba(X)
+    named = {f"p({name})": shares[:, j] for j, name in enumerate(fitted.preparation.classes.tolist())}
+    return {target: said, **named}
+
+
+def _score(fitted: Fitted, answers: dict[str, Array], y: Array | None) -> dict[str, float]:
+    import numpy as np
+
+    if y is None:
+        return {}
+    said = np.column_stack(list(answers.values())[: 1 if y.ndim == 1 else y.shape[1]])
+    y = y.reshape(said.shape)
+    if fitted.preparation.classes is not None:
+        return {"accuracy": float(np.mean(said == y))}
+    spread = float(np.square(y - y.mean(axis=0)).sum())
+    return {"r2": 1 - float(np.square(y - said).sum()) / spread} if spread > 0 else {}
+
+
+def _csv(answers: dict[str, Array]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(answers)
+    writer.writerows(zip(*(column.tolist() for column in answers.values()), strict=True))
+    return file.getvalue()
+
+
+def _npz(answers: dict[str, Array]) -> bytes:
+    """An .npz of any names: numpy's own writer cannot hold an array called `file`."""
+    import zipfile
+
+    import numpy as np
+
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, column in answers.items():
+            array = io.BytesIO()
+            np.save(array, column, allow_pickle=False)
+            archive.writestr(f"{name}.npy", array.getvalue())
+    return file.getvalue()

@@ -1,0 +1,103 @@
+"""Rows to predict from: matched by the names of their columns, with targets where they are there too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data import DataError, Table, load, read_table
+from ..data.dataset import Array
+from ..data.delimited import Frame, read_delimited
+from ..data.kinds import is_missing, to_number
+from ..data.tables import TEXT, _from_frame, _parquet
+from ..data.validate import checked_table
+from .sources import flat, is_named, resolve, select
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Raw rows, the name of what is predicted, and the targets if every row has one."""
+
+    X: Array = field(repr=False)
+    target: str
+    y: Array | None = field(default=None, repr=False)
+
+
+def read_rows(
+    source: str, trained: Mapping[str, Any], delimiter: str | None = None, data_dir: Path | None = None
+) -> Rows:
+    """The columns that a run was trained on (`trained` is its data.json), in that order, from DATA."""
+    target = trained.get("target") or "y"
+    source = resolve(source)
+    if is_named(source):
+        data = load(source, data_dir)
+        y = np.array(data.classes)[data.y_test] if data.classes else data.y_test
+        return Rows(_as_many(flat(data.x_test), trained, source), target, y)
+    path = Path(source)
+    features = trained.get("features")
+    if features is None or path.is_dir() or path.suffix.lower() == ".npz":
+        table = read_table(path, labelled=False, delimiter=delimiter)
+        if features is not None:
+            return Rows(select(table, tuple(features)), target)
+        return Rows(_as_many(table.X, trained, table.source), target)
+    frame = _frame(path, delimiter)
+    return Rows(_columns(path, frame, features).X, target, _targets(frame, target, trained))
+
+
+def _as_many(X: Array, trained: Mapping[str, Any], source: str) -> Array:
+    if X.shape[1] != trained["columns"]:
+        shape = trained.get("image_shape")
+        pixels = f" (pixels of {' × '.join(map(str, shape))})" if shape else ""
+        raise DataError(
+            f"{source}: rows of {trained['columns']} numbers{pixels} are required, as in training; "
+            f"these have {X.shape[1]}"
+        )
+    return X
+
+
+def _frame(path: Path, delimiter: str | None) -> Frame:
+    if path.suffix.lower() == ".parquet":
+        return _parquet(path)
+    if path.suffix.lower() not in TEXT:
+        known = ", ".join((*TEXT, ".parquet", ".npz"))
+        raise DataError(f"{path.name}: a table is a file {known} or a folder of images")
+    return read_delimited(path, delimiter or ("\t" if path.suffix.lower() == ".tsv" else ","))
+
+
+def _columns(path: Path, frame: Frame, features: list[str]) -> Table:
+    """Only the columns trained on are read as numbers: whatever stands in the others does not matter."""
+    missing = [name for name in features if name not in frame.names]
+    if missing:
+        known = Table(np.zeros((0, len(frame.names))), None, frame.names, None, None, source=path.name)
+        select(known, tuple(features))
+    at = [frame.names.index(name) for name in features]
+    rows = [[row[j] for j in at] for row in frame.rows]
+    return checked_table(
+        *_from_frame(path, Frame(tuple(features), rows, frame.places, frame.problems), None, None, False)
+    )
+
+
+def _targets(frame: Frame, target: str, trained: Mapping[str, Any]) -> Array | None:
+    """The targets, if the file has them for every row."""
+    if target not in frame.names:
+        return None
+    cells = [row[frame.names.index(target)] for row in frame.rows]
+    if any(is_missing(cell) for cell in cells):
+        return None
+    if trained.get("kind") == "classification":
+        return np.array([_label(cell, trained["classes"]) for cell in cells])
+    numbers = np.array([to_number(cell) for cell in cells])
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def _label(cell: str, classes: list[str]) -> str:
+    """The class a cell names: 1.0 names the class 1."""
+    cell = cell.strip()
+    if cell in classes:
+        return cell
+    value = to_number(cell)
+    return next((name for name in classes if to_number(name) == value), cell)

@@ -1,0 +1,216 @@
+"""DATA on the command line: a named set, a table or a folder of images, split and with its provenance."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ..data import DataError, Dataset, DataWarning, Table, available, load, read_table
+from ..data.dataset import Array
+from ..data.formats import sha256
+from .failures import Code, Failure
+
+Pair = tuple[Array, Array]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the [data] of a run's config.toml holds: enough to read the same rows again."""
+
+    source: str  # a name, or an absolute path
+    target: str | None = None
+    kind: str | None = None
+    delimiter: str | None = None
+    test: str | None = None  # a file of its own, by absolute path
+    test_share: float | None = None  # of a table without one
+    split_seed: int | None = None
+    data_dir: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @property
+    def stem(self) -> str:
+        """A short name, fit for a directory's."""
+        name = self.source if is_named(self.source) else Path(self.source).stem
+        return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "data"
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Raw rows to train on and to test with. Labels are the words of the file; numbers are float64."""
+
+    kind: Literal["classes", "numbers"]
+    train: Pair = field(repr=False)  # X (N, d) float64, y (N,) or (N, k)
+    test: Pair | None = field(repr=False)
+    features: tuple[str, ...] = field(repr=False)
+    provenance: dict[str, Any]
+
+
+def is_named(source: str) -> bool:
+    return source in {entry.name for entry in available()} and not source.startswith((".", "/"))
+
+
+def resolve(source: str) -> str:
+    """The name of a data set as it is, a path made absolute; neither is an error that says what there is."""
+    if is_named(source):
+        return source
+    path = Path(source).expanduser()
+    if path.exists():
+        return str(path.resolve())
+    if path.suffix or "/" in source:
+        raise DataError(f"no such file or folder: {path}")
+    load(source)  # no such name: its error lists the names
+    return source
+
+
+def read(asked: Asked) -> Sample:
+    """The rows, checked; one DataError lists whatever is wrong with them. Warnings go into the provenance."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", DataWarning)
+        if is_named(asked.source):
+            sample = _named(load(asked.source, asked.data_dir), asked)
+        else:
+            sample = _table(asked)
+    notes = [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
+    sample.provenance["warnings"] = notes
+    return sample
+
+
+def _named(data: Dataset, asked: Asked) -> Sample:
+    for name, value in (("--target", asked.target), ("--test", asked.test), ("--delimiter", asked.delimiter)):
+        if value is not None:
+            raise Failure(
+                "An option that does not apply",
+                f"{name} is of a table. {data.name} has targets and a test part of its own.",
+                code=Code.USAGE,
+            )
+    X, X_test = (flat(x) for x in (data.x_train, data.x_test))
+    y, y_test = (np.array(data.classes)[v] if data.classes else v for v in (data.y_train, data.y_test))
+    about = data.provenance
+    return Sample(
+        kind="classes" if data.classes else "numbers",
+        train=(X, y),
+        test=(X_test, y_test),
+        features=tuple(f"x{j}" for j in range(X.shape[1])),
+        provenance={
+            "name": data.name,
+            "source": about.source,
+            "licence": about.licence,
+            "files": [vars(file) for file in about.files],
+            "subset": about.subset,
+            "split": about.split,
+            **_sizes((X, y), (X_test, y_test)),
+            "kind": "classification" if data.classes else "regression",
+            "classes": list(data.classes),
+            "image_shape": list(data.x_train.shape[1:]) if data.x_train.ndim > 2 else None,
+        },
+    )
+
+
+def _table(asked: Asked) -> Sample:
+    path = Path(asked.source)
+    how: dict[str, Any] = {"kind": asked.kind, "delimiter": asked.delimiter}
+    table = read_table(path, asked.target, **how)
+    train, test, split = _divided(table, asked, how)
+    files = [path] + ([Path(asked.test)] if asked.test else [])
+    return Sample(
+        kind="classes" if table.kind == "classification" else "numbers",
+        train=train,
+        test=test,
+        features=table.features,
+        provenance={
+            "name": path.name,
+            "source": str(path),
+            "files": [{"name": f.name, "sha256": sha256(f)} for f in files if f.is_file()],
+            "split": split,
+            **_sizes(train, test),
+            "kind": table.kind,
+            "target": table.target,
+            "classes": list(table.classes),
+            "features": list(table.features) if table.image_shape is None else None,
+            "image_shape": list(table.image_shape) if table.image_shape else None,
+        },
+    )
+
+
+def _divided(table: Table, asked: Asked, how: Mapping[str, Any]) -> tuple[Pair, Pair | None, str]:
+    if asked.test is not None:
+        other = read_table(asked.test, table.target if table.image_shape is None else None, **how)
+        test = select(other, table.features), targets(other)
+        if table.kind == "classification":
+            _same_classes(table, other)
+        return (table.X, targets(table)), test, f"test rows from {Path(asked.test).name}"
+    X, y, share = table.X, targets(table), asked.test_share or 0.0
+    held = held_out(y if table.kind == "classification" else None, len(X), share, asked.split_seed or 0)
+    if not held.any():
+        return (X, y), None, "all rows are trained on: there is no test part"
+    by_class = "of each class " if table.kind == "classification" else ""
+    split = f"{100 * share:g} % of the rows {by_class}held out at random (seed {asked.split_seed or 0})"
+    return (X[~held], y[~held]), (X[held], y[held]), split
+
+
+def held_out(labels: Array | None, rows: int, share: float, seed: int) -> Array:
+    """Which rows are for testing: `share` of them, of each class alike; a class keeps a row to train on."""
+    generator, held = np.random.default_rng(seed), np.zeros(rows, dtype=bool)
+    groups = [np.arange(rows)] if labels is None else [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    for group in groups:
+        count = min(int(share * len(group) + 0.5), len(group) - 1)
+        held[generator.permutation(group)[:count]] = True
+    return held
+
+
+def select(table: Table, features: tuple[str, ...]) -> Array:
+    """The columns of these names, in this order; one DataError lists those that are not there."""
+    if missing := [name for name in features if name not in table.features]:
+        raise DataError(
+            f"{table.source}: the columns trained on must be there. "
+            f"Missing: {_some(missing)}. Its columns: {_some(table.features)}"
+        )
+    at = {name: j for j, name in enumerate(table.features)}
+    return table.X[:, [at[name] for name in features]]
+
+
+def _some(names: Sequence[str], most: int = 10) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
+
+
+def targets(table: Table) -> Array:
+    """Labels as the words of the file, or numbers."""
+    assert table.y is not None
+    return np.array(table.classes)[table.y] if table.kind == "classification" else table.y
+
+
+def _same_classes(table: Table, other: Table) -> None:
+    if other.kind != "classification":
+        raise DataError(f"{other.source}: target {other.target!r} must hold classes, as in {table.source}")
+    if strange := sorted(set(other.classes) - set(table.classes)):
+        raise DataError(
+            f"{other.source}: target {other.target!r} must hold classes of {table.source} "
+            f"({', '.join(table.classes[:10])}). Got {', '.join(map(repr, strange[:5]))} besides"
+        )
+
+
+def flat(x: Array) -> Array:
+    return x.reshape(len(x), -1).astype(np.float64)
+
+
+def _sizes(train: Pair, test: Pair | None) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for part in (*train, *(test or ())):
+        part = np.ascontiguousarray(part)
+        digest.update(f"{part.dtype.str}|{part.shape}|".encode())
+        digest.update(part.tobytes())
+    return {
+        "rows": len(train[0]),
+        "test_rows": len(test[0]) if test else 0,
+        "columns": train[0].shape[1],
+        "sha256": digest.hexdigest(),
+    }

@@ -1,0 +1,131 @@
+"""Training into a run's directory: watched, kept, finished and told; interrupted or failed without loss."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..report import findings
+from ..report import write as write_report
+from ..runs import Fitted, Recipe, Run, save
+from ..runs import fit as fit_network
+from ..train.checkpoint import write_atomically
+from .failures import Code, Ended, Failure, explain
+from .output import Output, duration, number, percent
+from .sources import Sample
+from .watching import Watch
+
+
+def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
+    """Train and keep what came out; a run that is not `fresh` goes on from its last checkpoint."""
+    X, y = sample.train
+    total = recipe.resolved(len(X), X.shape[1]).steps if recipe.certified else recipe.epochs
+    watch = Watch(total, "step" if recipe.certified else "epoch", shown=output.talks)
+
+    def record(step: dict[str, Any]) -> None:
+        run.metrics.append(step)
+        watch.record(step)
+
+    with run.working():
+        _announce(run, sample, output, fresh)
+        if not fresh:
+            run.resume()
+        try:
+            with watch.running():
+                fitted = fit_network(
+                    X, y, sample.kind, recipe, test=sample.test, checkpoints=run.checkpoints, record=record
+                )
+                found = findings(fitted, sample.train, sample.test)
+            save(fitted, run.path)
+            write_atomically(run.path / "findings.json", json.dumps(found).encode())
+        except KeyboardInterrupt:
+            raise _interrupted(run) from None
+        except Exception as error:
+            _failed(run, error, fresh)
+            raise
+        diverged = bool(fitted.stopped) and not recipe.certified
+        code = Code.DIVERGED if diverged else Code.OK
+        results = _results(fitted, found)
+        run.finish("stopped" if diverged else "finished", fitted.stopped, fitted.advice, code, results)
+        page = write_report(run) if report else None
+    _tell(run, fitted, page, output)
+    if diverged:
+        raise Ended(code)
+
+
+def _announce(run: Run, sample: Sample, output: Output, fresh: bool) -> None:
+    about = sample.provenance
+    what = f"{len(about['classes'])} classes" if sample.kind == "classes" else "numbers to predict"
+    output.heading(
+        about["name"],
+        f"{about['rows']} rows to train on, {about['test_rows']} to test on; "
+        f"{about['columns']} columns, {what}",
+    )
+    for note in about["warnings"]:
+        output.say(f"  note: {note}")
+    steps = run.checkpoints.steps()
+    after = f", after step {steps[-1]}" if steps else ""
+    output.say(f"  {'training' if fresh else 'going on'} in {run.path}{after}")
+
+
+def _results(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
+    """The headline numbers, for the list of runs."""
+    scores = found.get("scores", {})
+    last = scores.get("test") or scores.get("training") or {}
+    certificate = fitted.certificate
+    return {
+        "model": fitted.recipe.model,
+        "width": fitted.model.width,
+        "scores": scores,
+        "score": last.get("accuracy", last.get("r2")),
+        "score_name": "accuracy" if "accuracy" in last else "r2",
+        "theorem": certificate.theorem if certificate else None,
+        "verdict": certificate.verdict if certificate else None,
+        "wellposed": fitted.wellposed.verdict,
+        "steps": fitted.history.steps,
+        "loss": float(fitted.history.loss[-1]),
+        "seconds": fitted.history.seconds,
+    }
+
+
+def _interrupted(run: Run) -> Failure:
+    again = f"equipoise fit --resume {run.path}"
+    run.finish("interrupted", "interrupted by the user", f"go on with: {again}", Code.INTERRUPTED)
+    at = run.checkpoints.steps()
+    saved = f"What was trained is saved, up to step {at[-1]}." if at else "No step was taken yet."
+    return Failure("Interrupted", saved, f"Go on with: {again}", Code.INTERRUPTED)
+
+
+def _failed(run: Run, error: Exception, fresh: bool) -> None:
+    """Of a run that failed before its first step nothing is left; of another one the reason is kept."""
+    if fresh and not run.checkpoints.steps() and not run.metrics.path.exists():
+        run.discard()
+        return
+    told = explain(error)
+    with suppress(OSError):  # on a full disk it will say that it was killed, and resume all the same
+        run.finish("failed", f"{told.title}: {told.message}", told.advice, told.code)
+
+
+def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
+    results, certificate = run.status["results"], fitted.certificate
+    output.result({"run": str(run.path), "report": str(page) if page else None, **run.status})
+    facts = {"network": repr(fitted.model)}
+    for part, score in results["scores"].items():
+        if "accuracy" in score:
+            facts[part] = f"accuracy {percent(score['accuracy'])} of {score['rows']} rows"
+        else:
+            error = number(score["rmse"], 4)
+            facts[part] = f"R² {number(score['r2'], 4)}, typical error {error}, {score['rows']} rows"
+    if certificate is not None:
+        facts["its training"] = f"{certificate.verdict}: {certificate.promise}"
+    facts["its answers"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"
+    steps, loss = results["steps"], number(results["loss"], 4)
+    facts["took"] = f"{steps} steps, {duration(results['seconds'])}; loss {loss}"
+    if fitted.stopped:
+        facts["stopped"] = " ".join(filter(None, (fitted.stopped, fitted.advice)))
+    facts["run"] = str(run.path)
+    if page is not None:
+        facts["report"] = str(page)
+    output.facts(facts)

@@ -1,0 +1,94 @@
+"""A progress bar with loss, rate, solver steps and remaining time; and Ctrl-C that waits for a whole step."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from .output import duration, number
+
+_LINES = 10  # of progress, where there is no terminal to draw a bar on
+
+
+class Watch:
+    """Shows a run as it goes. `record` takes each step's measurements, and hands on an interrupt after it."""
+
+    def __init__(self, total: int | None, unit: str, shown: bool) -> None:
+        self.total, self.unit, self.shown = total, unit, shown
+        self.interrupted = False
+        self.console = Console(stderr=True, highlight=False)
+        self.bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[numbers]}", markup=False),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            disable=not (shown and self.console.is_terminal),
+        )
+        self.task = self.bar.add_task("preparing", total=None, numbers="choosing, and proving the start")
+        self._told, self._began = 0.0, time.monotonic()
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Show one step; then, if Ctrl-C came during it, raise KeyboardInterrupt."""
+        at = int(record[self.unit])
+        of = f"/{self.total}" if self.total is not None else ""
+        where, numbers = f"{self.unit} {at}{of}", _numbers(record)
+        self.bar.update(
+            self.task, description=where, total=self.total, completed=at, numbers=numbers, refresh=False
+        )
+        if self.shown and not self.console.is_terminal and self._due(at):
+            self.console.print(f"{where}  {numbers}  {duration(time.monotonic() - self._began)}")
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def _due(self, at: int) -> bool:
+        """A line at the first and the last step, and at every tenth part between."""
+        if self.total is None:
+            now = time.monotonic()
+            due, self._told = now - self._told > 10, now
+            return due
+        return at in (0, self.total) or at % max(1, self.total // _LINES) == 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Draw the bar; Ctrl-C and SIGTERM are a wish to stop after this step, a second one stops at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+            if self.shown:
+                self.bar.console.print("Stopping after this step, to save it. Ctrl-C again stops at once.")
+
+        ours = threading.current_thread() is threading.main_thread()  # others may not handle signals
+        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM) if ours}
+        try:
+            with self.bar:
+                yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+            sys.stderr.flush()
+
+
+def _numbers(record: Mapping[str, Any]) -> str:
+    """The loss, the rate or accepted hidden step, and the solver's steps forward and back."""
+    parts = [f"loss {number(record.get('loss'))}"]
+    for name, word in (("learning_rate", "rate"), ("hidden", "step")):
+        if name in record:
+            parts.append(f"{word} {number(record[name], 2)}")
+    steps = [number(record[n]) for n in ("forward_steps", "adjoint_steps") if n in record]
+    if steps:
+        parts.append(f"solver {'+'.join(steps)}")
+    return "  ".join(parts)
