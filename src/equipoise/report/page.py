@@ -280,8 +280,8 @@ def _scores(record: Record) -> list[dict[str, str]]:
         "rows": "rows",
         "accuracy": "accuracy",
         "r2": "R²",
-        "rmse": "root mean square",
-        "mae": "mean absolute",
+        "rmse": "RMS error",
+        "mae": "mean |error|",
     }
     table: list[dict[str, str]] = []
     for name, found in part(record.findings, "scores").items():

@@ -25,8 +25,10 @@ def number(value: Any, digits: int = 3) -> str:
     return power(float(f"{value:.{digits}g}"))
 
 
-def percent(value: float) -> str:
+def percent(value: Any) -> str:
     """97.8 %."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return number(value)
     return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%".replace("-", "−")
 
 

@@ -1,0 +1,163 @@
+"""The page as a browser shows it: on a desk and on a phone, light and dark, with names that mean harm."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+KINDS = ("classification", "regression", "diverged", "killed", "hostile")
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+# Text on the page's own background: every element that has words of its own, with its colour.
+CONTRAST = """() => {
+  const channels = (c) => c.match(/[\\d.]+/g).slice(0, 3).map(Number).map((v) => {
+    v /= 255;
+    return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  });
+  const light = (c) => { const [r, g, b] = channels(c); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const paper = light(getComputedStyle(document.body).backgroundColor);
+  return [...document.querySelectorAll("body *")].filter((e) =>
+    e.getClientRects().length && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())
+  ).map((e) => {
+    const style = getComputedStyle(e);
+    const ink = light(e instanceof SVGElement ? style.fill : style.color);
+    const [low, high] = [paper, ink].sort((a, b) => a - b);
+    return [(high + 0.05) / (low + 0.05), e.tagName, e.textContent.slice(0, 40)];
+  });
+}"""
+# What sticks out of the window on either side, though the page itself may hide it.
+STICKS_OUT = """() => [...document.querySelectorAll("main *, header *, footer *")].filter((e) => {
+  const r = e.getBoundingClientRect();
+  const hidden = getComputedStyle(e).clipPath !== "none" || e.closest("thead, .skip, defs");
+  return r.width && !hidden && (r.right > innerWidth + 1 || r.left < -1);
+}).map((e) => e.tagName + ": " + e.textContent.slice(0, 60))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def show(browser, runs, tmp_path):
+    """Open the report of a kind; everything the browser complains of, or is asked for, is kept."""
+    contexts = []
+
+    def opened(kind: str, width: int = 1280, scheme: str = "light"):
+        alone = tmp_path / f"{kind}.html"  # nothing stands beside it
+        shutil.copy(runs[kind] / "report.html", alone)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints, page.requests = [], []
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (page.complaints.append("a dialog"), dialog.dismiss()))
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.goto(alone.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach((d) => d.open = true)")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1280, 390, 320])
+def test_it_opens_quietly_and_fits(show, kind, width):
+    page = show(kind, width)
+    assert page.complaints == []
+    assert page.requests == [page.url]
+    inner, outer = page.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert inner <= outer == width
+    assert page.evaluate(STICKS_OUT) == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_figures_have_a_size_and_readable_words(show, width):
+    page = show("classification", width)
+    figures = page.locator("figure svg")
+    assert figures.count() == 12
+    for i in range(figures.count()):
+        box = figures.nth(i).bounding_box()
+        assert box["width"] > min(300, 0.8 * width)
+        assert 0.5 < box["height"] / box["width"] < 1.2
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('figure svg text')].map((t) => t.getBoundingClientRect())"
+        ".map((r) => Math.min(r.width, r.height))"
+    )
+    assert min(size for size in sizes if size) > 4  # a narrow 1, and a line of 9 px
+    clipped = page.evaluate(
+        """[...document.querySelectorAll("figure svg text")].filter((t) => {
+             const r = t.getBoundingClientRect(), s = t.closest("svg").getBoundingClientRect();
+             return r.left < s.left - 4 || r.right > s.right + 4 ||
+                    r.top < s.top - 4 || r.bottom > s.bottom + 4;
+           }).map((t) => t.textContent)"""
+    )
+    assert clipped == []
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "diverged"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_words_stand_out(show, kind, scheme):
+    found = show(kind, 1280, scheme).evaluate(CONTRAST)
+    assert len(found) > 100
+    assert [entry for entry in found if entry[0] < 4.5] == []
+
+
+def test_dark_differs_from_light_in_page_and_figures(show):
+    seen = {}
+    for scheme in ("light", "dark"):
+        page = show("classification", 390, scheme)
+        seen[scheme] = page.evaluate(
+            """["body", "figure svg text", "figure svg path[stroke]"].map((s) => {
+                 const style = getComputedStyle(document.querySelector(s));
+                 return [style.backgroundColor, style.color, style.fill, style.stroke].join();
+               })"""
+        )
+    for light, dark in zip(seen["light"], seen["dark"], strict=True):
+        assert light != dark
+
+
+def test_names_that_mean_harm_do_nothing(show):
+    page = show("hostile", 390)
+    page.wait_for_timeout(100)
+    assert page.complaints == []
+    assert page.evaluate("document.scripts.length") == 0
+    assert page.evaluate("document.images.length") == 0
+    assert "<script>alert(1)</script>" in page.locator("h1").inner_text()
+
+
+def test_without_the_style_sheet_nothing_inline_is_allowed(show):
+    """The policy is alive: a style or a script that the page did not come with is refused."""
+    page = show("killed")
+    page.evaluate("document.body.setAttribute('style', 'color: rgb(1, 2, 3)')")
+    assert page.evaluate("getComputedStyle(document.body).color") != "rgb(1, 2, 3)"
+    assert any("Content Security Policy" in complaint for complaint in page.complaints)
+
+
+def test_a_claim_reads_as_a_list_on_a_phone_and_as_a_table_on_a_desk(show):
+    phone, desk = show("classification", 390), show("classification", 1280)
+    label = "getComputedStyle(document.querySelector('.claims td'), '::before').content"
+    assert phone.evaluate(label) == '"Left side"'
+    assert desk.evaluate(label) in ("none", "normal")
+    assert phone.get_by_role("table").first.get_by_role("row").count() > 1
