@@ -24,9 +24,9 @@ def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) 
     """A DeepOptEq with the outputs of a ReLU network, whatever its weights: Lemma 2, corrected.
 
     With h_{l+1} = relu(A_{l+1}h_l + b_{l+1}) and A_{l+1} = P_lQ_lᵀ, layer l writes h_l to block l of the
-    state through Q_l and reads h_{l−1} from block l − 1 through P_{l−1}. The blocks are orthogonal: together
-    they have Σ min(n_l, n_{l+1}) coordinates, and one more holds the bias of the output. Two iterations reach the
-    equilibrium, from anywhere.
+    state through Q_l and reads h_{l−1} from block l − 1 through P_{l−1}. Orthogonal blocks: together
+    they have Σ min(n_l, n_{l+1}) coordinates, and one more holds the bias of the output. Two iterations reach
+    the equilibrium, from anywhere.
 
     relu is positively homogeneous: each A_l is scaled so that ‖W_l‖ ≤ bound, and the readout scaled back. The
     result is a contraction, which `certify` proves. Fewer than three hidden layers are filled up with
