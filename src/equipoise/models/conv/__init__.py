@@ -3,18 +3,25 @@
 from .cnn import PlainCNN, cnn_of_size
 from .conv_opteq import ConvOptEq, WellPosed
 from .images import ImageModel, RepeatedModel
+from .multiscale import MultiscaleDEQ
 from .parts import parameters_of
 from .presets import xie2021_guess
 from .residual import ResidualConv
+from .segmentation import Scores, fcn_like, opteq_segmenter, poly
 
 __all__ = [
     "ConvOptEq",
     "ImageModel",
+    "MultiscaleDEQ",
     "PlainCNN",
     "RepeatedModel",
     "ResidualConv",
+    "Scores",
     "WellPosed",
     "cnn_of_size",
+    "fcn_like",
+    "opteq_segmenter",
     "parameters_of",
+    "poly",
     "xie2021_guess",
 ]
