@@ -12,4 +12,5 @@ BENCHMARKS = {  # name on the command line → module
     "tangent": "bench.tangent",
     "linear": "bench.linear",
     "many": "bench.many",
+    "certificate": "bench.certificate",
 }
