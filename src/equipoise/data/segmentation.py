@@ -1,0 +1,155 @@
+"""Images whose every pixel has a class: digits composited on noisy canvases, or a user's images and masks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from equipoise.data.dataset import Array, Provenance, SourceFile
+from equipoise.data.errors import DataError, MissingData, optional, refuse
+from equipoise.data.formats import sha256
+from equipoise.data.images import SUFFIXES, _pixels
+from equipoise.data.load import load
+
+IGNORE = 255  # the mask of a pixel that is not to be judged
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentationSet:
+    """`x` are uint8 images N × H × W [× 3], `y` int64 masks N × H × W, indices into `classes` or IGNORE."""
+
+    name: str
+    x: Array = field(repr=False)
+    y: Array = field(repr=False)
+    classes: tuple[str, ...]
+    provenance: Provenance
+    places: tuple[str, ...] = field(default=(), repr=False)  # the names of the images
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def digit_canvases(
+    n: int = 1000,
+    size: int = 32,
+    digits: int = 2,
+    noise: float = 0.25,
+    part: str = "train",
+    seed: int = 0,
+    source: str = "digits",
+) -> SegmentationSet:
+    """`n` noisy grey canvases of `size` × `size` with `digits` handwritten digits each; `seed` decides all.
+
+    A canvas is a smooth random background of grey values 0 … .35 (a bilinear 4 × 4 grid). Each digit, one of
+    the `part` ("train" or "test") of `source`, is enlarged to 16 × 16 (those of `digits`, 8 × 8, by 2) or cut
+    to its middle 20 × 20 (MNIST), and put at a random place, so that it may cover earlier ones; its contrast
+    is uniform in [.5, 1]. White noise of standard deviation `noise` is added last, and the grey values are
+    cut to [0, 1]. A pixel where a digit's ink is above ⅓ has class 1 + its label; all others have class 0.
+    """
+    if n < 1 or digits < 0 or not noise >= 0:
+        raise DataError(f"n ≥ 1, digits ≥ 0 and noise ≥ 0 are required; got {n}, {digits} and {noise}")
+    if part not in ("train", "test"):
+        raise DataError(f"part must be 'train' or 'test'; got {part!r}")
+    origin = load(source)
+    pixels, labels = (origin.x_train, origin.y_train) if part == "train" else (origin.x_test, origin.y_test)
+    if pixels.ndim != 3:
+        raise DataError(f"source must hold grey images; {source} has images of {pixels.shape[1:]}")
+    ink: Array = pixels / float(pixels.max())
+    ink = np.kron(ink, np.ones((1, 2, 2))) if ink.shape[1] <= 16 else ink[:, 4:-4, 4:-4]
+    side = ink.shape[1]
+    if size < side:
+        raise DataError(f"size must be at least {side}, that of a digit of {source}; got {size}")
+    rng = np.random.default_rng([seed, 0 if part == "train" else 1])
+    x, y = np.empty((n, size, size)), np.zeros((n, size, size), dtype=np.int64)
+    for i in range(n):
+        x[i] = _smooth(0.35 * rng.random((4, 4)), size)
+        for _ in range(digits):
+            which, contrast = rng.integers(len(ink)), rng.uniform(0.5, 1.0)
+            top, left = rng.integers(size - side + 1, size=2)
+            window = np.s_[i, top : top + side, left : left + side]
+            x[window] += (contrast - x[window]) * ink[which]
+            y[window] = np.where(ink[which] > 1 / 3, 1 + labels[which], y[window])
+    x += noise * rng.standard_normal(x.shape)
+    return SegmentationSet(
+        f"{source} on canvases",
+        np.round(255 * x.clip(0, 1)).astype(np.uint8),
+        y,
+        ("background", *origin.classes),
+        Provenance(
+            source=f"equipoise.data.segmentation.digit_canvases(n={n}, size={size}, digits={digits}, "
+            f"noise={noise}, part={part!r}, seed={seed}, source={source!r}); {origin.provenance.source}",
+            files=origin.provenance.files,
+            licence=origin.provenance.licence,
+            split=origin.provenance.split,
+            subset=origin.provenance.subset,
+        ),
+    )
+
+
+def _smooth(grid: Array, size: int) -> Array:
+    """A small grid of values, bilinear to `size` × `size`."""
+    at = np.linspace(0, len(grid) - 1, size)
+    low = np.minimum(at.astype(int), len(grid) - 2)
+    share = at - low
+    weights = np.zeros((size, len(grid)))
+    weights[np.arange(size), low], weights[np.arange(size), low + 1] = 1 - share, share
+    return weights @ grid @ weights.T
+
+
+def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) -> SegmentationSet:
+    """`path`/images/<name>.<suffix> with `path`/masks/<name>.png: grey or RGB images and masks of their size.
+
+    A mask is a grey or palette image whose values are classes; 255 is left out of training and scores. All
+    images have one size. `classes` names the values 0, 1, …; by default they are called by their numbers.
+    """
+    path = Path(path)
+    for folder in (path / "images", path / "masks"):
+        if not folder.is_dir():
+            raise MissingData(f"{folder} is not there: put the images into images/, the masks into masks/")
+    images = {f.stem: f for f in sorted((path / "images").iterdir()) if f.suffix.lower() in SUFFIXES}
+    masks = {f.stem: f for f in sorted((path / "masks").iterdir()) if f.suffix.lower() == ".png"}
+    problems = [f"images/{images[s].name} has no mask masks/{s}.png" for s in images.keys() - masks.keys()]
+    problems += [f"masks/{masks[s].name} has no image" for s in masks.keys() - images.keys()]
+    x: list[Array] = []
+    y: list[Array] = []
+    for stem in sorted(images.keys() & masks.keys()):
+        try:
+            x.append(_pixels(images[stem], x[0].shape if x else None))
+            y.append(_mask(masks[stem], x[-1].shape[:2]))
+        except DataError as error:
+            problems.append(f"{stem}: {error}")
+    if not images:
+        problems.append(f"no image found in {path.name}/images")
+    found = max((int(m[m != IGNORE].max(initial=0)) for m in y), default=0)
+    names = tuple(map(str, range(found + 1))) if classes is None else tuple(classes)
+    if found >= len(names):
+        problems.append(f"a mask holds class {found}, and {len(names)} classes were named")
+    if problems:
+        raise refuse(path.name, sorted(problems))
+    files = tuple(
+        SourceFile(f"{f.parent.name}/{f.name}", sha256(f)) for f in (*images.values(), *masks.values())
+    )
+    provenance = Provenance(str(path), files, "the user's", "none")
+    return SegmentationSet(path.name, np.stack(x), np.stack(y), names, provenance, tuple(sorted(images)))
+
+
+def _mask(file: Path, shape: tuple[int, ...]) -> Array:
+    """H × W, int64."""
+    Image = optional("PIL.Image", "reading masks")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with Image.open(file) as image:
+                mode, values = image.mode, np.array(image)
+    except Exception as error:  # Pillow raises many kinds for a malformed file
+        raise DataError(f"the mask cannot be read: {error}") from error
+    if mode not in ("L", "P"):
+        raise DataError(f"the mask has the mode {mode}: save it as grey (L) or palette (P), a value a class")
+    if values.shape != shape:
+        came, required = (" × ".join(map(str, size)) for size in (values.shape, shape))
+        raise DataError(f"the mask is {came}, the image {required}")
+    return values.astype(np.int64)
