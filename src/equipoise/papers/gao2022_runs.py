@@ -29,8 +29,8 @@ MOMENTS = 26  # at which the test loss, ‖A‖ and the iterations are measured
 def sizes(context: Context) -> dict[str, Any]:
     """What a scale means here. The paper's: 500 a class, m = 1000, 500 epochs."""
     return {
-        "per_class": context.pick(tiny=6, small=100, medium=500),
-        "width": context.pick(tiny=12, small=200, medium=1000),
+        "per_class": context.pick(tiny=6, small=50, medium=500),
+        "width": context.pick(tiny=12, small=100, medium=1000),
         "widths": context.pick(
             tiny=(6, 12), small=(25, 50, 100, 200), medium=(100, 300, 1000), paper=(100, 500, 1000, 2000)
         ),

@@ -179,8 +179,8 @@ def fig4_2(context: Context) -> Measured:
 )
 def fig4_3(context: Context) -> Measured:
     (name,) = context.datasets("mnist")[:1]
-    rows, epochs = context.pick(tiny=100, small=1000, medium=5000), context.pick(tiny=1, small=6, medium=40)
-    channels = context.pick(tiny=4, small=12, medium=32)
+    rows, epochs = context.pick(tiny=100, small=500, medium=5000), context.pick(tiny=1, small=6, medium=40)
+    channels = context.pick(tiny=4, small=8, medium=32)
     found: Measured = {"data": name, "runs": []}
     for seed in context.seeds(tiny=1, small=2, medium=3):
         inputs = {

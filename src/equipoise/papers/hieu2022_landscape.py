@@ -90,11 +90,11 @@ def fig4_4(context: Context) -> Measured:
     (name,) = (context.datasets("cifar10") if context.pick(tiny=0, small=0, medium=1) else ["digits"])[:1]
     size = {
         "rows": context.pick(tiny=100, small=1000, medium=4000),
-        "epochs": context.pick(tiny=1, small=10, medium=15, paper=50),
-        "channels": context.pick(tiny=4, small=12, medium=16, paper=32),
-        "grid": context.pick(tiny=3, small=11, medium=21, paper=51),
+        "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
+        "channels": context.pick(tiny=4, small=8, medium=16, paper=32),
+        "grid": context.pick(tiny=3, small=9, medium=21, paper=51),
         "pairs": context.pick(tiny=1, small=2, medium=3),
-        "seen": context.pick(tiny=20, small=100, medium=200),
+        "seen": context.pick(tiny=20, small=60, medium=200),
     }
     seeds = context.seeds(tiny=1, small=3)
     if name == "digits" and context.settings.scale in ("tiny", "small"):

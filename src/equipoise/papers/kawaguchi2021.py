@@ -172,7 +172,7 @@ def fig4(context: Context) -> Measured:
     draw=draw,
 )
 def fig5(context: Context) -> Measured:
-    names = context.datasets(*FIRST, *MORE)[: context.pick(tiny=1, small=3, paper=7)]
+    names = context.datasets(*FIRST, *MORE)[: context.pick(tiny=1, small=2, paper=7)]
     return _compare(context, names, [DELM, *_dnns(2, 3, 4, bias=False)], **_size(context))
 
 
@@ -180,7 +180,7 @@ def _deep(context: Context, bias: bool) -> Measured:
     names = context.datasets(*FIRST, *MORE)[: context.pick(tiny=1, small=1, medium=2, paper=7)]
     size = {
         **_size(context),
-        "epochs": context.pick(tiny=1, small=60, medium=500, paper=5000),
+        "epochs": context.pick(tiny=1, small=30, medium=500, paper=5000),
         "trials": len(context.seeds(tiny=1, small=2, medium=3, paper=5)),
         "rates": context.pick(tiny=RATES[2:3], small=RATES[::2], paper=RATES),
     }

@@ -32,10 +32,10 @@ MOMENTS = 21
 def sizes(context: Context) -> dict[str, Any]:
     """What a scale means here. The paper's: n = 1000, d = 1000 for the synthetic data."""
     return {
-        "n": context.pick(tiny=8, small=200, medium=1000),
-        "d": context.pick(tiny=6, small=200, medium=1000),
+        "n": context.pick(tiny=8, small=100, medium=1000),
+        "d": context.pick(tiny=6, small=100, medium=1000),
         "widths": context.pick(
-            tiny=(10, 20), small=(50, 100, 200, 400), medium=(500, 1000, 2000), paper=(500, 1000, 2000, 4000)
+            tiny=(10, 20), small=(25, 50, 100, 200), medium=(500, 1000, 2000), paper=(500, 1000, 2000, 4000)
         ),
         "steps": context.pick(tiny=5, small=200, medium=300, paper=1000),
     }
