@@ -11,6 +11,8 @@ from . import (  # noqa: F401  each module enters its experiments
     kawaguchi2021_theory,
     ling2023,
     ling2023_gram,
+    xie2021,
+    xie2021_images,
 )
 from .experiments import (
     SCALES,
