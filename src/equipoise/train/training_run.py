@@ -63,7 +63,7 @@ class TrainingRun:
         self.sums: dict[str, float] = {}  # of the epoch that is under way
         self.series: dict[str, list[float]] = {name: [] for name in _SERIES}
         self.maps: dict[str, dict[int, float]] = {name: {} for name in _MAPS}
-        self.good: dict[str, Tensor] = {}  # weights at the beginning of the epoch
+        self.kept: list[dict[str, Tensor]] = []  # weights at the start and before the last two epochs
         self.best: dict[str, Tensor] = {}
         self.best_epoch, self.best_loss = 0, math.inf
         self.stopped = self.advice = ""
@@ -83,10 +83,9 @@ class TrainingRun:
         if self.ranks > 1:
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
-        self.good = self.weights()
+        self.kept = [self.weights()]
         try:
-            yhat = self.trainer.predict(self.X)
-            loss = float((self.weight * self.objective.each(yhat, self.y)).mean())
+            loss = self._loss()
         except EquilibriumError as error:
             self._stop(f"no equilibrium at the start. {error}", "draw other weights, or project them first")
             loss = math.nan
@@ -95,7 +94,7 @@ class TrainingRun:
     def epoch_of_steps(self, progress: Progress | None, checkpoints: Checkpoints | None) -> None:
         """The rest of the epoch, and what follows from it."""
         if self.position == 0:
-            self.good, self.sums = self.weights(), {}
+            self.kept, self.sums = [self.kept[0], *self.kept[1:][-1:], self.weights()], {}
         order = self._order()
         for rows in order.split(self.batch_size)[self.position :]:
             loss = self._step(rows)
@@ -116,7 +115,25 @@ class TrainingRun:
             self.epoch, self.position = self.epoch + 1, 0
             self._note(mean, self.sums)
         if self.failed:
-            self.model.load_state_dict(self.good)
+            self._return_to_good()
+
+    def _return_to_good(self) -> None:
+        """The last weights kept that give every sample an equilibrium, and a loss that has not grown."""
+        for weights in reversed(self.kept):
+            self.model.load_state_dict(weights)
+            try:
+                if self._sane(self._loss()):
+                    return
+            except EquilibriumError:
+                continue
+
+    def _loss(self) -> float:
+        """The mean loss of the training set, in eval mode."""
+        yhat = self.trainer.predict(self.X)
+        return float((self.weight.to(yhat) * self.objective.each(yhat, self.y.to(yhat.device))).mean())
+
+    def _sane(self, loss: float) -> bool:
+        return math.isfinite(loss) and loss <= _GROWN * max(self.series["loss"][0], 1e-300)
 
     def _order(self) -> Tensor:
         """The samples in the order of this epoch: a function of the seed and its number."""
@@ -138,7 +155,10 @@ class TrainingRun:
         except EquilibriumError as caught:
             error = caught
         if any_rank_failed(error is not None):
-            self._stop(f"no equilibrium. {error or 'Another rank names the rows.'}", self._lost_advice())
+            self._stop(
+                "no equilibrium; another rank names the rows." if error is None else _lost(error, mine),
+                self._lost_advice(),
+            )
             return math.nan
         value = self._sum_over_ranks(value)
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
@@ -203,7 +223,7 @@ class TrainingRun:
             series[name].append(sums.get(name, 0))
         series["loss"][-1] = loss
         series["learning_rate"][-1] = self.optimiser.param_groups[0]["lr"]
-        if not self.failed and not (math.isfinite(loss) and loss <= _GROWN * max(series["loss"][0], 1e-300)):
+        if not (self.failed or self._sane(loss)):
             self._stop(f"the loss has grown from {series['loss'][0]:.4g} to {loss:.4g}.", self._slower())
         judged = loss
         try:
@@ -340,6 +360,13 @@ def _weights(sample_weight: Tensor | None, X: Tensor) -> Tensor:
             f"{float(w.min()) if w.numel() else math.nan:g} to {float(w.max()) if w.numel() else math.nan:g}."
         )
     return w / w.mean()
+
+
+def _lost(error: EquilibriumError, mine: Tensor) -> str:
+    """Which samples have no equilibrium, by their rows in the training set; the error counts in the batch."""
+    at = [int(mine[i]) for i in error.solution.failed_rows if i < len(mine)]
+    more = f" and {len(at) - 5} more" if len(at) > 5 else ""
+    return f"no equilibrium of {', '.join(f'row {i}' for i in at[:5])}{more}. In the batch: {error}"
 
 
 def _scalar(value: float, like: Tensor) -> Tensor:

@@ -55,8 +55,7 @@ def save(run: TrainingRun, checkpoints: Checkpoints | None) -> None:
     memory, numbers = optimisers.state_of(run.optimiser)
     groups = {"model": run.weights(), "optimiser": memory, "best": run.best}
     groups["rng"] = {str(rank): state for rank, state in enumerate(_rng_states(run))}
-    if run.position:
-        groups["good"] = run.good
+    groups |= {f"kept.{i}": weights for i, weights in enumerate(run.kept)}
     if run.Z0 is not None:
         groups["measured"] = {"Z0": run.Z0}
     for name, warm in (run.warm.states if run.warm else {}).items():
@@ -83,7 +82,8 @@ def restore(run: TrainingRun, saved: Checkpoint) -> None:
     run.model.load_state_dict(groups["model"])
     optimisers.restore(run.optimiser, groups.get("optimiser", {}), saved.facts["optimiser"])
     run.best = {n: t.to(device) for n, t in groups.get("best", {}).items()}
-    run.good = {n: t.to(device) for n, t in groups.get("good", groups["model"]).items()}
+    kept = sorted(group for group in groups if group.startswith("kept."))
+    run.kept = [{n: t.to(device) for n, t in groups[group].items()} for group in kept]
     run.Z0 = groups["measured"]["Z0"].to(device) if "measured" in groups else None
     for name, warm in (run.warm.states if run.warm else {}).items():
         warm.restore(groups[f"warm.{name}"], device)
