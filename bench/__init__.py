@@ -12,5 +12,6 @@ BENCHMARKS = {  # name on the command line → module
     "tangent": "bench.tangent",
     "linear": "bench.linear",
     "many": "bench.many",
+    "estimators": "bench.estimators",
     "certificate": "bench.certificate",
 }

@@ -116,7 +116,8 @@ _PARAMETERS = """
     model : {"auto", "gaussian-relu", "scaled-relu", "monotone", "linear"}
         The family of equilibrium networks; "auto" is "gaussian-relu".
     width : int, optional
-        Units of the hidden layer; 512 by default, or four for each row where there are few.
+        Units of the hidden layer; by default half as many as rows, within 512 to 1024, or four for each row
+        where that is less; 128 for free training.
     gamma, margin, sigma_w2 : float, optional
         What keeps "linear" and "scaled-relu", "monotone", and "gaussian-relu" well-posed at the start.
     certified : bool
@@ -145,8 +146,8 @@ _PARAMETERS = """
     n_features_in_, feature_names_in_, n_iter_
         As everywhere in scikit-learn.
 
-    A sample weight multiplies the square loss of its row, which the certificate then is about: a row of
-    weight 2 is the same as two rows. Other losses of free training take no weights."""
+    A sample weight multiplies the loss of its row, and the certificate is about the weighted loss: a row of
+    weight 2 is the same as two rows."""
 
 
 class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _Equilibrium):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -95,8 +97,14 @@ def test_the_sharpness_is_the_likeliest(k):
     weights = torch.rand(200, dtype=torch.float64, generator=generator)
     s = choose_sharpness(outputs, own, weights)
 
+    classes = logits.shape[1]
+    epsilon = 1 / (float(weights.sum()) / classes + 2)
+    believed = torch.nn.functional.one_hot(own, classes).double() * (1 - epsilon * classes / (classes - 1))
+    believed = believed + epsilon / (classes - 1)
+    assert torch.allclose(believed.sum(dim=1), torch.ones(200).double())
+
     def surprise(s: float) -> float:
-        return -float((weights * (s * logits).log_softmax(dim=1).gather(1, own[:, None])[:, 0]).sum())
+        return -float((weights[:, None] * believed * (s * logits).log_softmax(dim=1)).sum())
 
     assert 1.5 < s < 6
     assert surprise(s) <= min(surprise(s * 1.001), surprise(s / 1.001))
@@ -107,6 +115,7 @@ def test_outputs_that_mislead_get_the_least_sharpness():
     assert choose_sharpness(outputs, torch.tensor([0, 0, 1, 1]), torch.ones(4).double()) == 2.0**-4
 
 
-def test_outputs_that_are_always_right_get_a_finite_one():
+def test_outputs_that_are_always_right_are_believed_as_far_as_there_are_rows():
     outputs = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]], dtype=torch.float64)
-    assert choose_sharpness(outputs, torch.tensor([1, 1, 0, 0]), torch.ones(4).double()) <= 2.0**10
+    s = choose_sharpness(outputs, torch.tensor([1, 1, 0, 0]), torch.ones(4).double())
+    assert 1 / (1 + math.exp(-s)) == pytest.approx(3 / 4, rel=1e-5)

@@ -248,3 +248,91 @@ def test_many_rows_are_predicted_in_parts(wine, monkeypatch):
     assert torch.allclose(found.decide(X), whole, rtol=1e-6, atol=1e-8)
     assert found.predict(X[:0]).shape == (0,)
     assert found.predict_proba(X[:0]).shape == (0, 3)
+
+
+# -- free training -------------------------------------------------------------------------------------------
+
+
+def free(model: str = "auto", **options) -> Recipe:
+    size = {} if model == "linear" else {"width": 30}
+    return Recipe(model, certified=False, **{**size, "epochs": 15, "rate": 0.02, "batch_size": 30, **options})
+
+
+CASES = [(model, None) for model in FAMILIES]
+CASES += [("gaussian-relu", loss) for loss in ("square", "hinge", "logistic", "cross_entropy")]
+
+
+@pytest.mark.parametrize(("model", "loss"), CASES)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_free_training_of_classes(model, loss, classes, wine):
+    X, y, Xt, yt = wine
+    if classes == 2:
+        y, yt = y == "red", yt == "red"
+    found = fit(X, y, "classes", free(model, loss=loss), test=(Xt, yt))
+    assert found.certificate is None
+    assert found.wellposed.proved
+    assert found.recipe.loss == (loss or ("logistic" if classes == 2 else "cross_entropy"))
+    assert found.history.steps == 15
+    assert np.mean(found.predict(Xt) == yt) > 0.8
+    assert found.history.test_accuracy[15] == pytest.approx(np.mean(found.predict(Xt) == yt))
+    P = found.predict_proba(Xt)
+    assert np.array_equal(found.preparation.classes[P.argmax(axis=1)], found.predict(Xt))
+    own = P[np.arange(len(yt)), np.searchsorted(found.preparation.classes, yt)]
+    assert -np.log(own).mean() < 0.7 * np.log(classes)
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_free_training_of_numbers(model, wine):
+    X, _, Xt, _ = wine
+    found = fit(X[:, 2:], X[:, :2], "numbers", free(model), test=(Xt[:, 2:], Xt[:, :2]))
+    said = found.predict(Xt[:, 2:])
+    assert said.shape == (len(Xt), 2)
+    left, spread = ((said - Xt[:, :2]) / X[:, :2].std(axis=0)) ** 2, (Xt - Xt.mean(axis=0))[:, :2]
+    r2 = 1 - left.sum() / ((spread / X[:, :2].std(axis=0)) ** 2).sum()
+    assert found.history.test_r2[15] == pytest.approx(r2)
+    one = fit(X[:, 1:], X[:, 0], "numbers", free(model))
+    assert one.history.loss[15] < 0.8 * one.history.loss[0]
+    assert one.predict(X[:, 1:]).shape == (len(X),)
+
+
+def test_patience_holds_rows_out_of_every_class(wine):
+    X, y, *_ = wine
+    found = fit(X, y, "classes", free(patience=2, epochs=60, rate=0.05))
+    assert found.validation["rows"] == sum(np.sum(y == c) // 5 for c in np.unique(y))
+    assert "no better loss for 2 epochs" in found.stopped
+    assert found.advice == ""
+    with pytest.raises(DataError, match="leave patience out"):
+        fit(X[:4], [0, 1, 0, 1], "classes", free(patience=2))
+
+
+def test_weights_count_in_free_training():
+    X, y = np.array([[0.0], [0.0], [1.0]]), np.array([0.0, 3.0, 1.0])
+    for w in (1.0, 9.0):
+        recipe = free(epochs=80, rate=0.02, batch_size=3)
+        found = fit(X, y, "numbers", recipe, sample_weight=[1.0, w, 1.0])
+        assert found.predict([[0.0]])[0] == pytest.approx(3 * w / (1 + w), abs=0.1)
+
+
+def test_a_run_that_diverges_says_so_and_keeps_its_last_good_weights(wine):
+    X, y, *_ = wine
+    found = fit(X, y, "classes", free(optimiser="sgd", rate=1e6, loss="square"))
+    assert "step" in found.stopped
+    assert "smaller rate" in found.advice
+    assert np.isfinite(found.predict_proba(X)).all()
+
+
+def test_free_training_broken_off_ends_where_a_whole_run_does(tmp_path, wine):
+    X, y, *_ = wine
+    recipe = free(epochs=5)
+    whole = fit(X, y, "classes", recipe)
+
+    def break_off(line):
+        if line["epoch"] == 3:
+            raise Broken
+
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(Broken):
+        fit(X, y, "classes", recipe, checkpoints=checkpoints, every=1, record=break_off)
+    resumed = fit(X, y, "classes", recipe, checkpoints=checkpoints, every=1)
+    assert same(whole, resumed)
+    assert np.array_equal(whole.history.loss, resumed.history.loss)

@@ -50,7 +50,7 @@ def test_a_column_of_small_but_real_differences_is_not():
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_networks_are_homogeneous_so_weights_are_scaled_rows(model):
-    network = Recipe(model, width=None if model == "linear" else 20).resolved(30, 4).build(5, 1)
+    network = Recipe(model, width=None if model == "linear" else 20).resolved(30).build(5, 1)
     A = Preparation.of(X, Y, "numbers", ONES).apply(X)
     root = torch.rand(30, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
     stop = eq.Stop(rtol=1e-12)
@@ -104,13 +104,16 @@ LABELS = {
 
 
 @pytest.mark.parametrize("name", LABELS)
-@pytest.mark.parametrize("zero_one", [False, True])
-def test_labels_come_back(name, zero_one, tmp_path):
+@pytest.mark.parametrize("loss", ["square", "hinge", "logistic", "cross_entropy"])
+def test_labels_come_back(name, loss, tmp_path):
     y = np.tile(LABELS[name], 15)[:30]
-    preparation = Preparation.of(X, y, "classes", ONES, zero_one=zero_one)
+    preparation = Preparation.of(X, y, "classes", ONES, loss=loss)
     T = preparation.targets(y)
-    assert T.shape == ((30,) if len(LABELS[name]) == 2 else (30, 3))
-    outputs = T if not (zero_one and T.ndim == 1) else T - 0.5  # the logit of a probability
+    assert T.shape == (
+        (30,) if len(LABELS[name]) == 2 and loss != "cross_entropy" else (30, len(LABELS[name]))
+    )
+    assert set(T.unique().tolist()) == {preparation.low, preparation.high}
+    outputs = T if loss != "logistic" else T - 0.5  # the logits of such probabilities have its sign
     assert np.array_equal(preparation.answers(outputs), y)
     P = preparation.probabilities(outputs)
     assert P.shape == (30, len(LABELS[name]))
@@ -214,6 +217,6 @@ def test_another_file_is_refused(tmp_path):
     path.write_bytes(b"no such thing")
     with pytest.raises(ValueError, match="not a safetensors file"):
         Preparation.load(path)
-    Recipe(width=5).resolved(9, 2).build(3, 1).save(path)
+    Recipe(width=5).resolved(9).build(3, 1).save(path)
     with pytest.raises(ValueError, match=r"must be of format 'equipoise.preparation.1'"):
         Preparation.load(path)

@@ -76,17 +76,22 @@ def _left_out(Z: Tensor, Y: Tensor, slacks: Tensor) -> Tensor:
 
 
 def choose_sharpness(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
-    """s of p = softmax(s·ŷ) that makes rows left out most likely: convex in s, by bisection of the slope.
+    """s of p = softmax(s·ŷ) that makes the rows most likely: convex in s, by bisection of the slope.
 
-    `outputs` (N, k) are leave-one-out predictions; `targets` (N,) the index of each row's class.
+    `outputs` (N, k) are those of rows not fitted to; `targets` (N,) the index of each row's class. As in
+    Platt's scaling a row counts for its class by 1 − ε alone, ε = 1/(rows a class + 2), and by ε for the
+    others: so s stays finite where all rows are right.
     """
     if outputs.shape[1] == 1:
         outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
-    own = outputs.gather(1, targets[:, None])[:, 0]
+    classes = outputs.shape[1]
+    epsilon = 1 / (float(weights.sum()) / classes + 2)
+    believed = torch.full_like(outputs, epsilon / (classes - 1)).scatter_(1, targets[:, None], 1 - epsilon)
+    reached = (believed * outputs).sum(dim=1)
 
     def slope(s: float) -> float:
         expected = ((s * outputs).softmax(dim=1) * outputs).sum(dim=1)
-        return float((weights * (expected - own)).sum())
+        return float((weights * (expected - reached)).sum())
 
     low, high = -4.0, 10.0  # powers of 2
     if slope(2.0**low) >= 0:

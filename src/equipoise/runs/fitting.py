@@ -4,10 +4,10 @@ Certified training, the default, takes these steps.
 
 1. Rows are gathered (a row that occurs twice has weight 2) and standardised; targets become ±1, indicators
    or standardised numbers.
-2. The network starts with random weights and a readout of 0: 512 units of the family of [ling2023].
+2. The network starts with random weights and a readout of 0: 512 to 1024 units of the family of [ling2023].
 3. The slack λ is chosen by leave-one-out at the features of the start. λ > 0 makes the theorem hold for every
    N and m, so whatever the data are, there is a certificate.
-4. `safeguarded_descent` trains: Gauss-Newton steps of the readout by a fifth, beside hidden steps as far as
+4. `safeguarded_descent` trains: Gauss-Newton steps of the readout by 15 %, beside hidden steps as far as
    they are proved safe, until a twentieth of the residual is left.
 5. The weights at the end are certified to give every input one equilibrium.
 """
@@ -32,9 +32,10 @@ from ..theory import Certificate
 from ..theory.certify import certify
 from ..train.checkpoint import Checkpoints
 from ..train.safeguarded import safeguarded_descent
+from ..train.trainer import Trainer
 from .choose import choose_sharpness, choose_slack
 from .preparation import Array, Preparation, as_labels, as_numbers, as_rows, gathered
-from .recipe import Kind, Recipe
+from .recipe import FREE, Kind, Recipe
 
 Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
@@ -62,7 +63,7 @@ class Fitted:
     recipe: Recipe  # with all choices made
     validation: dict[str, Any] = field(default_factory=dict)  # what the choices rest on
     stopped: str = ""  # why training ended early, if it did
-    advice: str = ""
+    advice: str = ""  # what to try, where it failed
 
     def decide(self, X: Any) -> Tensor:
         """The network's outputs, (N,) or (N, k), before they become labels or numbers in the units of y."""
@@ -81,7 +82,9 @@ class Fitted:
 
         The outputs of a network trained by least squares are no logarithms of odds; s is fitted to the
         leave-one-out predictions at the start's features. Probabilities are therefore calibrated on average,
-        over all rows and classes, and not for each class.
+        over all rows and classes, and not for each class. Of free training s is 1 where the loss is a
+        likelihood ("logistic", "cross_entropy"); else it is fitted to the rows held out or, where patience
+        held out none, to those trained on, and the probabilities are then too sure of themselves.
         """
         return self.preparation.probabilities(self.decide(X))
 
@@ -104,7 +107,7 @@ def fit(
     Args:
         kind: "classes" or "numbers".
         recipe: what to train and how; by default everything is chosen.
-        sample_weight: (N,), ≥ 0, of the square loss.
+        sample_weight: (N,), ≥ 0. A row of weight 2 is the same as two rows.
         test: raw rows and targets that are measured along the way, and decide nothing.
         checkpoints, every, record, progress: handed to the training loop. A run that is resumed makes the
             same choices again, for they depend on the data and the recipe alone.
@@ -116,7 +119,7 @@ def fit(
     loop = _Loop(test, checkpoints, every, record, progress)
     if recipe.certified:
         return _fit_certified(data, recipe, loop)
-    raise ValueError("certified must be True: training without a guarantee is not possible here.")
+    return _fit_free(data, recipe, loop)
 
 
 # -- certified training --------------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def fit(
 
 def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     data = data.gathered()
-    recipe = recipe.resolved(len(data.X), data.X.shape[1])
+    recipe = recipe.resolved(len(data.X), data.kind, len(np.unique(data.y)))
     preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype)
     model = recipe.build(preparation.inputs, preparation.outputs)
     A, B = training_tensors(model, preparation, data)
@@ -146,8 +149,21 @@ def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     if not certificate.proved:
         raise NotProved(_not_proved(certificate, recipe), certificate)
     assert recipe.steps is not None
+    test = loop.test_rows(data.kind)
+    A_test, B_test = (None, None) if test is None else tensors(model, preparation, test)
     history = safeguarded_descent(
-        model, A, B, recipe.steps, certificate, **loop.options(model, preparation, recipe.steps)
+        model,
+        A,
+        B,
+        recipe.steps,
+        certificate,
+        X_test=A_test,
+        y_test=B_test,
+        measure=max(1, recipe.steps // 20),
+        checkpoints=loop.checkpoints,
+        every=loop.every,
+        record=loop.record,
+        progress=loop.progress,
     )
     return Fitted(
         model=model,
@@ -158,17 +174,21 @@ def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
         recipe=recipe,
         validation=choice.to_dict() | _left_out_score(preparation, choice.left_out, data),
         stopped=history.stopped,
-        advice="nothing needs doing: the loss is at rounding level." if history.stopped else "",
     )
 
 
 def training_tensors(model: AffineFamily, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
     """The (√w x̃, √w y) that a certificate is about."""
-    root = torch.from_numpy(np.sqrt(data.weights)).to(preparation.dtype)[:, None]
-    A, B = preparation.apply(data.X), preparation.targets(data.y)
-    scaled = root * B.reshape(len(B), -1)
-    keep = B.ndim == 2 or isinstance(model, LinearEquilibrium)  # whose outputs are (N, 1)
-    return root * A, scaled if keep else scaled[:, 0]
+    A, B = tensors(model, preparation, data)
+    root = torch.from_numpy(np.sqrt(data.weights)).to(preparation.dtype)
+    return root[:, None] * A, (root if B.ndim == 1 else root[:, None]) * B
+
+
+def tensors(model: AffineFamily, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
+    """x̃ and the targets, shaped as the model's outputs are."""
+    B = preparation.targets(data.y)
+    column = isinstance(model, LinearEquilibrium) and B.ndim == 1  # whose outputs are (N, 1)
+    return preparation.apply(data.X), B[:, None] if column else B
 
 
 def _features(model: AffineFamily, A: Tensor) -> Tensor:
@@ -199,6 +219,75 @@ def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
     )
 
 
+# -- free training -------------------------------------------------------------------------------------------
+
+
+def _fit_free(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
+    """`Trainer` on mini-batches; with patience, a fifth of the rows is held out to say when to stop."""
+    recipe = recipe.resolved(len(data.X), data.kind, len(np.unique(data.y)))
+    assert recipe.loss is not None
+    preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss)
+    model = recipe.build(preparation.inputs, preparation.outputs)
+    held: Rows | None = None
+    if recipe.patience is not None:
+        data, held = _held_out(data, recipe.seed)
+    A, B = tensors(model, preparation, data)
+    measured = held or loop.test_rows(data.kind)
+    trainer = Trainer(
+        model,
+        recipe.loss,
+        **{name: getattr(recipe, name) for name in FREE if name != "loss"},
+        seed=recipe.seed,
+    )
+    history = trainer.fit(
+        A,
+        B,
+        None if measured is None else tensors(model, preparation, measured),
+        sample_weight=torch.from_numpy(data.weights),
+        checkpoints=loop.checkpoints,
+        every=loop.every,
+        record=loop.record,
+        progress=loop.progress,
+    )
+    if preparation.classes is not None and recipe.loss not in ("logistic", "cross_entropy"):
+        judged = held or data
+        outputs = trainer.predict(tensors(model, preparation, judged)[0]).double()
+        own = torch.from_numpy(np.searchsorted(preparation.classes, judged.y))
+        sharpness = choose_sharpness(outputs.reshape(len(outputs), -1), own, torch.from_numpy(judged.weights))
+        preparation = replace(preparation, sharpness=sharpness)
+    validation = {} if held is None else {"method": HELD_OUT, "rows": len(held.y)}
+    return Fitted(
+        model=model,
+        preparation=preparation,
+        certificate=None,
+        wellposed=certify(model, A, theorem="wellposed"),
+        history=history,
+        recipe=recipe,
+        validation=validation,
+        stopped=history.stopped,
+        advice=history.advice,
+    )
+
+
+HELD_OUT = "a fifth of the rows, not trained on, said when to stop; test_loss and test_accuracy are theirs"
+
+
+def _held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
+    """Four fifths to train on and a fifth to stop by, drawn within each class."""
+    rng, N = np.random.default_rng(seed), len(data.y)
+    groups = [np.arange(N)]
+    if data.kind == "classes":
+        groups = [np.flatnonzero(data.y == label) for label in np.unique(data.y)]
+    out = np.zeros(N, dtype=bool)
+    for group in groups:
+        out[rng.permutation(group)[: len(group) // 5]] = True
+    if not out.any():
+        raise DataError(
+            f"patience needs rows to hold out: five of a class, or of all. Got {N} rows: leave patience out."
+        )
+    return data.take(~out), data.take(out)
+
+
 # -- the rows ------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +299,6 @@ class Rows:
     y: Array
     weights: Array
     kind: Kind
-    weighted: bool = False
 
     @classmethod
     def of(cls, X: Any, y: Any, kind: Kind, sample_weight: Any = None) -> Rows:
@@ -231,11 +319,14 @@ class Rows:
                 raise DataError(f"weights must be finite and ≥ 0. Got {weights[wrong[0]]} in row {wrong[0]}.")
         if not np.any(weights > 0):
             raise DataError(f"at least one row of weight > 0 is required to train on. Got {len(rows)} rows.")
-        return cls(rows, targets, weights, kind, sample_weight is not None)
+        return cls(rows, targets, weights, kind)
 
     def gathered(self) -> Rows:
         X, y, weights = gathered(self.X, self.y, self.weights)
         return replace(self, X=X, y=y, weights=weights)
+
+    def take(self, rows: Array) -> Rows:
+        return replace(self, X=self.X[rows], y=self.y[rows], weights=self.weights[rows])
 
 
 @dataclass(frozen=True)
@@ -248,15 +339,5 @@ class _Loop:
     record: Record | None
     progress: Progress | None
 
-    def options(self, model: AffineFamily, preparation: Preparation, steps: int) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "checkpoints": self.checkpoints,
-            "every": self.every,
-            "record": self.record,
-            "progress": self.progress,
-        }
-        if self.test is not None:
-            data = Rows.of(*self.test, "classes" if preparation.classes is not None else "numbers")
-            A, B = training_tensors(model, preparation, data)
-            found |= {"X_test": A, "y_test": B, "measure": max(1, steps // 20)}
-        return found
+    def test_rows(self, kind: Kind) -> Rows | None:
+        return None if self.test is None else Rows.of(*self.test, kind)

@@ -94,20 +94,26 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _history(found: dict[str, Any]) -> History:
-    """The History whose `to_dict` this is, with NaN where JSON has null."""
-    arrays = ("loss", "times", "plain_loss", "residual", "promised")
-    counts = ("forward_steps", "adjoint_steps")
-    for name in arrays:
-        if found.get(name) is not None:
-            found[name] = np.array([math.nan if v is None else v for v in found[name]], dtype=float)
-    for name in counts:
-        found[name] = np.array(found[name], dtype=int)
-    for name in ("norms", "accepted"):
-        found[name] = {key: np.array(values) for key, values in found[name].items()}
-    for name in ("test_loss", "test_accuracy", "contraction", "sigma_min", "movement"):
-        found[name] = _by_step(found[name])
-    found["travelled"] = {key: _by_step(values) for key, values in found["travelled"].items()}
+    """The History whose `to_dict` this is: lists are arrays, series by step have integers for keys."""
+    for name, value in found.items():
+        if isinstance(value, list):
+            found[name] = _array(name, value)
+        elif name in ("norms", "accepted"):
+            found[name] = {key: _array(key, values) for key, values in value.items()}
+        elif name == "travelled":
+            found[name] = {key: _by_step(values) for key, values in value.items()}
+        elif name in _BY_STEP:
+            found[name] = _by_step(value)
     return History(**found)
+
+
+_BY_STEP = ("test_loss", "test_accuracy", "test_r2", "contraction", "sigma_min", "movement")
+
+
+def _array(name: str, values: list[Any]) -> np.ndarray:
+    counts = name in ("forward_steps", "adjoint_steps", "tries")
+    kind = bool if name == "verified" else int if counts else float
+    return np.array([math.nan if v is None else v for v in values], dtype=kind)
 
 
 def _by_step(found: dict[str, Any]) -> dict[int, float]:

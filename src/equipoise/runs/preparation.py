@@ -35,8 +35,8 @@ _EPS = float(np.finfo(np.float64).eps)
 class Preparation:
     """How raw rows become the network's inputs and targets, and its outputs answers.
 
-    The targets are numbers, standardised by column; −1 and 1 for two classes; for k > 2 classes 1 − 1/k for a
-    row's own and −1/k for the others. With `zero_one` they are 0 and 1.
+    The targets are numbers, standardised by column; of classes `high` where a row is of the class and `low`
+    where not, in one column for two classes (which says whether it is the second) or in one for each.
     """
 
     mean: Array  # (d,) of the columns
@@ -44,8 +44,10 @@ class Preparation:
     target_mean: Array  # (k,), of numbers
     target_scale: Array  # (k,), their deviation
     classes: Array | None  # (C,) sorted labels; None for numbers
+    outputs: int  # columns of the network's outputs
     flat: bool  # whether the targets came as (N,) rather than (N, k)
-    zero_one: bool = False  # targets 0 and 1, as the logistic loss and the cross-entropy have them
+    low: float = 0.0
+    high: float = 1.0
     sharpness: float = 1.0  # p = softmax(sharpness·ŷ)
     dtype: torch.dtype = torch.float64
 
@@ -59,9 +61,9 @@ class Preparation:
         kind: Kind,
         weights: Array,
         dtype: torch.dtype = torch.float64,
-        zero_one: bool = False,
+        loss: str = "square",
     ) -> Preparation:
-        """Measured on the rows, each counted with its weight."""
+        """Measured on the rows, each counted with its weight; the targets as the loss has them."""
         mean, deviation = _moments(X, weights, "column")
         with np.errstate(divide="ignore"):
             scale = np.where(deviation > 0, 1 / deviation, 0.0)
@@ -72,11 +74,13 @@ class Preparation:
                     f"at least two classes are required to tell apart. Got one class, {classes[0]!r}, "
                     f"in all {len(y)} rows."
                 )
+            outputs, low, high = _coding(loss, len(classes))
             none = np.zeros(0)
-            return cls(mean, scale, none, none, classes, True, zero_one, dtype=dtype)
+            return cls(mean, scale, none, none, classes, outputs, True, low, high, dtype=dtype)
         columns = y.reshape(len(y), -1).astype(np.float64)
         t_mean, t_scale = _moments(columns, weights, "target")
-        return cls(mean, scale, t_mean, np.where(t_scale > 0, t_scale, 1.0), None, y.ndim == 1, dtype=dtype)
+        t_scale = np.where(t_scale > 0, t_scale, 1.0)
+        return cls(mean, scale, t_mean, t_scale, None, columns.shape[1], y.ndim == 1, dtype=dtype)
 
     # -- applied --------------------------------------------------------------------------------------------
 
@@ -84,13 +88,6 @@ class Preparation:
     def inputs(self) -> int:
         """Columns of the network's inputs."""
         return len(self.mean) + 1
-
-    @property
-    def outputs(self) -> int:
-        """Columns of the network's outputs: 1 for two classes."""
-        if self.classes is None:
-            return len(self.target_mean)
-        return 1 if len(self.classes) == 2 else len(self.classes)
 
     def apply(self, X: Any) -> Tensor:
         """x̃, (N, d + 1)."""
@@ -122,10 +119,8 @@ class Preparation:
                     f"labels must be among those trained on ({known}). Got {y[unknown[0]]!r} in row "
                     f"{unknown[0]} instead."
                 )
-            if len(self.classes) == 2:
-                coded = (at if self.zero_one else 2 * at - 1)[:, None].astype(np.float64)
-            else:
-                coded = np.eye(len(self.classes))[at] - (0.0 if self.zero_one else 1 / len(self.classes))
+            own = at[:, None] == (np.ones(1) if self.outputs == 1 else np.arange(self.outputs))
+            coded = np.where(own, self.high, self.low)
         coded = coded[:, 0] if self.outputs == 1 else coded
         return torch.from_numpy(coded).to(self.dtype)
 
@@ -152,15 +147,15 @@ class Preparation:
     def save(self, path: str | Path) -> None:
         """One safetensors file: whole, or not at all."""
         tensors = {n: np.ascontiguousarray(getattr(self, n)) for n in _ARRAYS}
-        tensors["sharpness"] = np.array([self.sharpness])
+        tensors["low, high, sharpness"] = np.array([self.low, self.high, self.sharpness])
         labels = None
         if self.classes is not None:
             labels = {"labels": self.classes.tolist(), "kind": self.classes.dtype.kind}
         about = {
             "format": _FORMAT,
             "classes": json.dumps(labels),
+            "outputs": json.dumps(self.outputs),
             "flat": json.dumps(self.flat),
-            "zero_one": json.dumps(self.zero_one),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
         write_atomically(path, safetensors.numpy.save(tensors, about))
@@ -175,22 +170,37 @@ class Preparation:
                 arrays = {name: file.get_tensor(name) for name in names}
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file: {error}") from None
-        if about.get("format") != _FORMAT or set(names) != {*_ARRAYS, "sharpness"}:
+        if about.get("format") != _FORMAT or set(names) != {*_ARRAYS, "low, high, sharpness"}:
             raise ValueError(f"{path} must be of format {_FORMAT!r}. Got {about.get('format')!r} instead.")
         labels = json.loads(about["classes"])
         classes = None if labels is None else np.array(labels["labels"], dtype=_LABELS[labels["kind"]])
+        low, high, sharpness = arrays["low, high, sharpness"].tolist()
         return cls(
             **{n: arrays[n] for n in _ARRAYS},
             classes=classes,
+            outputs=json.loads(about["outputs"]),
             flat=json.loads(about["flat"]),
-            zero_one=json.loads(about["zero_one"]),
-            sharpness=float(arrays["sharpness"][0]),
+            low=low,
+            high=high,
+            sharpness=sharpness,
             dtype=getattr(torch, about["dtype"]),
         )
 
 
 _ARRAYS = ("mean", "scale", "target_mean", "target_scale")
 _LABELS: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64, "U": np.str_}
+
+
+def _coding(loss: str, classes: int) -> tuple[int, float, float]:
+    """Columns of the targets, and what they hold: low and high."""
+    if loss == "cross_entropy":
+        return classes, 0.0, 1.0
+    columns = 1 if classes == 2 else classes
+    if loss == "logistic":
+        return columns, 0.0, 1.0
+    if loss in ("square", "half_square") and columns > 1:
+        return columns, -1 / classes, 1 - 1 / classes
+    return columns, -1.0, 1.0
 
 
 # -- rows ----------------------------------------------------------------------------------------------------

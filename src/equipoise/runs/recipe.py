@@ -38,11 +38,20 @@ FREE = (
     "patience",
 )
 
-WIDTH = 512  # wide enough for all that was measured; a solver step costs 2·N·m² operations
-ETA = 0.2  # of the Gauss-Newton step: the hidden layer learns only until the residual is gone
+WIDTH = 512, 1024  # from, to: N/2 between them. A solver step costs 2·N·m² operations
+ETA = 0.15  # of the Gauss-Newton step: the hidden layer learns only until the residual is gone
 GRADIENT_STEPS = 200
 LEFT = 0.05  # of the residual at the end: a few steps more would change no decision
 SMALLEST = 64
+FREE_WIDTH = 128  # of units that learn what they show
+USUAL: dict[str, Any] = {  # of free training
+    "optimiser": "adam",
+    "rate": 2e-3,
+    "schedule": "cosine",
+    "epochs": 50,
+    "batch_size": 64,
+    "weight_decay": 0.0,
+}
 LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
 
 
@@ -52,7 +61,8 @@ class Recipe:
 
     Args:
         model: "linear", "scaled-relu", "gaussian-relu" or "monotone"; "auto" is "gaussian-relu".
-        width: m; 512 by default, or 4N where the data have few rows. "linear" has the width of its inputs.
+        width: m; by default N/2 within 512 to 1024, or 4N where that is less; 128 for free training. "linear"
+            has the width of its inputs.
         gamma, margin, sigma_w2: of "linear" and "scaled-relu", of "monotone", of "gaussian-relu".
         certified: train with `safeguarded_descent` under a proved certificate, or freely with `Trainer`.
         readout, eta, slack, steps: of certified training; see `theory.safeguarded`. The slack is chosen by
@@ -153,14 +163,15 @@ class Recipe:
 
     # -- the choices ----------------------------------------------------------------------------------------
 
-    def resolved(self, rows: int, inputs: int) -> Recipe:
+    def resolved(self, rows: int, kind: Kind = "numbers", classes: int = 2) -> Recipe:
         """With the choices that the size of the data decides; the slack is chosen later, from the features.
 
-        The width is 512, or 4N where that is less, but at least 64. Steps go on until the readout has left a
-        twentieth of the residual, so that there is time for the hidden layer to learn.
+        Certified: the width is N/2 within 512 to 1024, or 4N where that is less, but at least 64. Steps go on until the readout
+        has left a twentieth of the residual, so that there is time for the hidden layer to learn. Free: a
+        width of 128, Adam with a cosine schedule, and the loss of maximal likelihood.
         """
         own, default = FAMILIES[self.family]
-        width = self.width or min(WIDTH, max(SMALLEST, 4 * rows))
+        width = self.width or (_wide_enough(rows) if self.certified else FREE_WIDTH)
         chosen: dict[str, Any] = {"model": self.family, own: getattr(self, own) or default}
         if self.family != "linear":
             chosen["width"] = width
@@ -171,6 +182,10 @@ class Recipe:
             if self.steps is None:
                 newton = readout == "gauss-newton"
                 chosen["steps"] = _steps_until(LEFT, eta) if newton else GRADIENT_STEPS
+        else:
+            likelihood = "logistic" if classes == 2 else "cross_entropy"
+            usual = {"loss": "half_square" if kind == "numbers" else likelihood, **USUAL}
+            chosen |= {name: value for name, value in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **chosen)
 
     def build(self, inputs: int, outputs: int) -> AffineFamily:
@@ -198,6 +213,11 @@ class Recipe:
             if self.certified:
                 model.get_parameter(model.readout_name).zero_()
         return model
+
+
+def _wide_enough(rows: int) -> int:
+    narrow, wide = WIDTH
+    return max(SMALLEST, 4 * rows) if 4 * rows < narrow else min(max(rows // 2, narrow), wide)
 
 
 def _steps_until(left: float, eta: float) -> int:
