@@ -232,6 +232,15 @@ def test_sam_trains_unrolled_and_is_refused_with_an_implicit_gradient():
     assert torch.equal(kept.eval()(X), y)
 
 
+def test_a_continuum_of_equilibria_has_no_implicit_gradient():
+    model, X = continuum()
+    with torch.no_grad():
+        model.W.copy_(torch.eye(4, 6))  # ‖W‖ = 1 exactly: I − WᵀDW is singular
+    y = model(X, start=0.5 * draw(4, 3, 6))
+    with pytest.raises(eq.EquilibriumError, match="adjoint of the forward solve"):
+        y.sum().backward()
+
+
 def test_a_state_that_is_not_finite_is_a_failure_of_sam_too():
     model, X = layer()
     with torch.no_grad():

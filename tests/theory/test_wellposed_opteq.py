@@ -45,6 +45,7 @@ def test_one_layer_is_proved_below_mu_and_never_at_it():
     claim = certificate["L_σ‖W‖² < μ"]
     assert claim.lhs == pytest.approx(0.81 * 2, rel=1e-12)
     assert claim.rhs == 2.0
+    assert claim.relation == "<"
     assert certificate.constants["rate"] == pytest.approx(0.81, rel=1e-12)
     assert certificate.constants["R"] == pytest.approx(1 / 0.19, rel=1e-10)
     assert certificate.constants["error"] < 1e-10

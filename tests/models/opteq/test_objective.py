@@ -302,6 +302,26 @@ def test_the_joint_gap_bounds_the_true_one(alpha):
     assert torch.isfinite(model.optimality_gap(z, X)).all()
 
 
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+def test_the_gaps_are_attained_by_scaled_identities(alpha):
+    """A quadratic objective with one curvature: the bounds of strong convexity are equalities."""
+    one, X = layer("identity", 4, 4)
+    two, _ = deep((4, 4), alpha, activation="identity")
+    with torch.no_grad():
+        one.W.copy_(0.8 * torch.eye(4))
+        for block, size in zip(two.layers, (0.9, 0.6), strict=True):
+            block.W.copy_(size * torch.eye(4))
+    z = draw(1, 5, 4)
+    (phi,) = one.potentials(X)
+    true = phi.at_image(z) - phi.at_image(one.equilibrium(X, stop=TIGHT).detach())
+    torch.testing.assert_close(one.optimality_gap(z, X), true, rtol=1e-9, atol=1e-10)
+    first, second = two.potentials(X)
+    z1 = two._layer(first, z)
+    least = two.objective(two.equilibrium(X, stop=TIGHT).detach(), X)
+    true = two.objective((z1, two._layer(second, z1)), X) - least
+    torch.testing.assert_close(two.optimality_gap(z, X), true, rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("activation", ["relu", "tanh", "softplus"])
 @pytest.mark.parametrize("alpha", [0.2, 0.7, 1.0])
 def test_any_number_of_layers_solves_the_inclusion(alpha, activation):

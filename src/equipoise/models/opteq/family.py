@@ -167,7 +167,8 @@ class ProximalFamily(Saved, ABC):
         """W_l ← W_l·min(1, bound·√(μ/L_σ)/‖W_l‖), in place, with a sound bound of ‖W_l‖. Returns the model.
 
         Afterwards every L_σ‖W_l‖² ≤ bound²·μ holds for certain: at 1 the map is nonexpansive, below 1 it is a
-        contraction that `certify(model, X)` proves. Call it after each step of an optimiser.
+        contraction that `certify(model, X)` proves. Call it after each step of an optimiser, with a bound
+        below 1 where gradients are implicit: they grow like 1/(1 − q).
         """
         if not 0 < bound <= 1:
             raise ValueError(f"bound must lie in (0, 1]. Got {bound} instead.")
