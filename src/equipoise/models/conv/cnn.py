@@ -75,14 +75,24 @@ class PlainCNN(Saved):
 def cnn_of_size(
     parameters: int, layers: int, inputs: Sequence[int], outputs: int, **options: Any
 ) -> PlainCNN:
-    """The PlainCNN of `layers` equally wide layers whose number of parameters is nearest to `parameters`."""
+    """The PlainCNN whose number of parameters is nearest to `parameters`: layers of one width but the last.
+
+    The last is at least half and at most twice as wide as the others.
+    """
     generator = options.pop("generator", None)
-    best, gap = 1, float("inf")
-    for width in range(1, 1025):
-        with torch.device("meta"):
-            size = parameters_of(PlainCNN(inputs, (width,) * layers, outputs, **options, device="meta"))
-        if abs(size - parameters) < gap:
-            best, gap = width, abs(size - parameters)
-        if size > parameters:
+
+    def count(*hidden: int) -> int:
+        return parameters_of(PlainCNN(inputs, hidden, outputs, **options, device="meta"))
+
+    best, gap = (1,) * layers, float("inf")
+    least = next(w for w in (2**k for k in range(12)) if count(*(2 * w,) * layers) > parameters)
+    for width in range(max(1, least // 2), 2049):
+        front = (width,) * (layers - 1)
+        one, two = count(*front, 1), count(*front, 2)  # affine in the width of the last
+        last = min(max(1 + round((parameters - one) / (two - one)), (width + 1) // 2), 2 * width)
+        miss = abs(count(*front, last) - parameters)
+        if miss < gap:
+            best, gap = (*front, last), miss
+        if one > parameters:
             break
-    return PlainCNN(inputs, (best,) * layers, outputs, **options, generator=generator)
+    return PlainCNN(inputs, best, outputs, **options, generator=generator)

@@ -109,11 +109,6 @@ class WellPosed:
         sizes = ", ".join(f"‖W_{i}‖ ≤ {n:.6g}" for i, n in enumerate(self.norms, 1))
         if self.contraction < 1:
             return f"{sizes}: T contracts by {self.contraction:.6g}, so every image has one equilibrium."
-        if self.averaged is not None:
-            return (
-                f"{sizes}: T is {self.averaged:.4g}-averaged; its fixed points, if any, are a convex "
-                f"set, and plain iteration finds one. One of them is proved only where some ‖W_l‖ < 1."
-            )
         return f"{sizes}: nothing is proved. Call project_() after each step of training."
 
 

@@ -85,4 +85,4 @@ class Scores:
     @property
     def aacc(self) -> float:
         """Σ_i n_ii / Σ_ij n_ij: the share of pixels that are right."""
-        return float(self.confusion.diagonal().sum() / self.confusion.sum())
+        return float(self.confusion.diagonal().sum().double() / self.confusion.sum())

@@ -1,0 +1,91 @@
+"""Scores of a segmentation against a count by hand; the baselines; the learning rate."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, jaccard_score, recall_score
+
+from equipoise.models.conv import (
+    PlainCNN,
+    Scores,
+    cnn_of_size,
+    fcn_like,
+    opteq_segmenter,
+    parameters_of,
+    poly,
+)
+
+
+def test_scores_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    truth, called = rng.integers(4, size=(2, 3, 9, 8))
+    scores = Scores.of(torch.from_numpy(called), torch.from_numpy(truth), 4)
+    t, p = truth.flatten(), called.flatten()
+    assert np.array_equal(scores.confusion.numpy(), confusion_matrix(t, p))
+    assert scores.miou == pytest.approx(jaccard_score(t, p, average="macro"), rel=1e-14)
+    assert scores.macc == pytest.approx(recall_score(t, p, average="macro"), rel=1e-14)
+    assert scores.aacc == pytest.approx((t == p).mean(), rel=1e-14)
+    halves = [Scores.of(torch.from_numpy(called[i]), torch.from_numpy(truth[i]), 4) for i in range(3)]
+    total = halves[0] + halves[1] + halves[2]
+    assert torch.equal(total.confusion, scores.confusion)
+
+
+def test_pixels_to_ignore_and_classes_that_do_not_occur():
+    truth = torch.tensor([[[0, 1, 255], [1, 1, 255]]])
+    called = torch.tensor([[[0, 1, 2], [0, 1, 0]]])
+    scores = Scores.of(called, truth, 3)
+    assert scores.confusion.tolist() == [[1, 0, 0], [1, 2, 0], [0, 0, 0]]
+    assert scores.iou[:2].tolist() == [1 / 2, 2 / 3]
+    assert math.isnan(scores.iou[2])
+    assert scores.miou == pytest.approx(7 / 12)
+    assert scores.macc == pytest.approx((1 + 2 / 3) / 2)
+    assert scores.aacc == pytest.approx(3 / 4)
+    with pytest.raises(ValueError, match="truth must hold classes 0 … 2"):
+        Scores.of(called, truth, 3, ignore=None)
+    with pytest.raises(ValueError, match="predicted must be"):
+        Scores.of(called[:, :1], truth, 3)
+
+
+def test_the_poly_learning_rate():
+    p = torch.nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([p], lr=0.01)
+    schedule, rates = poly(optimiser, 10), []
+    for _ in range(10):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    assert rates == pytest.approx([0.01 * (1 - i / 10) ** 0.9 for i in range(10)])
+    assert optimiser.param_groups[0]["lr"] == 0
+    with pytest.raises(ValueError, match="total must be"):
+        poly(optimiser, 0)
+
+
+def test_the_fcn_has_about_the_parameters_of_the_opteq():
+    for hidden in ((8, 8), (16, 24, 24)):
+        model = opteq_segmenter((1, 20, 24), 12, hidden, 5, features=8, extractor=(2,))
+        fcn = fcn_like(model, torch.Generator().manual_seed(0))
+        assert abs(parameters_of(fcn) / parameters_of(model) - 1) < 0.01
+        x = torch.randn(2, 1, 20, 24, generator=torch.Generator().manual_seed(0))
+        assert model(x).shape == fcn(x).shape == (2, 5, 20, 24)
+
+
+def test_the_plain_network():
+    build = lambda seed: PlainCNN(
+        (1, 8, 8), (6, 4), 3, extractor=(2,), generator=torch.Generator().manual_seed(seed)
+    )
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(build(0)(x), build(0)(x))
+    assert build(0)(x).shape == (5, 3)
+    h = build(0).body(build(0).extractor(x))
+    assert h.shape == (5, 4, 4, 4)
+    assert h.min() == 0
+    assert parameters_of(cnn_of_size(5000, 2, (1, 8, 8), 3)) == pytest.approx(5000, rel=0.01)
+
+
+def test_a_file_holds_the_plain_network(tmp_path):
+    model = PlainCNN((1, 8, 8), (6, 4), 3, task="segmentation", dtype=torch.float64)
+    model.save(tmp_path / "cnn.safetensors")
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    assert torch.equal(PlainCNN.load(tmp_path / "cnn.safetensors")(x), model(x))
