@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
 from equipoise.papers import catalogue
@@ -22,6 +23,7 @@ from equipoise.papers.experiments import (
     run_one,
 )
 from equipoise.papers.gallery import duration, read_results, summary, write_gallery
+from equipoise.papers.hieu2022_multiscale import minima
 from equipoise.papers.page import Page, markdown
 
 KEYS = [e.key for e in catalogue.experiments()]
@@ -34,7 +36,8 @@ NAMED = {
         *(f"fig{i}" for i in (1, 3, 4, 5, 6, 7, 8)),
         *("fig2a", "fig2b", "fig2c", "theorem2", "appendixB"),
     ],
-    "hieu2022": ["fig4.1", "fig4.2", "fig4.3", "fig4.4", "monotone"],
+    "hieu2022": ["fig4.1", "fig4.2", "fig4.3", "fig4.4", "fig4.5", "monotone"],
+    "xie2021": ["table1", "table3", "objective", "theorem3", "sam"],
 }
 
 
@@ -266,6 +269,31 @@ def test_basins_are_judged_with_their_errors():
     assert verdicts("hieu2022.fig4.4", {"models": narrow}) == ["differs", "differs"]
 
 
+def test_the_minima_of_a_slice_are_counted():
+    x = np.linspace(-1, 1, 11)
+    bowl = x[:, None] ** 2 + x[None] ** 2
+    assert minima(bowl) == [(5, 5)]
+    assert len(minima(np.cos(2 * np.pi * x)[:, None] + x[None] ** 2)) == 2
+    holed = np.where(bowl < 0.05, np.nan, bowl)
+    assert (5, 5) not in minima(holed)
+    run = lambda loss: {"axis": x.tolist(), "loss": plain(loss), "known": 1.0}
+    assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(bowl)]})[1] == "agree"
+    beside = (x[:, None] - 0.8) ** 2 + x[None] ** 2
+    assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(beside)]})[1] == "differs"
+
+
+def test_the_grid_of_alpha_is_judged_by_its_accuracies():
+    cell = lambda a: {"accuracies": [a, a]}
+    of = lambda small, reg: {
+        "cells": {
+            "0.1": {"none": cell(small), "prox": cell(reg)},
+            "1": {"none": cell(0.9), "prox": cell(0.95)},
+        }
+    }
+    assert verdicts("xie2021.table3", of(0.6, 0.7)) == ["agree", "agree", "agree"]
+    assert verdicts("xie2021.table3", of(0.88, 0.8)) == ["agree", "differs", "differs"]
+
+
 # -- the runner ---------------------------------------------------------------------------------------------
 
 
@@ -322,7 +350,6 @@ def test_data_fall_back_on_digits_with_a_note(tmp_path):
 
 
 def test_plain_is_json_and_a_table_is_written(tmp_path):
-    import numpy as np
     import torch
 
     value = {1: np.float64(2.0), "t": torch.tensor([1.0, float("nan")]), "b": (True, None)}

@@ -6,6 +6,7 @@ from . import (  # noqa: F401  each module enters its experiments
     hieu2022,
     hieu2022_landscape,
     hieu2022_monotone,
+    hieu2022_multiscale,
     kawaguchi2021,
     kawaguchi2021_dynamics,
     kawaguchi2021_theory,

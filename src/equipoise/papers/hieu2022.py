@@ -17,7 +17,7 @@ from ..plots.plane import draw_path
 from ..plots.style import label, legend, scale_axis
 from ..solve import Stop
 from .experiments import Context, Judgement, Measured, Progress, judged, register
-from .hieu2022_training import build, fit
+from .hieu2022_training import RATES, build, fit
 from .page import Page
 from .xie2021_images import accuracy, images
 
@@ -181,6 +181,7 @@ def fig4_3(context: Context) -> Measured:
     (name,) = context.datasets("mnist")[:1]
     rows, epochs = context.pick(tiny=100, small=500, medium=5000), context.pick(tiny=1, small=6, medium=40)
     channels = context.pick(tiny=4, small=8, medium=32)
+    rate = context.pick(**RATES)
     found: Measured = {"data": name, "runs": []}
     for seed in context.seeds(tiny=1, small=2, medium=3):
         inputs = {
@@ -189,14 +190,24 @@ def fig4_3(context: Context) -> Measured:
             "epochs": epochs,
             "channels": channels,
             "seed": seed,
+            "rate": rate,
         }
-        compute = lambda progress, seed=seed: _trained(context, name, rows, epochs, channels, seed, progress)
+        compute = lambda progress, seed=seed: _trained(
+            context, name, rows, epochs, channels, rate, seed, progress
+        )
         found["runs"].append(context.unit("hieu2022.training", f"{name}-seed{seed}", inputs, compute))
     return found
 
 
 def _trained(
-    context: Context, name: str, rows: int, epochs: int, channels: int, seed: int, progress: Progress
+    context: Context,
+    name: str,
+    rows: int,
+    epochs: int,
+    channels: int,
+    rate: float,
+    seed: int,
+    progress: Progress,
 ) -> Measured:
     dataset = context.load(name)
     X, y, X_test, y_test = images(dataset, rows, min(500, rows), seed)
@@ -220,7 +231,7 @@ def _trained(
             row["shares"] = plane.shares
         moments.append(row)
 
-    losses = fit(model, X, y, epochs, seed=seed, progress=progress, after=look)
+    losses = fit(model, X, y, epochs, seed=seed, rate=rate, progress=progress, after=look)
     return {
         "moments": moments,
         "labels": y[:60],

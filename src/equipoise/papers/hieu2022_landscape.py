@@ -22,7 +22,7 @@ from ..plots.style import LIGHT, label
 from ..plots.surfaces import colours
 from ..solve import EquilibriumError, Stop
 from .experiments import Context, Judgement, Measured, Progress, judged, register
-from .hieu2022_training import build, fit
+from .hieu2022_training import RATES, build, fit
 from .page import Page
 from .xie2021_images import accuracy, images
 
@@ -55,7 +55,8 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
         X, y, X_test, y_test = images(dataset, size["rows"], 500, seed)
         deq, repeats = build(X, size["channels"], seed, stop=STOP), MODELS[words]
         model: nn.Module = deq if repeats is None else deq.repeated(repeats)
-        losses = fit(model, X, y, size["epochs"], seed=seed, progress=lambda share: progress(share / 2))
+        how = {"seed": seed, "rate": size["rate"], "progress": lambda share: progress(share / 2)}
+        losses = fit(model, X, y, size["epochs"], **how)
         axis = np.linspace(-1, 1, size["grid"])
         vectors = [n for n, p in model.named_parameters() if p.ndim < 2]
         some, labels = X[: size["seen"]], y[: size["seen"]]
@@ -93,6 +94,7 @@ def fig4_4(context: Context) -> Measured:
         "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
         "channels": context.pick(tiny=4, small=8, medium=16, paper=32),
         "grid": context.pick(tiny=3, small=9, medium=21, paper=51),
+        "rate": context.pick(**RATES),
         "pairs": context.pick(tiny=1, small=2, medium=3),
         "seen": context.pick(tiny=20, small=60, medium=200),
     }

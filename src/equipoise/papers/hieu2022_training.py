@@ -1,4 +1,4 @@
-"""θ by Adam, rate 10⁻³ falling as a cosine: the residual DEQs of [hieu2022, chapter 4] and their repeats."""
+"""θ by Adam, its rate falling as a cosine: the residual DEQs of [hieu2022, chapter 4] and their repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..models.conv import ResidualConv
 from ..solve import Stop
 from .experiments import Progress
 
-RATE, BATCH = 1e-3, 100
+BATCH = 100
+RATES = {"tiny": 1e-2, "medium": 3e-3, "paper": 1e-3}  # fewer steps take a larger one
 STOP = Stop(rtol=1e-2, max_steps=50)  # of training, as in the text of §4.1.2
 
 
@@ -37,11 +38,12 @@ def fit(
     epochs: int,
     *,
     seed: int,
+    rate: float,
     progress: Progress = lambda share: None,
     after: Callable[[int], None] = lambda epoch: None,
 ) -> list[float]:
     """Mean loss by epoch; `after(epoch)` is called at 0 and after every epoch."""
-    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     steps = epochs * -(-len(X) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
     shuffle = torch.Generator().manual_seed(seed)
