@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import functools
 import json
-import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Annotated, Any, TypeVar
 
@@ -66,8 +66,7 @@ def command(function: F) -> F:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
-            with warnings.catch_warnings():
-                warnings.showwarning = _show_warning  # type: ignore[assignment]
+            with _told_warnings():
                 function(*args, **kwargs)
         except typer.Exit:
             raise
@@ -138,17 +137,24 @@ def _show(failure: Failure, as_json: bool) -> None:
     )
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
-    """A warning meant for the user, in one line; those of other packages are for developers."""
+@contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Warnings meant for the user are one line each, once; those of other packages are for developers."""
+    from rich.console import Console
+    from rich.text import Text
+
     from ..data.errors import DataWarning
     from ..train.checkpoint import CheckpointWarning
 
-    if issubclass(category, DataWarning | CheckpointWarning):
-        from rich.console import Console
-        from rich.text import Text
+    told: set[str] = set()
 
-        Console(stderr=True).print(Text.assemble(("Note  ", "yellow"), str(message)))
-    elif not sys.warnoptions:
-        return
-    else:
-        print(f"{category.__name__}: {message}", file=sys.stderr)
+    def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        if str(message) not in told and issubclass(category, DataWarning | CheckpointWarning):
+            told.add(str(message))
+            Console(stderr=True).print(Text.assemble(("Note  ", "yellow"), str(message)))
+
+    with warnings.catch_warnings():
+        for ours in (DataWarning, CheckpointWarning):
+            warnings.simplefilter("always", ours)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

@@ -67,8 +67,8 @@ def fit(
     uncertified: Annotated[
         bool, _free("uncertified", "Train freely; what can be said of the result is said after.")
     ] = False,
-    loss: Annotated[Word, _free("loss", "square, logistic, hinge or cross-entropy.")] = None,
-    optimiser: Annotated[Word, _free("optimiser", "sgd, adam or another of torch's.")] = None,
+    loss: Annotated[Word, _free("loss", "half_square, logistic, hinge or cross_entropy.")] = None,
+    optimiser: Annotated[Word, _free("optimiser", "sgd, adam, adamw, rmsprop or adagrad.")] = None,
     rate: Annotated[Number, _free("rate", "Learning rate.")] = None,
     momentum: Annotated[Number, _free("momentum", "Of sgd, in [0, 1).")] = None,
     schedule: Annotated[Word, _free("schedule", "Of the rate: constant, cosine, step or poly.")] = None,
@@ -151,9 +151,9 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     try:
         return Recipe.from_dict(given)
     except (ValueError, TypeError) as error:
-        raise Failure(
-            "An option does not fit", str(error), "equipoise fit --help explains each option.", Code.USAGE
-        ) from error
+        free = "of free training" in str(error)
+        advice = "--uncertified trains freely." if free else "equipoise fit --help explains each option."
+        raise Failure("An option does not fit", str(error), advice, Code.USAGE) from error
 
 
 def _asked(data: str, places: dict[str, Any], share: float | None, seed: int) -> Asked:

@@ -21,8 +21,9 @@ from .watching import Watch
 def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
     """Train and keep what came out; a run that is not `fresh` goes on from its last checkpoint."""
     X, y = sample.train
-    total = recipe.resolved(len(X), X.shape[1]).steps if recipe.certified else recipe.epochs
-    watch = Watch(total, "step" if recipe.certified else "epoch", shown=output.talks)
+    chosen = recipe.resolved(len(X), sample.kind, len(sample.provenance["classes"]))
+    unit, total = ("step", chosen.steps) if recipe.certified else ("epoch", chosen.epochs)
+    watch = Watch(total, unit, shown=output.talks)
 
     def record(step: dict[str, Any]) -> None:
         run.metrics.append(step)
@@ -35,7 +36,14 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         try:
             with watch.running():
                 fitted = fit_network(
-                    X, y, sample.kind, recipe, test=sample.test, checkpoints=run.checkpoints, record=record
+                    X,
+                    y,
+                    sample.kind,
+                    recipe,
+                    test=sample.test,
+                    checkpoints=run.checkpoints,
+                    record=record,
+                    progress=watch.progress,
                 )
                 found = findings(fitted, sample.train, sample.test)
             save(fitted, run.path)
@@ -45,7 +53,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         except Exception as error:
             _failed(run, error, fresh)
             raise
-        diverged = bool(fitted.stopped) and not recipe.certified
+        diverged = bool(fitted.stopped and fitted.advice) and not recipe.certified
         code = Code.DIVERGED if diverged else Code.OK
         results = _results(fitted, found)
         run.finish("stopped" if diverged else "finished", fitted.stopped, fitted.advice, code, results)

@@ -20,7 +20,7 @@ _LINES = 10  # of progress, where there is no terminal to draw a bar on
 
 
 class Watch:
-    """Shows a run as it goes. `record` takes each step's measurements, and hands on an interrupt after it."""
+    """Shows a run as it goes: `record` takes what was measured, `progress` hands on an interrupt."""
 
     def __init__(self, total: int | None, unit: str, shown: bool) -> None:
         self.total, self.unit, self.shown = total, unit, shown
@@ -40,7 +40,7 @@ class Watch:
         self._told, self._began = 0.0, time.monotonic()
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Show one step; then, if Ctrl-C came during it, raise KeyboardInterrupt."""
+        """Show the numbers of one step or epoch."""
         at = int(record[self.unit])
         of = f"/{self.total}" if self.total is not None else ""
         where, numbers = f"{self.unit} {at}{of}", _numbers(record)
@@ -49,6 +49,9 @@ class Watch:
         )
         if self.shown and not self.console.is_terminal and self._due(at):
             self.console.print(f"{where}  {numbers}  {duration(time.monotonic() - self._began)}")
+
+    def progress(self, step: int, loss: float) -> None:
+        """Between two steps: if Ctrl-C came during the last, raise KeyboardInterrupt now."""
         if self.interrupted:
             raise KeyboardInterrupt
 

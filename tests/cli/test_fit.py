@@ -1,0 +1,366 @@
+"""equipoise fit: data in; a network, what is proved of it and a report out; and nothing of bad data."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.commands import SMALL, write_flowers, write_houses
+from equipoise.runs import Run
+from equipoise.runs import fitting as fitting_module
+
+FILES = {
+    "certificate.json",
+    "checkpoints",
+    "config.toml",
+    "data.json",
+    "findings.json",
+    "fitted.json",
+    "history.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "preparation.safetensors",
+    "report.html",
+    "run.json",
+    "wellposed.json",
+}
+
+
+def visible(path) -> set[str]:
+    return {p.name for p in path.iterdir() if not p.name.startswith(".")}
+
+
+def test_a_table_becomes_a_run_with_a_certificate_and_a_report(trained):
+    assert visible(trained.path) == FILES
+    run = Run.open(trained.path)
+    assert run.state == "finished"
+    assert run.damaged() == []
+    assert run.config["data"] == {"source": str(trained.table), "test_share": 0.2, "split_seed": 0}
+    assert run.config["recipe"]["width"] == 24
+    assert run.data["classes"] == ["setosa", "versi color", "virgi,nica"]
+    assert (run.data["rows"], run.data["test_rows"], run.data["columns"]) == (36, 9, 2)
+    assert run.data["features"] == ["length", "width"]
+    results = run.status["results"]
+    assert results["verdict"] == results["wellposed"] == "proved"
+    assert results["score"] == results["scores"]["test"]["accuracy"] > 0.8
+    assert [r["step"] for r in run.metrics.read()] == list(range(7))
+    said = trained.result.stdout
+    for words in (
+        "36 rows to train on, 9 to test on",
+        "proved: L(k) ≤",
+        "every input has exactly one",
+        "report.html",
+    ):
+        assert words in said
+    assert "step 6/6" in trained.result.stderr
+    assert "flowers.csv" in (trained.path / "report.html").read_text()
+
+
+def test_numbers_named_data_and_json(equipoise, tmp_path):
+    table = write_houses(tmp_path / "my houses!.csv")
+    result = equipoise("fit", table, *SMALL, "--target", "price", "--json", "--no-report")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert told["run"] == "runs/my-houses-auto-1"
+    assert told["report"] is None
+    assert told["results"]["score_name"] == "r2"
+    assert told["results"]["score"] > 0.9
+    assert result.stderr == ""
+    again = equipoise("fit", "synthetic-moons", "--quiet", *SMALL)
+    assert (again.exit_code, again.output) == (0, "")
+    assert Run.open("runs/synthetic-moons-auto-1").data["split"]
+
+
+def test_one_seed_is_one_network(equipoise, tmp_path):
+    table = write_flowers(tmp_path / "f.csv")
+    for out, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert (
+            equipoise("fit", table, *SMALL, "--seed", seed, "--out", out, "-q", "--no-report").exit_code == 0
+        )
+    a, b, c = (load_file(tmp_path / out / "model.safetensors") for out in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(a["W"], c["W"])
+
+
+def test_a_test_file_is_matched_by_column_names(equipoise, tmp_path):
+    table = write_flowers(tmp_path / "f.csv")
+    header, *lines = write_flowers(tmp_path / "g.csv", rows=12, seed=5).read_text().splitlines()
+    turned = [",".join([b, a, *rest]) for a, b, *rest in (line.split(",", 2) for line in (header, *lines))]
+    (tmp_path / "g.csv").write_text("\n".join(turned))
+    result = equipoise(
+        "fit", table, *SMALL, "--test", tmp_path / "g.csv", "--out", "a", "--json", "--no-report"
+    )
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["results"]["scores"]
+    assert told["test"]["rows"] == 12
+    assert told["test"]["accuracy"] > 0.8
+    assert told["training"]["rows"] == 45
+
+
+# -- data that cannot be used ------------------------------------------------------------------------------
+
+GOOD = ["a,b,y", "1,2,0", "2,3,1", "3,5,0", "4,8,1", "5,1,0", "6,2,1"]
+BAD = {
+    "missing value": ("a,b,y\n1,2,0\n2,,1\n3,5,0\n4,8,1\n", ["column 'b'", "missing value", "line 3"]),
+    "missing target": ("a,b,y\n1,2,0\n2,3,\n3,5,0\n4,8,1\n", ["target 'y'", "missing value", "line 3"]),
+    "target all missing": ("a,b,y\n1,2,\n2,3,\n3,5,\n", ["target 'y'", "line 2"]),
+    "constant column": ("a,b,y\n1,7,0\n2,7,1\n3,7,0\n4,7,1\n", ["column 'b' is constant", "7"]),
+    "duplicate header": ("a,a,y\n1,2,0\n2,3,1\n3,4,0\n", ["columns 1 and 2", "'a'"]),
+    "ragged rows": ("a,b,y\n1,2,0\n2,3\n3,5,0\n4,8,1\n", ["2 cells instead of the header's 3", "line 3"]),
+    "text in a feature": ("a,b,y\n1,2,0\n2,big,1\n3,5,0\n4,8,1\n", ["column 'b'", "'big'", "line 3"]),
+    "one class": ("a,b,y\n1,2,0\n2,3,0\n3,5,0\n4,8,0\n", ["target 'y'"]),
+    "empty": ("", ["is empty"]),
+    "header only": ("a,b,y\n", ["no data rows"]),
+    "no header": ("1,2,0\n2,3,1\n3,4,0\n", ["must be a header"]),
+    "infinite": ("a,b,y\n1,2,0\n2,inf,1\n3,5,0\n4,8,1\n", ["column 'b'", "infinite", "line 3"]),
+    "semicolons": ("a;b;y\n1;2;0\n2;3;1\n3;4;0\n", ["a semicolon"]),
+    "binary": (b"\x00\x01\x02\xff" * 50, ["binary"]),
+    "excel": (b"PK\x03\x04" + b"x" * 100, ["Excel"]),
+    "latin-1": ("a,b,y\n1,2,é\n2,3,x\n3,4,é\n".encode("latin-1"), ["UTF-8", "line 2"]),
+    "open quote": ('a,b,y\n1,2,"0\n2,3,1\n3,4,0\n', ["quote"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data_are_named_by_row_and_column_and_nothing_is_written(equipoise, tmp_path, name):
+    content, words = BAD[name]
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    result = equipoise("fit", path)
+    assert result.exit_code == 3, result.output
+    said = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+    for word in words:
+        assert word in said
+    assert "Traceback" not in result.output
+    assert visible(tmp_path) == {"bad.csv"}
+    told = equipoise("fit", path, "--json")
+    assert told.exit_code == 3
+    assert json.loads(told.stdout)["exit_code"] == 3
+    assert visible(tmp_path) == {"bad.csv"}
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("absent.csv",), "no such file or folder"),
+        (("digitz",), "did you mean 'digits'"),
+        (("good.csv", "--target", "z"), "no column is called 'z'"),
+        (("good.csv", "--test", "absent.csv"), "no such file"),
+    ],
+)
+def test_data_that_are_not_there(equipoise, tmp_path, args, words):
+    (tmp_path / "good.csv").write_text("\n".join(GOOD))
+    result = equipoise("fit", *args)
+    assert result.exit_code == 3
+    assert words in " ".join(result.stderr.split())
+    assert visible(tmp_path) == {"good.csv"}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("digits", "--model", "lineer"),
+        ("digits", "--width", "0"),
+        ("digits", "--gamma", "0.5"),
+        ("digits", "--rate", "0.1"),
+        ("digits", "--uncertified", "--slack", "1"),
+        ("digits", "--target", "y"),
+        ("digits", "--test-share", "0.5"),
+        ("good.csv", "--test-share", "1.5"),
+        ("good.csv", "--kind", "guess"),
+        ("good.csv", "--out", "taken"),
+        ("--resume", "absent"),
+        ("--resume", "taken", "--seed", "1"),
+        ("digits", "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_said_before_anything_is_written(equipoise, tmp_path, args):
+    (tmp_path / "good.csv").write_text("\n".join(GOOD))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("mine")
+    result = equipoise("fit", *args)
+    assert result.exit_code == 2, result.output
+    assert result.stderr
+    assert visible(tmp_path) == {"good.csv", "taken"}
+    assert visible(tmp_path / "taken") == {"file"}
+
+
+def test_a_certificate_that_cannot_be_proved_leaves_nothing_behind(equipoise, tmp_path):
+    table = write_houses(tmp_path / "h.csv", rows=60)
+    result = equipoise("fit", table, "--width", "8", "--slack", "0", "--steps", "3")
+    assert result.exit_code == 1
+    assert "slack" in result.stderr
+    assert visible(tmp_path) <= {"h.csv", "runs"}
+    assert not list((tmp_path / "runs").iterdir()) if (tmp_path / "runs").exists() else True
+
+
+def test_warnings_are_told_and_kept(equipoise, tmp_path):
+    (tmp_path / "t.csv").write_text("\n".join([*GOOD, "1,2,0", "1,2,1"]))
+    result = equipoise("fit", "t.csv", *SMALL, "--out", "a", "--no-report", "--test-share", "0")
+    assert result.exit_code == 0, result.output
+    assert "equal inputs with different targets in line 9 (as line 2)" in " ".join(result.stdout.split())
+    assert "line 9" in Run.open(tmp_path / "a").data["warnings"][0]
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(equipoise, tmp_path):
+    name = "[bold]x[/bold][link=file:///etc/passwd]"
+    (tmp_path / "m.csv").write_text(f"a,{name},y\n1,2,0\n2,,1\n3,4,0\n")
+    result = equipoise("fit", "m.csv")
+    assert result.exit_code == 3
+    assert "[bold]x[/bold]" in result.stderr.replace("\n", "")
+
+
+# -- interrupted, resumed, failed --------------------------------------------------------------------------
+
+
+def interrupted_at(step, monkeypatch):
+    """Ctrl-C during the given step, as the watch sees it."""
+    from equipoise.cli.watching import Watch
+
+    original = Watch.record
+
+    def record(self, measured):
+        self.interrupted = measured["step"] == step
+        original(self, measured)
+
+    monkeypatch.setattr(Watch, "record", record)
+
+
+def assert_same_outcome(run, whole):
+    for name in ("certificate.json", "wellposed.json"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+    for name in ("model.safetensors", "preparation.safetensors"):  # whose headers are in no fixed order
+        one, other = load_file(run / name), load_file(whole / name)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one), name
+    for path in (run, whole):
+        assert Run.open(path).state == "finished"
+    one, other = (Run.open(path).metrics.read() for path in (run, whole))
+    for record in (*one, *other):
+        del record["seconds"]
+    np.testing.assert_equal(one, other)
+    one, other = (json.loads((path / "history.json").read_text()) for path in (run, whole))
+    del one["seconds"], other["seconds"]
+    assert one == other
+
+
+def test_an_interrupt_saves_and_resuming_changes_nothing(equipoise, trained, tmp_path, monkeypatch):
+    interrupted_at(3, monkeypatch)
+    result = equipoise("fit", trained.table, *SMALL, "--out", "a")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert result.exit_code == 130
+    assert "equipoise fit --resume a" in " ".join(result.stderr.split())
+    run = Run.open("a")
+    assert (run.state, run.status["exit_code"]) == ("interrupted", 130)
+    assert run.checkpoints.latest().step == 3
+    refused = equipoise("predict", "a", trained.table)
+    assert refused.exit_code == 1
+    assert "--resume a" in refused.stderr
+    result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 0, result.output
+    assert "after step 3" in result.stdout
+    assert_same_outcome(tmp_path / "a", trained.path)
+    assert Run.open("a").status["resumed"] == 1
+    again = equipoise("fit", "--resume", "a")
+    assert again.exit_code == 0
+    assert "nothing to resume" in again.stdout
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(equipoise, trained, tmp_path, monkeypatch):
+    interrupted_at(6, monkeypatch)
+    assert equipoise("fit", trained.table, *SMALL, "--out", "a").exit_code == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    last = tmp_path / "a" / "checkpoints" / "step-00000006.safetensors"
+    content = bytearray(last.read_bytes())
+    content[-9] ^= 1
+    last.write_bytes(content)
+    result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 0
+    assert "step-00000006.safetensors is damaged" in "".join(result.stderr.split("\n")).replace("  ", " ")
+    assert_same_outcome(tmp_path / "a", trained.path)
+
+
+def test_changed_data_are_not_resumed_on(equipoise, tmp_path, monkeypatch):
+    table = write_flowers(tmp_path / "f.csv")
+    interrupted_at(2, monkeypatch)
+    assert equipoise("fit", table, *SMALL, "--out", "a").exit_code == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    write_flowers(table, seed=9)
+    result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 3
+    assert "must be as it was" in result.stderr
+
+
+def test_a_damaged_run_is_not_resumed(equipoise, trained, tmp_path):
+    shutil.copytree(trained.path, tmp_path / "a")
+    (tmp_path / "a" / "run.json").write_text("{}")
+    result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 5
+    assert "run.json" in result.stderr
+
+
+def test_a_run_in_use_is_left_alone(equipoise, trained, tmp_path, monkeypatch):
+    interrupted_at(2, monkeypatch)
+    assert equipoise("fit", trained.table, *SMALL, "--out", "a").exit_code == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    with Run.open("a").working():
+        result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 1
+    assert "another process works in" in result.stderr
+
+
+def test_a_failure_on_the_way_is_kept_with_its_reason_and_resumed(equipoise, trained, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device", "findings.json")
+
+    monkeypatch.setattr("equipoise.cli.training.findings", fail)
+    result = equipoise("fit", trained.table, *SMALL, "--out", "a")
+    assert result.exit_code == 1
+    assert "The disk is full" in result.stderr
+    assert Run.open("a").state == "failed"
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert equipoise("fit", "--resume", "a").exit_code == 0
+    assert_same_outcome(tmp_path / "a", trained.path)
+
+
+def test_debug_shows_where_an_error_came_from(equipoise, trained, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("deep inside")
+
+    monkeypatch.setattr("equipoise.cli.training.findings", fail)
+    result = equipoise("fit", trained.table, *SMALL, "--out", "a")
+    assert result.exit_code == 1
+    assert "RuntimeError: deep inside" in result.stderr
+    assert "Traceback" not in result.output
+    result = equipoise("fit", trained.table, *SMALL, "--out", "b", "--debug")
+    assert isinstance(result.exception, RuntimeError)
+
+
+def test_a_run_that_diverged_says_so(equipoise, trained, tmp_path, monkeypatch):
+    """The exit code, the state and the advice of a fit that stopped early, whichever loop stopped it."""
+    original = fitting_module.fit
+
+    def stopped(X, y, kind, recipe, **more):
+        fitted = original(X, y, kind, recipe, **more)
+        fitted.stopped, fitted.advice = "step 4: the loss is not finite.", "A smaller rate."
+        return fitted
+
+    monkeypatch.setattr("equipoise.cli.training.fit_network", stopped)
+    result = equipoise("fit", trained.table, "--uncertified", "--epochs", "2", "--out", "a")
+    assert result.exit_code == 4, result.output
+    assert "A smaller rate." in result.stdout
+    run = Run.open("a")
+    assert (run.state, run.status["exit_code"], run.status["advice"]) == ("stopped", 4, "A smaller rate.")
+    assert "the loss is not finite" in (tmp_path / "a" / "report.html").read_text()
