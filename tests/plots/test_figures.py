@@ -37,6 +37,23 @@ def test_the_principal_plane_is_the_one_of_sklearn():
     )  # directions do not flip with the columns
 
 
+def test_a_plane_may_be_laid_through_some_of_the_rows():
+    Z = RNG.normal(size=(30, 4))
+    Z[0] = 1e3
+    points, shares = plots.principal_plane(Z, np.arange(30) > 0)
+    alone, its = plots.principal_plane(Z[1:])
+    assert np.allclose(points[1:], alone)
+    assert np.allclose(shares, its)
+    assert np.abs(points[0]).max() > 100
+
+
+def test_a_frame_is_what_is_seen():
+    figure = plots.plane([[0, 0], [1, 1], [5, 0], [0, -9]], frame=[[-1, 2], [-3, 4]])
+    assert figure.axes[0].collections[0].get_offsets().tolist() == [[0, 0], [1, 1]]
+    assert figure.axes[0].get_xlim() == (-1, 2)
+    assert figure.axes[0].get_ylim() == (-3, 4)
+
+
 @pytest.mark.parametrize("Z", [np.ones((4, 3)), np.ones((1, 3)), np.arange(5.0)[:, None]])
 def test_a_plane_of_too_little_is_flat(Z):
     points, shares = plots.principal_plane(Z)

@@ -1,4 +1,4 @@
-"""Runs as they are on disk, made quickly: certified, free, diverged, killed, and with names that do harm."""
+"""Runs as they are on disk, made quickly: certified, free, diverged, lost, killed, and with harmful names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from equipoise.runs.preparation import Preparation
 from equipoise.runs.recipe import Recipe
 
 HOSTILE = "<script>alert(1)</script>"
-KINDS = ("classification", "regression", "diverged", "killed", "hostile")
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +30,9 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 def build(root: Path) -> dict[str, Path]:
     made = {
         "classification": classification(root / "classification"),
-        "regression": regression(root / "regression", step_size=5e-4),
-        "diverged": regression(root / "diverged", step_size=0.3),
+        "regression": free(root / "regression"),
+        "diverged": free(root / "diverged", optimiser="sgd", rate=1.0),
+        "lost": lost(root / "lost"),
         "killed": killed(root / "killed"),
     }
     made["hostile"] = hostile(made["classification"], root / "hostile")
@@ -57,35 +57,36 @@ def classification(path: Path) -> Path:
     return run.path
 
 
-def regression(path: Path, step_size: float) -> Path:
-    """Free training by gradient descent: only the network as it ended is certified, if it can be."""
+def yields() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(160, 5))
     y = 20 + 5 * np.sin(X[:, 0]) + 3 * X[:, 1] * X[:, 2] + rng.normal(size=160)
-    train, test = (X[:120], y[:120]), (X[120:], y[120:])
-    recipe = Recipe(model="scaled-relu", width=60, gamma=0.4, certified=False, rate=step_size)
+    return (X[:120], y[:120]), (X[120:], y[120:])
+
+
+def free(path: Path, **options: Any) -> Path:
+    """Training without a guarantee; with a rate that is too large, it diverges."""
+    train, test = yields()
+    recipe = Recipe(certified=False, width=48, epochs=15, **options)
+    run = create(path, "yields.csv", 120, 40, recipe.to_dict())
+    fitted = fit(*train, "numbers", recipe, test=test, record=run.metrics.append)
+    keep(run, fitted, train, test)
+    run.finish("stopped" if fitted.stopped else "finished", fitted.stopped, fitted.advice)
+    return run.path
+
+
+def lost(path: Path) -> Path:
+    """A network that ended without equilibria: nothing can be computed of it but its weights."""
+    train, test = yields()
+    recipe = Recipe(model="scaled-relu", width=60, gamma=0.4, certified=False, rate=0.3)
     preparation = Preparation.of(*train, "numbers", np.ones(120))
     model = recipe.build(preparation.inputs, 1)
     A, B = preparation.apply(train[0]), preparation.targets(train[1])
-    history = eq.gradient_descent(
-        model,
-        A,
-        B,
-        steps=60,
-        step_size=step_size,
-        X_test=preparation.apply(test[0]),
-        y_test=preparation.targets(test[1]),
-        measure=5,
-    )
-    fitted = Fitted(model, preparation, None, eq.certify(model, A), history, recipe, stopped=history.stopped)
+    history = eq.gradient_descent(model, A, B, steps=60, step_size=0.3)
+    fitted = Fitted(model, preparation, None, eq.certify(model, A), history, recipe)
     run = create(path, "yields.csv", 120, 40, recipe.to_dict())
-    for k, loss in enumerate(history.loss.tolist()):
-        run.metrics.append({"step": k, "loss": loss, "learning_rate": step_size * float(np.cos(k / 50))})
     keep(run, fitted, train, test)
-    if history.stopped:
-        run.finish("stopped", history.stopped, "a smaller rate, clip=1, or certified training", exit_code=3)
-    else:
-        run.finish("finished")
+    run.finish("failed", history.stopped, "certified training", exit_code=3)
     return run.path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-KINDS = ("classification", "regression", "diverged", "killed", "hostile")
+KINDS = ("classification", "regression", "lost", "killed", "hostile")
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (
     "--headless",
@@ -116,7 +116,7 @@ def test_figures_have_a_size_and_readable_words(show, width):
     assert clipped == []
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression", "diverged"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "lost"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_stand_out(show, kind, scheme):
     found = show(kind, 1280, scheme).evaluate(CONTRAST)

@@ -20,7 +20,7 @@ from equipoise.theory import THEOREMS, Certificate
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 SECTIONS = ("guarantee", "training", "network", "data", "setup", "theorems")
-KINDS = ("classification", "regression", "diverged", "killed", "hostile")
+KINDS = ("classification", "regression", "diverged", "lost", "killed", "hostile")
 
 
 class Page(HTMLParser):
@@ -156,10 +156,19 @@ def test_a_free_run_promises_nothing_about_its_loss(pages):
 def test_a_diverged_run_says_why_and_what_to_try(pages):
     page = pages["diverged"]
     assert "Stopped early" in header(page)
+    assert "the loss has grown from" in header(page)
+    assert "a smaller rate" in header(page)
+    assert "epoch" in page.words["fig-loss"]
+
+
+def test_a_network_without_equilibria_says_what_is_not_known(pages):
+    page = pages["lost"]
+    assert "Failed" in header(page)
     assert "no equilibrium" in header(page)
-    assert "a smaller rate, clip=1" in header(page)
+    assert "What to try: certified training" in header(page)
     assert "Not proved" in page.words["guarantee"]
     assert "scores: 120 of 120 samples have no equilibrium" in page.words["network"]
+    assert "fig-weights" in page.words
 
 
 def test_a_killed_run_shows_what_it_measured(pages):

@@ -30,14 +30,16 @@ from .style import (
 MOST_NAMED = 12  # classes that a plane can tell apart by a word at their centre
 
 
-def principal_plane(Z: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def principal_plane(Z: ArrayLike, rows: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Z − mean in its first two principal directions, (N, 2), and the share of variance of each.
 
-    Each direction points where its largest coefficient is positive, so that the plane is the same every time.
+    Mean, directions and variance are those of `rows` (a mask or indices), by default of all. Each direction
+    points where its largest coefficient is positive, so that the plane is the same every time.
     """
     centred = np.asarray(Z, dtype=float)
-    centred = centred - centred.mean(axis=0)
-    _, s, Vt = np.linalg.svd(centred, full_matrices=False)
+    some = centred if rows is None else centred[np.asarray(rows)]
+    centred = centred - some.mean(axis=0)
+    _, s, Vt = np.linalg.svd(some - some.mean(axis=0), full_matrices=False)
     directions = np.zeros((2, centred.shape[1]))
     directions[: min(2, len(Vt))] = Vt[:2]
     signs = np.sign(directions[np.arange(2), np.abs(directions).argmax(axis=1)])
@@ -52,22 +54,31 @@ def plane(
     names: Sequence[str] | None = None,
     *,
     shares: Sequence[float] | None = None,
+    frame: ArrayLike | None = None,
     title: str = "",
     theme: Theme = LIGHT,
 ) -> Figure:
-    """Points (N, 2); `labels` are classes, told apart by colour and mark, with `names` at their centres."""
+    """Points (N, 2); `labels` are classes, told apart by colour and mark, with `names` at their centres.
+
+    `frame`, [[left, right], [bottom, top]], is the part to be seen; by default all.
+    """
     figure, ax = single(theme, height=4.0)
     xy = np.asarray(points, dtype=float).reshape(-1, 2)
     groups = np.zeros(len(xy), dtype=int) if labels is None else np.asarray(labels, dtype=int)
     finite = np.isfinite(xy).all(axis=1)
-    kinds = sorted(set(groups[finite].tolist()))
+    seen = finite.copy()
+    if frame is not None:
+        edges = np.asarray(frame, dtype=float)
+        ax.set(xlim=edges[0], ylim=edges[1])
+        seen &= ((edges[:, 0] <= xy) & (xy <= edges[:, 1])).all(axis=1)
+    kinds = sorted(set(groups[seen].tolist()))
     for i, kind in enumerate(kinds):
-        some = xy[finite & (groups == kind)]
+        some = xy[seen & (groups == kind)]
         mark = MARKERS[(i + i // len(theme.series)) % len(MARKERS)]
         ax.scatter(some[:, 0], some[:, 1], s=15, marker=mark, color=theme.colour(i), alpha=0.75, linewidths=0)
     if names is not None and 1 < len(kinds) <= MOST_NAMED:
         for kind in kinds:
-            _name(ax, np.median(xy[finite & (groups == kind)], axis=0), names[kind], theme)
+            _name(ax, np.median(xy[seen & (groups == kind)], axis=0), names[kind], theme)
     _frame(ax, shares, title, "the equilibria are not finite" if not finite.any() else "", theme)
     return figure
 
@@ -77,6 +88,7 @@ def coloured_plane(
     values: ArrayLike,
     *,
     shares: Sequence[float] | None = None,
+    frame: ArrayLike | None = None,
     title: str = "",
     levels: int = 4,
     theme: Theme = LIGHT,
@@ -85,7 +97,7 @@ def coloured_plane(
     numbers = np.asarray(values, dtype=float)
     edges = np.unique(np.quantile(numbers, np.linspace(0, 1, levels + 1)))
     groups = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, max(len(edges) - 2, 0))
-    figure = plane(points, groups, shares=shares, title=title, theme=theme)
+    figure = plane(points, groups, shares=shares, frame=frame, title=title, theme=theme)
     ax = figure.axes[0]
     for marks, low, high in zip(ax.collections, edges[:-1], edges[1:], strict=False):
         marks.set_label(f"{low:.3g} to {high:.3g}".replace("-", "−"))

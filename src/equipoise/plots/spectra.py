@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 from .curves import draw, finish
 from .style import LIGHT, Theme, single
 
+ROUNDING = 1e-12  # of the largest value: what is below is lost rank
+
 
 def spectrum(
     values: Mapping[str, ArrayLike | tuple[ArrayLike, ArrayLike]],
@@ -33,7 +35,7 @@ def spectrum(
         else:
             ordered = np.sort(np.asarray(some, dtype=float).ravel())[::-1]
             ranks = np.arange(1.0, len(ordered) + 1)
-        rounding = np.finfo(float).eps * ranks.max(initial=0) * np.nanmax(ordered, initial=0)
+        rounding = ROUNDING * np.nanmax(ordered, initial=0)
         draw(ax, (ranks, np.where(ordered > rounding, ordered, np.nan)), name, at=at, theme=theme, log=True)
     for name, level in (levels or {}).items():
         ax.axhline(level, color=theme.soft, linestyle=(0, (1, 1.4)), linewidth=1.2, label=name)

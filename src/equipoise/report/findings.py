@@ -20,6 +20,7 @@ Data = tuple[Any, Any]
 
 KERNEL_ROWS, KERNEL_SIZE = 300, 1200  # rows, and rows × outputs, of the tangent kernel
 PLANE_ROWS = 500
+TYPICAL = 0.95  # of those rows, nearest to their median, that the plane is laid through
 RESIDUAL_ROWS = 500
 VALUES = 300  # of a spectrum that are kept
 MOST_CLASSES = 50  # of a confusion matrix
@@ -138,13 +139,30 @@ def _plane(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
     at = evenly(len(y), PLANE_ROWS)
     with torch.no_grad():
         Z = fitted.model.equilibrium(fitted.preparation.apply(_rows(X, at)))
-    points, shares = principal_plane(Z.double().cpu().numpy())
-    found: dict[str, Any] = {"points": np.round(points, 6).tolist(), "shares": shares.tolist()}
+    points, shares, frame = _view(Z.double().cpu().numpy())
+    found: dict[str, Any] = {
+        "points": np.round(points, 6).tolist(),
+        "shares": shares.tolist(),
+        "frame": frame,
+    }
     was = np.asarray(_rows(y, at))
     if classes is None:
         return found | {"targets": was.astype(float).reshape(len(at), -1)[:, 0].tolist()}
     names = [str(name) for name in classes.tolist()]
     return found | {"labels": _index(was, classes).tolist(), "names": names}
+
+
+def _view(Z: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
+    """The principal plane of the typical rows, all points in it, and a frame around the typical ones.
+
+    A few rows far from all others would else choose the directions, and squeeze the rest into a corner.
+    """
+    distance = np.linalg.norm(Z - np.median(Z, axis=0), axis=1)
+    typical = distance <= np.quantile(distance, TYPICAL)
+    points, shares = principal_plane(Z, typical)
+    low, high = points[typical].min(axis=0), points[typical].max(axis=0)
+    room = 0.05 * np.maximum(high - low, 1e-12 * (1 + np.abs(high)))
+    return points, shares, np.stack([low - room, high + room], axis=1).tolist()
 
 
 def _kernel(fitted: Fitted, X: Any) -> dict[str, Any]:

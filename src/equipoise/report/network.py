@@ -50,21 +50,25 @@ def equilibria(record: Record) -> Drawn | None:
     found = part(record.findings, "plane")
     if not found:
         return None
-    shares = found["shares"]
+    shares, frame = found["shares"], np.array(found["frame"])
+    points = np.array(found["points"], dtype=float)
+    outside = int(((points < frame[:, 0]) | (points > frame[:, 1])).any(axis=1).sum())
     if "labels" in found:
-        figure = plots.plane(found["points"], found["labels"], found["names"], shares=shares)
+        figure = plots.plane(points, found["labels"], found["names"], shares=shares, frame=frame)
         look = (
             "Classes that lie apart here are easy for the readout; names stand at the middle of their class."
         )
     else:
-        figure = plots.coloured_plane(found["points"], found["targets"], shares=shares)
+        figure = plots.coloured_plane(points, found["targets"], shares=shares, frame=frame)
         look = (
             "Marks show the target in four equally full ranges: an order among them is what the readout uses."
         )
     caption = (
-        f"Where the hidden layer comes to rest for {count(len(found['points']), 'training row')}, seen in "
-        f"the two directions in which it varies most ({percent(sum(shares))} of all variation). {look}"
+        f"Where the hidden layer comes to rest for {count(len(points), 'training row')}, seen in the two "
+        f"directions in which it varies most ({percent(sum(shares))} of all variation). {look}"
     )
+    if outside:
+        caption += f" {count(outside, 'row')} far from all others lie outside the frame."
     return Drawn(
         "The equilibria in a plane",
         figure,

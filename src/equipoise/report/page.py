@@ -86,9 +86,7 @@ def render(record: Record) -> str:
         network=network,
         unseen=_unseen(record, {shown.identifier for shown in (*training, *network)}),
         scores=_scores(record),
-        data=list(
-            rows({k: v for k, v in record.data.items() if k != "warnings" and v not in (None, [], "")})
-        ),
+        data=_data(record),
         warnings=_warnings(record),
         config={name: list(rows(table)) for name, table in _tables(record).items()},
         about=list(rows(_about_run(record))),
@@ -174,7 +172,8 @@ def _headlines(record: Record) -> list[tuple[str, str, str]]:
     certificate = record.certificate or record.wellposed
     if certificate is not None:
         word, _ = VERDICTS[certificate.verdict]
-        shown.append(("Guarantee", word, certificate.theorem))
+        about = "every input has one answer" if certificate.kind == "static" else "bound on the training loss"
+        shown.append(("Guarantee", word, about))
     else:
         shown.append(("Guarantee", "None", "no certificate in this run"))
     found = record.series("loss")
@@ -311,6 +310,12 @@ def _unseen(record: Record, shown: set[str]) -> list[str]:
             else "the contraction factor was not measured, or there is none below 1"
         )
     return says
+
+
+def _data(record: Record) -> list[tuple[str, str]]:
+    """What is known of the data, with names for readers."""
+    known = {k: v for k, v in record.data.items() if k != "warnings" and v not in (None, [], "")}
+    return [(name.replace("_", " ").replace("sha256", "SHA-256"), value) for name, value in rows(known)]
 
 
 def _warnings(record: Record) -> list[str]:

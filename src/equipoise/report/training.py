@@ -67,6 +67,11 @@ def _violations(measured: Pair, promised: Pair) -> int:
     )
 
 
+def _sparse(found: Pair) -> str:
+    """A warning about lines between few points."""
+    return f" Measured {len(found[0])} times only; the line joins them." if len(found[0]) < 5 else ""
+
+
 def accuracy(record: Record) -> Drawn | None:
     found = {
         name: over_time(record, key) for name, key in (("test", "test_accuracy"), ("training", "accuracy"))
@@ -88,6 +93,20 @@ def accuracy(record: Record) -> Drawn | None:
     )
 
 
+def explained(record: Record) -> Drawn | None:
+    found = over_time(record, "test_r2")
+    if found is None:
+        return None
+    figure = plots.curves({"test": found}, x=record.clock, y="R² on the test rows")
+    end = float(found[1][-1])
+    caption = (
+        f"The share of the targets' variation that is explained, on rows the training never saw: "
+        f"{number(end)} at the end, {number(float(np.nanmax(found[1])))} at best. The mean alone would "
+        f"reach 0."
+    )
+    return Drawn("Explained on the way", figure, caption, f"R² over time, {number(end)} at the end.")
+
+
 def contraction(record: Record) -> Drawn | None:
     found = over_time(record, "contraction")
     if found is None:
@@ -99,7 +118,7 @@ def contraction(record: Record) -> Drawn | None:
     caption = (
         f"By how much one step of plain iteration shortens the distance to the equilibrium. Below 1 the "
         f"equilibrium exists, is the only one, and is found by iterating; its largest value here is "
-        f"{number(top, 4)}. The nearer to 1, the more iterations a solve takes."
+        f"{number(top, 4)}. The nearer to 1, the more iterations a solve takes.{_sparse(found)}"
     )
     return Drawn(
         "Contraction factor", figure, caption, f"Contraction factor over time, at most {number(top, 4)}."
@@ -127,6 +146,7 @@ def sigma(record: Record) -> Drawn | None:
         if levels
         else ". Near 0 some rows look alike to the readout, and fitting them apart gets slow."
     )
+    caption += _sparse(found)
     return Drawn(
         "Conditioning of the features",
         figure,
@@ -151,6 +171,7 @@ def movement(record: Record) -> Drawn | None:
             if end < 1e-3
             else "A curve that rises means that the hidden layer learns, and is not only read out."
         )
+        + _sparse(found)
     )
     return Drawn(
         "Movement of the hidden layer",
@@ -239,6 +260,7 @@ def slack(record: Record) -> Drawn | None:
 TRAINING: Drawers = {
     "loss": loss,
     "accuracy": accuracy,
+    "explained": explained,
     "contraction": contraction,
     "sigma": sigma,
     "movement": movement,
