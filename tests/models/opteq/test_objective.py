@@ -355,6 +355,18 @@ def test_a_property_adds_its_moreau_envelope_to_the_problem(regulariser, alpha, 
         assert (model.objective(S(Z + 0.3 * draw(70 + seed, 5, 4)), X) >= best - 1e-9).all()
 
 
+def test_a_model_in_single_precision_has_its_problem_in_double():
+    for double, X in (layer(), deep((5, 4), 1.0)):
+        single, x = type(double)(**double.config()), X.float()
+        single.load_state_dict(double.state_dict())
+        Z = single.equilibrium(x).detach()
+        found = single.minimise(x)
+        assert found.z.dtype == torch.float64
+        torch.testing.assert_close(found.z, Z.double(), rtol=0, atol=1e-3)
+        assert single.optimality_gap(Z, x).max() < 1e-6
+        assert torch.isfinite(single.objective(found.z, x)).all()
+
+
 def test_what_is_not_a_convex_problem_is_refused_in_words():
     model, X = layer()
     Z = model.equilibrium(X).detach()

@@ -34,10 +34,10 @@ class _Objective(ProximalFamily):
 
     @torch.no_grad()
     def potentials(self, X: Tensor) -> list[Phi]:
-        """φ_l of every layer, with f_l^{α=1} = prox_{φ_l}."""
+        """φ_l of every layer, with f_l^{α=1} = prox_{φ_l}, in float64 whatever the dtype of the model."""
         self._check_inputs(X)
         pairs = zip(self.weights(), self.injections(X), strict=True)
-        return [Phi(W.detach(), c, self.mu, self.activation) for W, c in pairs]
+        return [Phi(W.detach().double(), c.double(), self.mu, self.activation) for W, c in pairs]
 
     def _strong(self, W: Tensor) -> float:
         """s = μ/(L_σ‖W‖²) − 1: φ is strongly convex with this constant; −1 where φ is not convex."""
@@ -47,7 +47,7 @@ class _Objective(ProximalFamily):
     def _smooth_minimum(self, size: int, rows: Sequence[Smooth]) -> Tensor:
         """argmin of each smooth convex function of `size` variables, from 0, by scipy's L-BFGS-B."""
         options = {"maxiter": 5000, "maxfun": 20000, "ftol": 0.0, "gtol": 1e-11, "maxls": 60}
-        found = self.V.new_zeros(len(rows), size)
+        found = torch.zeros(len(rows), size, dtype=torch.float64, device=self.V.device)
         for i, F in enumerate(rows):
 
             def call(flat: np.ndarray, F: Smooth = F) -> tuple[float, np.ndarray]:
@@ -78,7 +78,7 @@ class LayerObjective(_Objective):
         equilibrium z but S(z), the state before T_R (S the layer).
         """
         self._refuse_nonconvex()
-        (phi,) = self.potentials(X)
+        (phi,), Z = self.potentials(X), Z.double()
         if self.regulariser is None:
             return phi.value(Z)
         envelope = _envelope_of(self.regulariser)
@@ -93,7 +93,7 @@ class LayerObjective(_Objective):
         """
         self._refuse_nonconvex()
         _refuse_regulariser(self)
-        (phi,) = self.potentials(X)
+        (phi,), Z = self.potentials(X), Z.double()
         return _bounded((Z - phi.map(Z)).square().sum(dim=1), max(self._strong(phi.W), 0.0))
 
     @torch.no_grad()
@@ -132,8 +132,9 @@ class JointObjective(_Objective):
     def objective(self, Z: Tensor | tuple[Tensor, Tensor], X: Tensor) -> Tensor:
         """The joint objective at Z = (z_1, z_0), or at z_0 with the best z_1, which is f_1(z_0). (N,)."""
         first, second = self._two(X)
-        Z1, Z0 = Z if isinstance(Z, tuple) else (self._layer(first, Z), Z)
-        return self._joint(first, second, Z1, Z0)
+        if isinstance(Z, tuple):
+            return self._joint(first, second, Z[0].double(), Z[1].double())
+        return self._joint(first, second, self._layer(first, Z.double()), Z.double())
 
     @torch.no_grad()
     def optimality_gap(self, Z: Tensor, X: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ class JointObjective(_Objective):
         (z − T(z), 0) is a subgradient of F there; H = (a_1+1, −1; −1, a_2+1), a = αs/(1 + (1−α)s),
         s = 1/(L_σ‖W‖²) − 1.
         """
-        first, second = self._two(X)
+        (first, second), Z = self._two(X), Z.double()
         gap = (Z - self._layer(second, self._layer(first, Z))).square().sum(dim=1)
         strong = [max(self._strong(phi.W), 0.0) for phi in (first, second)]
         a1, a2 = (self.alpha / (1 / s + 1 - self.alpha) if s > 0 and self.alpha < 1 else s for s in strong)
@@ -158,9 +159,11 @@ class JointObjective(_Objective):
         z_i − prox_{φ_i}(z_{i−1}).
         """
         self._refuse_nonconvex()
-        phis, states = self.potentials(X), self.block_states(Z, X)
-        total = torch.zeros(len(Z), dtype=Z.dtype, device=Z.device)
-        for phi, before, z in zip(phis, [states[-1], *states[:-1]], states, strict=True):
+        phis, states = self.potentials(X), [Z.double()]
+        for phi in phis:
+            states.append(self._layer(phi, states[-1]))
+        total = torch.zeros(len(Z), dtype=torch.float64, device=Z.device)
+        for phi, before, z in zip(phis, [states[-1], *states[1:-1]], states[1:], strict=True):
             if self.alpha == 1:
                 rest = z - phi.map(before)
             else:
@@ -233,9 +236,6 @@ class JointObjective(_Objective):
 
     def _joint(self, first: Phi, second: Phi, Z1: Tensor, Z0: Tensor) -> Tensor:
         return self._term(first, Z1) + self._term(second, Z0) + (Z1 - Z0).square().sum(dim=1) / 2
-
-    def block_states(self, Z: Tensor, X: Tensor) -> list[Tensor]:
-        raise NotImplementedError
 
     def _two(self, X: Tensor) -> tuple[Phi, Phi]:
         _refuse_regulariser(self)
