@@ -22,6 +22,7 @@ from .images import room, two_classes
 from .page import Page, number
 
 MOMENTS = 16
+SHARE = 0.1  # of 1/λ_max(K(0)): K grows tenfold in the first steps
 
 
 @register(
@@ -34,10 +35,16 @@ MOMENTS = 16
 def monotone(context: Context) -> Measured:
     (name,) = context.datasets("mnist")[:1]
     per_class = room(context.load(name), context.pick(tiny=4, small=25, medium=100))[0]
-    width, steps = context.pick(tiny=12, small=150, medium=500), context.pick(tiny=6, small=200, medium=1000)
+    width, steps = context.pick(tiny=12, small=150, medium=500), context.pick(tiny=6, small=300, medium=1000)
     found: Measured = {"data": name, "N": 2 * per_class, "width": width, "runs": []}
     for seed in context.seeds(tiny=1, small=3):
-        inputs = {"data": context.source(name), "per_class": per_class, "width": width, "steps": steps}
+        inputs = {
+            "data": context.source(name),
+            "per_class": per_class,
+            "width": width,
+            "steps": steps,
+            "share": SHARE,
+        }
         inputs["seed"] = seed
 
         def compute(progress: Progress, seed: int = seed) -> Measured:
@@ -57,7 +64,7 @@ def _tracked(
     generator = torch.Generator().manual_seed(seed)
     model = Monotone(X.shape[1], width, margin=0.5, dtype=torch.float64, generator=generator)
     first = tangent_kernel(model, X).total
-    step = 1 / torch.linalg.eigvalsh(first)[-1].item()
+    step = SHARE / torch.linalg.eigvalsh(first)[-1].item()
     moments = set(np.linspace(0, steps, min(MOMENTS, steps + 1)).round().astype(int).tolist())
     rows = []
 

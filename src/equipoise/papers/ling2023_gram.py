@@ -12,8 +12,9 @@ import torch
 from ..data import synthetic
 from ..kernels.width import width_convergence
 from ..models import GaussianReLU
-from ..plots import new_figure
+from ..plots import LIGHT, new_figure
 from ..plots.curves import draw, draw_band, finish
+from ..plots.style import scale_axis
 from ..theory import certify
 from ..train import gradient_descent
 from .experiments import Context, Judgement, Measured, Progress, judged, register
@@ -102,6 +103,7 @@ def draw_theorem4(measured: Measured, page: Page) -> None:
     bound = gaps.mean(axis=(0, 1))[0] * edge ** (layers - 1)
     draw(axes[0, 0], (layers, bound), "(2√2σ_w)^l", at=len(gaps))
     finish(figure, axes[0, 0], x="layer l", y="‖G − G^(l)‖_F / m", log_y=True)
+    scale_axis(axes[0, 0], "x", log=False, integers=True)
     page.figure("layers", figure, "Distance of the Gram matrix of layer l from that of the equilibrium.")
 
 
@@ -156,6 +158,7 @@ def draw_theorem5(measured: Measured, page: Page) -> None:
     for at, (m, some) in enumerate(zip(widths, errors, strict=True)):
         draw_band(right, some, f"m = {m}", x=layers, at=at, log=True)
     finish(figure, right, x="layer l", y="‖G^(l)/m − K^(l)‖_F", log_y=True)
+    scale_axis(right, "x", log=False, integers=True)
     page.figure("population", figure, "Distance from the infinitely wide network, by width and by depth.")
 
 
@@ -224,8 +227,9 @@ def draw_condition1(measured: Measured, page: Page) -> None:
         margins = [min(r["margins"].values()) for r in measured[start]]
         label = "Assumption 1" if at == 0 else "the same with a(0) = 0, small targets"
         draw(axes[0, 0], (np.arange(len(margins)), margins), label, at=at, dash="none", log=True)
-    axes[0, 0].axhline(1.0, linewidth=0.8)
+    axes[0, 0].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
     finish(figure, axes[0, 0], x="draw", y="least margin of (7)-(9)", log_y=True)
+    scale_axis(axes[0, 0], "x", log=False, integers=True)
     page.figure("margins", figure, "Condition 1 needs a margin of 1 or more, the line.")
 
 
