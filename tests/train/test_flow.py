@@ -287,8 +287,10 @@ def test_frozen_features_stay_as_they_are():
     before = features.weight.clone()
     model = eq.LinearEquilibrium(5, gamma=0.9, feature_map=features, dtype=F64)
     X = torch.randn(9, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
-    history = gradient_flow(model, X, X[:, :1], 5.0, method="BDF")
+    history = gradient_flow(copy.deepcopy(model), X, X[:, :1], 5.0, method="BDF")
     assert history.loss[-1] < history.loss[0]
+    steps = eq.gradient_descent(model, X, X[:, :1], 5, 1e-4)
+    assert steps.loss[-1] < steps.loss[0]
     assert torch.equal(features.weight, before)
 
 

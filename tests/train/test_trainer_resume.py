@@ -199,6 +199,20 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
             fit()
 
 
+def test_numbers_that_an_optimiser_keeps_in_its_groups_come_back(tmp_path):
+    class Slowing(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                group["weight_decay"] = 0.9 * group["weight_decay"] + 0.01
+
+    options = {"optimiser": lambda p: Slowing(p, lr=0.05)}
+    whole = run(affine, options)
+    with pytest.raises(Break):
+        run(affine, options, tmp_path, 10)
+    same(whole, run(affine, options, tmp_path))
+
+
 def test_an_optimiser_whose_memory_no_checkpoint_holds_is_named(tmp_path):
     class Odd(torch.optim.SGD):
         def step(self, closure=None):

@@ -205,7 +205,7 @@ class _Run:
         return value
 
     def _evaluate_closed(self, last: bool) -> float:
-        parameters = dict(self.model.named_parameters())
+        parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}  # φ may be frozen
         value = self.loss(self.model(self.X), self.y)
         if not last:
             found = torch.autograd.grad(value, list(parameters.values()))
@@ -262,7 +262,7 @@ class _Run:
             factor = 2.0 if self.loss == as_loss("square") and self.readout.kind == "gradient" else 1.0
             a, self.readout.e = self.readout.stepped(self.Z, r, factor * eta)
         for name, parameter in self.model.named_parameters():
-            if self.readout is None or name != self.model.readout_name:
+            if name in self.gradients and (self.readout is None or name != self.model.readout_name):
                 parameter.sub_(self.gradients[name], alpha=self.rates[name])
         if self.readout is not None:
             self.model.readout_weight.copy_(a.reshape(self.model.readout_weight.shape))

@@ -49,13 +49,6 @@ class Field(_Run):
         self._Z_before = self._V_before = None  # a solver's stages lie on no line
         return self.evaluate(last=not gradient)
 
-    def _evaluate_closed(self, last: bool) -> float:
-        value = self.loss(self.model(self.X), self.y)
-        if not last:
-            moving = [self.model.get_parameter(n) for n in self.shapes]
-            self.gradients = dict(zip(self.shapes, torch.autograd.grad(value, moving), strict=True))
-        return float(value.detach())
-
     def curvature(self, t: float, theta: np.ndarray) -> GaussNewton:
         """−JᵀCJ at θ."""
         self.write(theta, self.model)
