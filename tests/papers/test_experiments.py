@@ -15,6 +15,7 @@ from equipoise.papers.experiments import (
     Judgement,
     Result,
     Settings,
+    falling,
     impossible,
     judged,
     plain,
@@ -163,6 +164,16 @@ def test_a_verdict_is_that_of_its_judgements():
     assert of(agree, error="boom") == "failed"
     assert differs.verdict == "differs"
     assert isinstance(untried, Judgement)
+
+
+def test_falling_means_up_to_two_standard_errors():
+    assert falling([[3.0], [2.0], [1.0]])
+    assert falling([[3.0], [3.05], [1.0]])  # 2 % is nothing
+    assert not falling([[3.0], [3.2], [1.0]])
+    assert falling([[3.0, 3.4], [3.1, 3.5], [1.0, 1.1]])  # within the spread of its seeds
+    assert not falling([[3.0, 3.01], [3.5, 3.51], [1.0, 1.1]])
+    assert not falling([[3.0, 3.4], [3.1, 3.5]])  # no fall at all
+    assert not falling([[3.0, 3.1], [float("inf"), 1.0]])
 
 
 def verdicts(key, measured):

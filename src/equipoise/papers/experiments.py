@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -79,6 +80,22 @@ def judged(
 ) -> Judgement:
     """Agree or differ, by a test that was applied already and is stated in `tolerance`."""
     return Judgement(claim, paper, measured, tolerance, "agree" if holds else "differs", reason)
+
+
+def falling(groups: Sequence[Sequence[float]], slack: float = 1.02) -> bool:
+    """Whether the mean falls from group to group: each at most `slack` times the one before, or within two
+    standard errors of the difference; and the last below the first."""
+    means = [float(np.mean(g)) for g in groups]
+    known = [g if len(g) > 1 and np.isfinite(g).all() else (0.0, 0.0) for g in groups]
+    spread = [float(np.std(g, ddof=1)) / math.sqrt(len(g)) for g in known]
+    steps = zip(pairwise(means), pairwise(spread), strict=True)
+    each = all(b <= slack * a + 2 * math.hypot(*errors) for (a, b), errors in steps)
+    return each and means[-1] < means[0]
+
+
+FALLING = (
+    "each mean at most 2 % above the one before, or within two standard errors; the last below the first"
+)
 
 
 def impossible(claim: str, *, paper: str, reason: str) -> Judgement:

@@ -141,11 +141,19 @@ def ended(run: Measured) -> bool:
     return not run["stopped"] and run["loss"][-1] is not None and run["loss"][-1] < run["loss"][0]
 
 
+def finals(runs: Sequence[Measured]) -> list[float]:
+    """The last training loss a sample of every run; infinite if it was lost."""
+    return [r["loss"][-1] / r["N"] if ended(r) else math.inf for r in runs]
+
+
+def finals_test(runs: Sequence[Measured]) -> list[float]:
+    values = [r["test_loss"][-1] if ended(r) and r["test_loss"] else None for r in runs]
+    return [math.inf if v is None else v for v in values]
+
+
 def final(runs: Sequence[Measured]) -> float:
-    """Mean last training loss a sample; infinite if a run was lost."""
-    return float(np.mean([r["loss"][-1] / r["N"] if ended(r) else math.inf for r in runs]))
+    return float(np.mean(finals(runs)))
 
 
 def final_test(runs: Sequence[Measured]) -> float:
-    values = [r["test_loss"][-1] if ended(r) and r["test_loss"] else None for r in runs]
-    return float(np.mean([math.inf if v is None else v for v in values]))
+    return float(np.mean(finals_test(runs)))
