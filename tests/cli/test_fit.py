@@ -348,6 +348,28 @@ def test_debug_shows_where_an_error_came_from(equipoise, trained, monkeypatch):
     assert isinstance(result.exception, RuntimeError)
 
 
+def test_free_training_is_resumed_alike(equipoise, trained, tmp_path, monkeypatch):
+    free = ("--uncertified", "--width", "16", "--epochs", "4", "--batch-size", "16", "--no-report")
+    assert equipoise("fit", trained.table, *free, "--out", "whole", "-q").exit_code == 0
+    from equipoise.cli.watching import Watch
+
+    def interrupt(self, step, loss):
+        if step == 5:  # within the second epoch
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Watch, "progress", interrupt)
+    assert equipoise("fit", trained.table, *free, "--out", "a").exit_code == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert Run.open("a").checkpoints.latest().step == 5
+    result = equipoise("fit", "--resume", "a", "--no-report")
+    assert result.exit_code == 0, result.output
+    assert "epoch 4/4" in result.stderr
+    assert_same_outcome(tmp_path / "a", tmp_path / "whole")
+    assert Run.open("a").status["results"]["theorem"] is None
+    assert equipoise("certify", "a").exit_code == 0  # well-posed, by its projection
+
+
 def test_a_run_that_diverged_says_so(equipoise, trained, tmp_path, monkeypatch):
     """The exit code, the state and the advice of a fit that stopped early, whichever loop stopped it."""
     original = fitting_module.fit
