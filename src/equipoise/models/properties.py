@@ -1,7 +1,8 @@
 """z = T_R∘T(z), or z^k = β_k S_λk(z) + (1 − β_k) T(z): features with a property.    [xie2021, §4]
 
 A *regularised layer* appends T_R to the network: `prox_R`, which adds the Moreau envelope M_R (not R itself,
-as the paper prints) to the convex problem behind it, or a gradient step `I − γ∇R`.
+as the paper prints) to the convex problem behind it, or a gradient step `I − γ∇R`. Beside αM_φ, R weighs the
+more the smaller α is: take λ ~ α.
 
 | property | R | T_R | nonexpansive |
 | --- | --- | --- | --- |
