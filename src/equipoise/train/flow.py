@@ -36,9 +36,10 @@ _METHODS = ("auto", "BDF", *_DENSE, *_EXPLICIT)
 # which crosses kinks better than any other.
 _MILD, _MILD_WITH_KINKS = 300.0, 3000.0
 _SLOW = (
-    "The flow is stiff, where method='BDF' helps, or slides along a kink of relu, where only tiny steps are "
-    "accurate: a larger rtol takes larger ones."
+    "method='BDF' where the flow is stiff; a larger rtol where it slides along a kink of relu and only tiny "
+    "steps are accurate; or a larger max_evaluations."
 )
+_LOST = "a shorter time, smaller targets, or weights further from ‖W‖ = 1."
 _LARGEST_DENSE = 6000  # parameters for which a dense Jacobian is formed: 300 MB
 
 
@@ -116,8 +117,8 @@ def gradient_flow(
             takes tiny steps, and more of them than anyone would wait for.
         progress: called with (t, loss).
 
-    A flow that loses its equilibria, slides along a kink, or whose solver gives up, ends there and says so in
-    `stopped`; the model is left at the last good weights.
+    A flow that loses its equilibria, slides along a kink, or whose solver gives up, ends there: `stopped`
+    says so, `advice` what to try, and the model is left at the last good weights.
     """
     for name, number in (("time", time), ("rtol", rtol), ("atol", 1.0 if atol is None else atol)):
         if not (isinstance(number, int | float) and 0 < number < math.inf):
@@ -130,7 +131,7 @@ def gradient_flow(
         raise ValueError(f"measure must be an integer ≥ 0, or None. Got {measure!r} instead.")
     due = _due(points, float(time))
     chosen = _loss(model, X, y, loss, certificate)
-    began, stopped = perf_counter(), ""
+    began, stopped, advice = perf_counter(), "", ""
     run = Field(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
     least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
     recorder = _Recorder(run, _double(X_test), _double(y_test), 0, 0)
@@ -146,10 +147,10 @@ def gradient_flow(
         try:
             message = solver.step()
             if solver.status == "failed":
-                stopped = f"t = {solver.t:.6g}: {run.lost or message}"
+                stopped, advice = f"t = {solver.t:.6g}: {run.lost or message}", _LOST if run.lost else _SLOW
                 break
             if run.evaluations > max_evaluations:
-                stopped = f"t = {solver.t:.6g}: {max_evaluations} evaluations. {_SLOW}"
+                stopped, advice = f"t = {solver.t:.6g}: {max_evaluations} evaluations.", _SLOW
             piece = solver.dense_output() if dense or due is not None else None
             pieces += [piece] if dense else []
             for t in [solver.t] if due is None else _up_to(due, solver.t):
@@ -157,6 +158,7 @@ def gradient_flow(
                 value = run.loss_at(found)
                 if not math.isfinite(value):
                     stopped = f"t = {times[-1]:.6g}: {run.lost or 'the loss is not finite beyond.'}"
+                    advice = _LOST
                     break
                 theta = found
                 recorder.add(len(times), value)
@@ -164,15 +166,16 @@ def gradient_flow(
                 if progress is not None:
                     progress(float(t), value)
         except EquilibriumError as error:
-            stopped = f"t = {solver.t:.6g}: no equilibrium. {error}"
+            stopped, advice = f"t = {solver.t:.6g}: no equilibrium. {error}", _LOST
     run.write(theta, model)
     if measure != 0 and not stopped and len(times) - 1 not in recorder.maps["sigma_min"]:
         with torch.no_grad():
             recorder._measure(len(times) - 1)
     history = recorder.history(stopped, perf_counter() - began)
-    history.times, history.least_loss = np.array(times), least
+    history.times, history.least_loss, history.advice = np.array(times), least, advice
     if certificate is not None:
-        floor = y.numel() * np.finfo(float).eps * least / (history.loss[0] - least)  # of a loss near L*
+        gap = max(history.loss[0] - least, 1e-300)
+        floor = y.numel() * np.finfo(float).eps * least / gap  # the rounding of a loss near L*
         history.promised = np.array([max(certificate.bound(t), floor) for t in times])
     return Flow(
         **{f.name: getattr(history, f.name) for f in fields(History)},
