@@ -30,6 +30,8 @@ def test_scikit_learn_finds_nothing_to_object_to(estimator, check):
         EquilibriumRegressor("scaled-relu", width=32, steps=4),
         EquilibriumRegressor("linear", steps=4),
         EquilibriumClassifier(width=32, steps=4, dtype="float32"),
+        EquilibriumClassifier(certified=False, width=16, epochs=20, rate=0.02),
+        EquilibriumRegressor(certified=False, width=16, epochs=20, rate=0.02),
     ],
     expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
 )
@@ -105,6 +107,18 @@ def test_probabilities_beat_chance_and_certainty():
 def test_continuous_labels_are_refused():
     with pytest.raises(ValueError, match="Unknown label type"):
         EquilibriumClassifier(width=10).fit(np.eye(4), [0.1, 0.2, 0.7, 0.9])
+
+
+@pytest.mark.parametrize("loss", [None, "square"])
+def test_free_training_has_a_certificate_of_one_equilibrium_alone(loss):
+    X, y = load_iris(return_X_y=True)
+    made = EquilibriumClassifier(certified=False, width=16, epochs=20, rate=0.02, loss=loss, random_state=0)
+    fitted = made.fit(X[::2], y[::2])
+    assert fitted.certificate_.theorem == "wellposed"
+    assert fitted.certificate_.proved
+    assert fitted.n_iter_ == 20
+    assert fitted.score(X[1::2], y[1::2]) > 0.85
+    assert np.allclose(fitted.predict_proba(X).sum(axis=1), 1)
 
 
 # -- numbers -------------------------------------------------------------------------------------------------

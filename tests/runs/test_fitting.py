@@ -11,7 +11,6 @@ from sklearn.datasets import load_diabetes, load_wine
 
 from equipoise.data import DataError
 from equipoise.runs import NotProved, Recipe, fit
-from equipoise.runs.fitting import Rows, training_tensors
 from equipoise.runs.recipe import FAMILIES
 from equipoise.theory import fingerprint
 from equipoise.train.checkpoint import Checkpoints
@@ -72,7 +71,7 @@ def test_the_certificate_is_about_the_start_and_the_gathered_rows(wine):
     X, y, *_ = wine
     found = fit(X, y, "classes", SMALL)
     start = found.recipe.build(found.preparation.inputs, found.preparation.outputs)
-    A, B = training_tensors(start, found.preparation, Rows.of(X, y, "classes").gathered())
+    A, B = found.training(X, y)
     assert found.certificate.fingerprint == fingerprint(start, A, B)
     found.certificate.verify(start, A, B)
     assert found.wellposed.fingerprint == fingerprint(found.model, A)

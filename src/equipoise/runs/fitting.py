@@ -65,6 +65,11 @@ class Fitted:
     stopped: str = ""  # why training ended early, if it did
     advice: str = ""  # what to try, where it failed
 
+    def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
+        """(√w x̃, √w y), every different row once: of the rows trained on, what `certificate` is about."""
+        kind: Kind = "numbers" if self.preparation.classes is None else "classes"
+        return training_tensors(self.model, self.preparation, Rows.of(X, y, kind, sample_weight).gathered())
+
     def decide(self, X: Any) -> Tensor:
         """The network's outputs, (N,) or (N, k), before they become labels or numbers in the units of y."""
         rows = self.preparation.apply(X)

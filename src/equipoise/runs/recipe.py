@@ -166,9 +166,9 @@ class Recipe:
     def resolved(self, rows: int, kind: Kind = "numbers", classes: int = 2) -> Recipe:
         """With the choices that the size of the data decides; the slack is chosen later, from the features.
 
-        Certified: the width is N/2 within 512 to 1024, or 4N where that is less, but at least 64. Steps go on until the readout
-        has left a twentieth of the residual, so that there is time for the hidden layer to learn. Free: a
-        width of 128, Adam with a cosine schedule, and the loss of maximal likelihood.
+        Certified: the width is N/2 within 512 to 1024, or 4N where that is less, but at least 64. Steps go on
+        until the readout has left a twentieth of the residual, so that there is time for the hidden layer to
+        learn. Free: a width of 128, Adam with a cosine schedule, and the loss of maximal likelihood.
         """
         own, default = FAMILIES[self.family]
         width = self.width or (_wide_enough(rows) if self.certified else FREE_WIDTH)
