@@ -158,6 +158,7 @@ def test_a_diverged_run_says_why_and_what_to_try(pages):
     assert "Stopped early" in header(page)
     assert "the loss has grown from" in header(page)
     assert "a smaller rate" in header(page)
+    assert "no better than their mean" in header(page)
     assert "epoch" in page.words["fig-loss"]
 
 

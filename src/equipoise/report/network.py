@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import plots
+from ..plots.spectra import ROUNDING
 from .figures import Drawers, Drawn
 from .reading import Record, part
 from .words import count, number, percent
@@ -84,7 +85,7 @@ def kernel(record: Record) -> Drawn | None:
     spectrum = found["spectrum"]
     figure = plots.spectrum({"tangent kernel": (spectrum["ranks"], spectrum["values"])})
     values = np.array(spectrum["values"], dtype=float)
-    positive = values[values > 0]
+    positive = values[values > ROUNDING * values.max(initial=0)]
     shares = ", ".join(f"{name} {percent(share)}" for name, share in found["shares"].items())
     rows = count(found["rows"], "training row")
     outputs = f" and {count(found['outputs'], 'output')}" if found["outputs"] > 1 else ""

@@ -143,9 +143,12 @@ def _lead(record: Record) -> str:
     shown = _best_score(record)
     if shown is not None:
         name, value, where = shown
-        verb = "classifies" if name == "accuracy" else "explains"
-        what = f"{where} right" if name == "accuracy" else f"the variation of {where}"
-        says += f" It {verb} {percent(value)} of {what}."
+        if name == "accuracy":
+            says += f" It classifies {percent(value)} of {where} right."
+        elif value > 0:
+            says += f" It explains {percent(value)} of the variation of {where}."
+        else:
+            says += f" It predicts {where} no better than their mean would."
     return says
 
 

@@ -216,7 +216,9 @@ def solver(record: Record) -> Drawn | None:
         "gradients": over_time(record, "adjoint_steps"),
     }
     lines: dict[str, Any] = {  # 0 stands for no solve, as of the gradients before the first step
-        n: (p[0], np.where(p[1] > 0, p[1], np.nan)) for n, p in found.items() if p is not None and p[1].any()
+        n: (p[0], np.where(p[1] > 0, p[1], np.nan))
+        for n, p in found.items()
+        if p is not None and (p[1] > 0).sum() > 1
     }
     if not lines:
         return None
