@@ -195,6 +195,17 @@ class ProximalContract(ModelContract):
         with pytest.raises(ValueError, match="on_failure must be one of"):
             model(X, on_failure="ignore")
 
+    def test_the_tools_for_any_cell_take_it_as_an_equilibrium(self):
+        model, X = self.build(), self.data()
+        layer = model.as_equilibrium()
+        want = model.equilibrium(X)
+        torch.testing.assert_close(model.state_of(layer(X)), want, rtol=0, atol=1e-12)
+        q = model.contraction()
+        size = model.T(torch.zeros(N, model.state_size, dtype=X.dtype), model.injections(X), model.weights())
+        offset, radius = size.norm(dim=1).max().item(), X.norm(dim=1).max().item()
+        plain = eq.unroll(layer, error=1e-6, radius=radius, contraction=q, offset=offset)
+        assert (model.state_of(plain(X)) - want).norm(dim=1).max() < 1e-5
+
     def test_the_weights_can_be_bounded_by_their_parameterisation(self):
         model, X = self.build(bound=0.7), self.data()
         with torch.no_grad():

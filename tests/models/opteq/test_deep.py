@@ -67,6 +67,14 @@ def test_one_layer_is_an_opteq():
     torch.testing.assert_close(model(X, stop=TIGHT), one(X, stop=TIGHT), rtol=0, atol=1e-12)
 
 
+def test_diagnosis_and_audit_take_the_model():
+    model, X = build(alpha=1.0, size=0.6)
+    assert eq.audit(model, X[:2], samples=4).ok()
+    found = eq.diagnose(model.as_equilibrium(), X)
+    assert found.ok
+    assert found.spectral_radius_estimate < 1
+
+
 # -- the three forms -----------------------------------------------------------------------------------------
 
 

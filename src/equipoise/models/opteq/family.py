@@ -21,11 +21,11 @@ from ...solve.driver import Precision
 from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
 from ..affine import refuse_nonfinite, spectral_norm
-from ..equilibrium import _shaped
+from ..equilibrium import Equilibrium, _shaped
 from ..properties import Property, UnrolledSAM, as_property, as_sam, sam_config
 from ..saving import Saved
 from .activations import KNOWN, monotone_activation
-from .pieces import Gradients, ProximalEquation, as_gradient, positive
+from .pieces import Cell, Gradients, ProximalEquation, as_gradient, positive
 
 Solvers = Solver | Sequence[Solver]
 FeatureMap = Callable[[Tensor], Tensor]
@@ -121,7 +121,9 @@ class ProximalFamily(Saved, ABC):
 
     def weights(self) -> list[Tensor]:
         """The effective W_l: as they are, or with ‖W_l‖ ≤ bound·√(μ/L_σ) by the parameterisation."""
-        raw = [layer.W for layer in self.blocks]
+        return self.effective([layer.W for layer in self.blocks])
+
+    def effective(self, raw: list[Tensor]) -> list[Tensor]:
         if self.bound is None:
             return raw
         limit = self.bound * self.limit
@@ -345,6 +347,23 @@ class ProximalFamily(Saved, ABC):
                 f"Got {X.dtype} on {X.device} instead: X.to(…) or model.to(…) makes them agree."
             )
         refuse_nonfinite("X", X)
+
+    @property
+    def cell(self) -> nn.Module:
+        """(z, x) ↦ T(z, x), sharing the parameters."""
+        return Cell(self)
+
+    def as_equilibrium(self) -> Equilibrium:
+        """The same map as an `Equilibrium` of a cell, without the readout: what `diagnose`, `unroll` take."""
+        method = self._method(None, None, "native", None)
+        return Equilibrium(
+            self.cell,
+            solver=method.solver,
+            gradient=self.gradient,
+            stop=method.stop,
+            on_failure=method.on_failure,
+            state=(self.state_size,),
+        )
 
     # -- housekeeping --------------------------------------------------------------------------------------
 

@@ -81,3 +81,20 @@ def draw_readout(
     """V_ij ~ N(0, 1/m), (m,) or (m, k)."""
     shape = (m,) if k == 1 else (m, k)
     return nn.Parameter(torch.randn(*shape, dtype=dtype, device=device, generator=generator) / m**0.5)
+
+
+class Cell(nn.Module):
+    """(z, x) ↦ T(z, x): the map of a model as a cell of its own, which shares the parameters."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.W, self.U, self.b = (
+            nn.ParameterList(getattr(layer, name) for layer in model.blocks) for name in ("W", "U", "b")
+        )
+        self.feature_map = model.feature_map
+        self.map, self.effective = model.T, model.effective
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        x = x if self.feature_map is None else self.feature_map(x)
+        injections = [x @ U.T + b for U, b in zip(self.U, self.b, strict=True)]
+        return self.map(z, injections, self.effective(list(self.W)))
