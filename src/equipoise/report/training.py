@@ -48,8 +48,8 @@ def loss(record: Record) -> Drawn | None:
         )
     if "predictions alone" in lines:
         says.append(
-            "The promise is about the loss with slack; what the predictions alone leave over levels off, since "
-            "the slack keeps them from fitting every target"
+            "The promise is about the loss with slack; what the predictions alone leave over levels off, "
+            "since the slack keeps them from fitting every target"
         )
     if "test" in lines:
         says.append("The test loss was never trained on: look for where it stops following the training loss")
