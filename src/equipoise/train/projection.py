@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..linalg import frobenius_upper, norm_upper, proves_norm_below
+from ..linalg import estimate_norm, frobenius_upper, norm_upper, proves_norm_below
 from ..models.gaussian_relu import GaussianReLU
 from ..models.scaled_relu import ScaledReLU
 
@@ -71,13 +71,25 @@ class Projection:
                 f"{type(module).__name__} has weights that are not finite, and nothing to project them to: "
                 f"use a smaller learning rate, or clip."
             )
-        if below(module.weight(), self.bound):
+        if self._holds(module.weight()):
             return False
-        while not (size := norm_upper(module.weight())) <= self.bound:
-            parameter.mul_(self.bound / size * (1 - 2 * torch.finfo(parameter.dtype).eps))
+        about = estimate_norm(module.weight(), steps=_LANCZOS, generator=_seeded(parameter)).value
+        parameter.mul_(self.bound / max(about, self.bound) * (1 - _ROOM))
+        while not self._holds(module.weight()):  # the estimate was too low
+            parameter.mul_(min(1.0, self.bound / norm_upper(module.weight())) * (1 - _ROOM))
         return True
 
+    def _holds(self, W: Tensor) -> bool:
+        """Whether ‖W‖ ≤ bound is proved, by the Frobenius norm or a Cholesky factor, where that has a chance."""
+        if frobenius_upper(W) <= self.bound:
+            return True
+        about = estimate_norm(W, steps=_LANCZOS, generator=_seeded(W)).value  # from below
+        return about < self.bound and proves_norm_below(W, self.bound)
 
-def below(W: Tensor, bound: float) -> bool:
-    """Whether ‖W‖ ≤ bound is proved, by the Frobenius norm or a Cholesky factor."""
-    return frobenius_upper(W) <= bound or proves_norm_below(W, bound)
+
+_LANCZOS = 12  # steps of an estimate, which costs two products with a vector each
+_ROOM = 1e-4  # left below the bound, for the error of the estimate
+
+
+def _seeded(like: Tensor) -> torch.Generator:
+    return torch.Generator(like.device).manual_seed(0)
