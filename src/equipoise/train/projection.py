@@ -80,7 +80,7 @@ class Projection:
         return True
 
     def _holds(self, W: Tensor) -> bool:
-        """Whether ‖W‖ ≤ bound is proved, by the Frobenius norm or a Cholesky factor, where that has a chance."""
+        """Whether ‖W‖ ≤ bound is proved, by the Frobenius norm or, with a chance, a Cholesky factor."""
         if frobenius_upper(W) <= self.bound:
             return True
         about = estimate_norm(W, steps=_LANCZOS, generator=_seeded(W)).value  # from below
