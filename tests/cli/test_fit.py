@@ -103,6 +103,34 @@ def test_a_test_file_is_matched_by_column_names(equipoise, tmp_path):
     assert told["training"]["rows"] == 45
 
 
+def test_some_of_the_rows_and_a_folder_of_images(equipoise, tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    draw = np.random.default_rng(0)
+    for name, brightest in (("cats", 100), ("dogs", 255)):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = draw.integers(0, brightest, (5, 4)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{i}.png")
+    result = equipoise("fit", "pets", *SMALL, "--rows", "10", "--out", "a", "--json", "--no-report")
+    assert result.exit_code == 0, result.output
+    run = Run.open("a")
+    assert (run.data["rows"], run.data["test_rows"], run.data["image_shape"]) == (10, 4, [5, 4])
+    assert "10 drawn at random" in run.data["split"]
+    told = json.loads(equipoise("predict", "a", "pets", "--json").stdout)["answers"]
+    assert told["image"][0] == "cats/0.png"
+    right = [image.split("/")[0] == said for image, said in zip(told["image"], told["folder"], strict=True)]
+    assert np.mean(right) > 0.8
+
+
+def test_what_does_not_fit_into_memory_is_refused_with_a_number_that_does(equipoise, tmp_path, monkeypatch):
+    table = write_flowers(tmp_path / "f.csv")
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    result = equipoise("fit", table, "--width", "24")
+    assert result.exit_code == 1
+    assert "--rows" in result.stderr
+    assert visible(tmp_path) == {"f.csv"}
+
+
 # -- data that cannot be used ------------------------------------------------------------------------------
 
 GOOD = ["a,b,y", "1,2,0", "2,3,1", "3,5,0", "4,8,1", "5,1,0", "6,2,1"]

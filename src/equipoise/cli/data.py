@@ -52,7 +52,11 @@ def data(
     shown = table("name", "state", "where", fold=("where",))
     for entry in found:
         colour, words = _WORDS[entry.found]
-        where = "" if entry.found == "missing" else entry.where
+        where = entry.where
+        if entry.found == "official":
+            where = str(Path(where.split(", ")[0]).parent)
+        elif entry.found == "missing":
+            where = ""
         shown.add_row(Text(entry.name), Text(words, colour), Text(where))
     output.say(shown, f"Looked in {data_directory(data_dir)}")
     output.result([entry._asdict() for entry in found])

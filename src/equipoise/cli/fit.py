@@ -52,6 +52,7 @@ def fit(
     delimiter: Annotated[Word, _data("delimiter", "Of a text file; a comma by default.")] = None,
     test_share: Annotated[Number, _data("test-share", "Part of a table held out; 0.2 by default.")] = None,
     test: Annotated[Path | None, _data("test", "A table of its own to test on.")] = None,
+    rows: Annotated[Count, _data("rows", "Train on about so many, drawn at random.", min=2)] = None,
     data_dir: Annotated[Path | None, _data("data-dir", "Where named data lie; else EQUIPOISE_DATA.")] = None,
     model: Annotated[Word, _network("model", "linear, scaled-relu, gaussian-relu, monotone or auto.")] = None,
     width: Annotated[Count, _network("width", "Units of the hidden layer.")] = None,
@@ -126,7 +127,7 @@ def fit(
 
     output = Output(quiet, json)
     if resume is not None:
-        besides = {"data": data, "out": out, "test_share": test_share, **places, **given}
+        besides = {"data": data, "out": out, "rows": rows, "test_share": test_share, **places, **given}
         _resume(resume, [name for name, value in besides.items() if value is not None], output, not no_report)
         return
     if data is None:
@@ -137,11 +138,12 @@ def fit(
             Code.USAGE,
         )
     recipe = _recipe({name: value for name, value in given.items() if value is not None})
-    asked = _asked(data, places, test_share, recipe.seed)
+    asked = _asked(data, places, test_share, rows, recipe.seed)
     from .sources import read
-    from .training import train
+    from .training import check_memory, train
 
     sample = read(asked)
+    check_memory(recipe, sample)
     train(_create(out, asked, recipe, sample), recipe, sample, output, not no_report, fresh=True)
 
 
@@ -156,7 +158,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         raise Failure("An option does not fit", str(error), advice, Code.USAGE) from error
 
 
-def _asked(data: str, places: dict[str, Any], share: float | None, seed: int) -> Asked:
+def _asked(data: str, places: dict[str, Any], share: Number, rows: Count, seed: int) -> Asked:
     from .sources import Asked, is_named, resolve
 
     source = resolve(data)
@@ -173,12 +175,14 @@ def _asked(data: str, places: dict[str, Any], share: float | None, seed: int) ->
     if wrong:
         raise Failure("An option does not fit", wrong, code=Code.USAGE)
     paths = {n: str(places[n].expanduser().resolve()) for n in ("test", "data_dir") if places[n] is not None}
-    split = (
-        {}
-        if named or "test" in paths
-        else {"test_share": 0.2 if share is None else share, "split_seed": seed}
+    own_test = named or "test" in paths
+    return Asked(
+        source=source,
+        **{**places, **paths},
+        test_share=None if own_test else (0.2 if share is None else share),
+        rows=rows,
+        split_seed=None if own_test and rows is None else seed,
     )
-    return Asked(source=source, **{**places, **paths, **split})
 
 
 def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> Run:

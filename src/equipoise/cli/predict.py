@@ -55,6 +55,8 @@ def predict(
 
     Where DATA holds the targets too, the answers are scored.
     """
+    import numpy as np
+
     from ..train.checkpoint import write_atomically
     from .output import Output
     from .rows import read_rows
@@ -69,6 +71,8 @@ def predict(
     rows = read_rows(data, stored.data, delimiter, data_dir)
     answers = _answers(fitted, rows.X, rows.target)
     score = _score(fitted, answers, rows.y)
+    if rows.images:
+        answers = {"image": np.array(rows.images), **answers}
     if out is not None:
         write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else _csv(answers).encode())
     elif not json:

@@ -25,6 +25,7 @@ class Rows:
     X: Array = field(repr=False)
     target: str
     y: Array | None = field(default=None, repr=False)
+    images: tuple[str, ...] = field(default=(), repr=False)  # their files
 
 
 def read_rows(
@@ -43,7 +44,8 @@ def read_rows(
         table = read_table(path, labelled=False, delimiter=delimiter)
         if features is not None:
             return Rows(select(table, tuple(features)), target)
-        return Rows(_as_many(table.X, trained, table.source), target)
+        images = tuple(place.removeprefix("image ") for place in table.places)
+        return Rows(_as_many(table.X, trained, table.source), target, images=images)
     frame = _frame(path, delimiter)
     return Rows(_columns(path, frame, features).X, target, _targets(frame, target, trained))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ class Asked:
     delimiter: str | None = None
     test: str | None = None  # a file of its own, by absolute path
     test_share: float | None = None  # of a table without one
+    rows: int | None = None  # to train on, where not all
     split_seed: int | None = None
     data_dir: str | None = None
 
@@ -78,9 +79,23 @@ def read(asked: Asked) -> Sample:
             sample = _named(load(asked.source, asked.data_dir), asked)
         else:
             sample = _table(asked)
+    sample = _fewer(sample, asked)
     notes = [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
     sample.provenance["warnings"] = notes
     return sample
+
+
+def _fewer(sample: Sample, asked: Asked) -> Sample:
+    """With about as many rows to train on as were asked for, drawn at random, of each class alike."""
+    X, y = sample.train
+    if asked.rows is None or asked.rows >= len(X):
+        return sample
+    labels = y if sample.kind == "classes" else None
+    drawn = held_out(labels, len(X), asked.rows / len(X), asked.split_seed or 0)
+    train = X[drawn], y[drawn]
+    split = f"{sample.provenance['split']}; of {len(X)} rows to train on, {len(train[0])} drawn at random"
+    about = sample.provenance | _sizes(train, sample.test) | {"split": split}
+    return replace(sample, train=train, provenance=about)
 
 
 def _named(data: Dataset, asked: Asked) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,24 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         raise Ended(code)
 
 
+def check_memory(recipe: Recipe, sample: Sample) -> None:
+    """Certified training holds all rows at once: adjoints (N, k, m), and a few equilibria (N, m)."""
+    if not recipe.certified or os.name != "posix":
+        return
+    X, y = sample.train
+    width = recipe.resolved(len(X)).width or X.shape[1]
+    outputs = len(sample.provenance["classes"]) if sample.kind == "classes" else y[0].size
+    need = 8 * len(X) * width * (3 * outputs + 8)
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > 0.8 * have:
+        raise Failure(
+            "More memory would be needed than there is",
+            f"Certified training of {len(X)} rows and {outputs} outputs at width {width} needs about "
+            f"{need / 1e9:.0f} GB; here are {have / 1e9:.0f} GB.",
+            f"--rows {int(len(X) * 0.4 * have / need)} trains on some of the rows, --uncertified in batches.",
+        )
+
+
 def _announce(run: Run, sample: Sample, output: Output, fresh: bool) -> None:
     about = sample.provenance
     what = f"{len(about['classes'])} classes" if sample.kind == "classes" else "numbers to predict"
@@ -119,21 +138,30 @@ def _failed(run: Run, error: Exception, fresh: bool) -> None:
 def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
     results, certificate = run.status["results"], fitted.certificate
     output.result({"run": str(run.path), "report": str(page) if page else None, **run.status})
-    facts = {"network": repr(fitted.model)}
-    for part, score in results["scores"].items():
-        if "accuracy" in score:
-            facts[part] = f"accuracy {percent(score['accuracy'])} of {score['rows']} rows"
-        else:
-            error = number(score["rmse"], 4)
-            facts[part] = f"R² {number(score['r2'], 4)}, typical error {error}, {score['rows']} rows"
+    facts = {"network": repr(fitted.model), **_scores(results["scores"])}
     if certificate is not None:
-        facts["its training"] = f"{certificate.verdict}: {certificate.promise}"
-    facts["its answers"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"
+        facts["training"] = f"{certificate.verdict}: {certificate.promise}"
+    facts["equilibria"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"
     steps, loss = results["steps"], number(results["loss"], 4)
-    facts["took"] = f"{steps} steps, {duration(results['seconds'])}; loss {loss}"
+    unit = "steps" if fitted.recipe.certified else "epochs"
+    facts["took"] = f"{steps} {unit}, {duration(results['seconds'])}; loss {loss}"
     if fitted.stopped:
-        facts["stopped"] = " ".join(filter(None, (fitted.stopped, fitted.advice)))
+        facts["stopped"] = fitted.stopped + (f" To try: {fitted.advice}" if fitted.advice else "")
     facts["run"] = str(run.path)
     if page is not None:
         facts["report"] = str(page)
     output.facts(facts)
+
+
+def _scores(scores: dict[str, Any]) -> dict[str, str]:
+    """The test part first, for it is what counts."""
+    found: dict[str, list[str]] = {}
+    for part in ("test", "training"):
+        if score := scores.get(part):
+            rows = f"on {score['rows']} {part} rows"
+            if "accuracy" in score:
+                found.setdefault("accuracy", []).append(f"{percent(score['accuracy'])} {rows}")
+            else:
+                found.setdefault("R²", []).append(f"{number(score['r2'], 4)} {rows}")
+                found.setdefault("typical error", []).append(f"{number(score['rmse'], 4)} {rows}")
+    return {name: ", ".join(parts) for name, parts in found.items()}

@@ -86,11 +86,11 @@ class Watch:
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
-    """The loss, the rate or accepted hidden step, and the solver's steps forward and back."""
+    """The loss, the rate (of certified training: the hidden step), the solver's steps forward and back."""
     parts = [f"loss {number(record.get('loss'))}"]
-    for name, word in (("learning_rate", "rate"), ("hidden", "step")):
-        if name in record:
-            parts.append(f"{word} {number(record[name], 2)}")
+    rate = record.get("learning_rate", record.get("hidden"))
+    if rate is not None:
+        parts.append(f"rate {number(rate, 2)}")
     steps = [number(record[n]) for n in ("forward_steps", "adjoint_steps") if n in record]
     if steps:
         parts.append(f"solver {'+'.join(steps)}")
