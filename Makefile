@@ -32,7 +32,7 @@ $(STAMP)bench: pyproject.toml | $(BIN)/python
 	@touch $@ $(STAMP)base
 
 demo: $(STAMP)base
-	$(BIN)/python -m equipoise.demo
+	$(BIN)/equipoise fit digits
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

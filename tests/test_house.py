@@ -28,7 +28,6 @@ HOUSE = [
     "papers",
     "estimators",
     "cli",
-    "demo",
 ]
 FLOOR = {name: i for i, name in enumerate(HOUSE)}
 MODULES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.stem in FLOOR)

@@ -3,17 +3,21 @@
 from .affine import AffineFamily
 from .baselines import LinearModel, LinearResNet, ReLUNetwork, repeat, weight_tied
 from .cell import SharedDropout
+from .conv import ConvOptEq, MultiscaleDEQ, ResidualConv
 from .diagnose import Diagnosis, diagnose
 from .equilibrium import Equilibrium
 from .export import UnrolledNetwork, unroll
 from .gaussian_relu import GaussianReLU
 from .linear import LinearEquilibrium
 from .monotone import Monotone
+from .opteq import DeepOptEq, OptEq, from_feedforward
 from .saving import load
 from .scaled_relu import ScaledReLU
 
 __all__ = [
     "AffineFamily",
+    "ConvOptEq",
+    "DeepOptEq",
     "Diagnosis",
     "Equilibrium",
     "GaussianReLU",
@@ -21,11 +25,15 @@ __all__ = [
     "LinearModel",
     "LinearResNet",
     "Monotone",
+    "MultiscaleDEQ",
+    "OptEq",
     "ReLUNetwork",
+    "ResidualConv",
     "ScaledReLU",
     "SharedDropout",
     "UnrolledNetwork",
     "diagnose",
+    "from_feedforward",
     "load",
     "repeat",
     "unroll",
