@@ -161,6 +161,15 @@ def test_divergence_stops_the_run_and_says_so():
     assert history.steps < 200
 
 
+def test_networks_of_other_kinds_are_sent_to_the_trainer():
+    model = eq.OptEq(2, 3, 4, dtype=torch.float64)
+    X, y = torch.ones(2, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"Got OptEq instead: Trainer"):
+        eq.gradient_descent(model, X, y, 1, 0.1)
+    with pytest.raises(TypeError, match=r"affine families. Got OptEq"):
+        eq.suggest(model, X)
+
+
 def test_wrong_shapes_are_refused():
     model = build("gaussian")
     X, y = data(model)

@@ -89,7 +89,8 @@ def suggest(
         theorem = make_theorem(theorem, **constants)
         constants = {}
     now = certify(model, X, y, theorem=theorem, **constants)
-    assert isinstance(model, AffineFamily)
+    if not isinstance(model, AffineFamily):
+        raise TypeError(f"suggest speaks of the affine families. Got {type(model).__name__} instead.")
     if now.proved:
         lines = (f"{now.theorem} holds as it stands.", *_promise(now))
         return Suggestion(now.theorem, {}, now, lines, model, y)
