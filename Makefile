@@ -5,13 +5,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-
 JOBS   ?= 2
 
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test browser test-all lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       install into $(VENV) and run the main job on embedded data"
 	@echo "make test       install, lint, type-check and run the fast tests"
-	@echo "make test-all   the same with the slow tests"
+	@echo "make test-all   the same with the slow tests, after installing chromium if it can"
 	@echo "make format     format the code"
 	@echo "make bench      install the peers and measure side by side (minutes)"
 	@echo "make clean      remove $(VENV) and caches"
@@ -47,8 +47,13 @@ format: $(STAMP)dev
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 
-test-all: lint
-	$(BIN)/pytest -m "slow or not slow"
+# The page of a report is looked at in a browser, where there is one.
+browser:
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && apt-get update -qq \
+		&& apt-get install -y -qq chromium; } || echo "no chromium: tests in a browser are skipped"
+
+test-all: lint browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m "slow or not slow"
 
 bench: $(STAMP)bench
 	$(BIN)/python -m bench
