@@ -4,12 +4,19 @@ Certified training, the default, takes these steps.
 
 1. Rows are gathered (a row that occurs twice has weight 2) and standardised; targets become ±1, indicators
    or standardised numbers.
-2. The network starts with random weights and a readout of 0: 512 to 1024 units of the family of [ling2023].
+2. The network starts with random weights and a readout of 0: N/2 units, within 512 to 1024, of the family of
+   [ling2023], whose equilibria are the cheapest to find.
 3. The slack λ is chosen by leave-one-out at the features of the start. λ > 0 makes the theorem hold for every
    N and m, so whatever the data are, there is a certificate.
 4. `safeguarded_descent` trains: Gauss-Newton steps of the readout by 15 %, beside hidden steps as far as
    they are proved safe, until a twentieth of the residual is left.
 5. The weights at the end are certified to give every input one equilibrium.
+
+Why these. The families score alike. Of the width, 200 → 400 units raised the accuracy on breast cancer from
+.968 to .975, and 500 → 1000 on digits from .979 to .986 (features of the start, 20 and 5 splits). A smaller
+step of the readout leaves the hidden layer more time: readout steps of 100, 20 and 10 % gave .558, .573 and
+.584 on three classes of nine clusters, and an R² of .754, .762 and .766 on friedman1; 15 % costs two thirds
+of the time of 10 %.
 """
 
 from __future__ import annotations
