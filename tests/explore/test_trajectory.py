@@ -45,6 +45,15 @@ def test_a_plane_holds_points_that_lie_in_one():
         equilibria_plane(np.zeros((3, 1)))
 
 
+def test_the_plane_of_many_points_is_that_of_the_whole_decomposition():
+    rng = np.random.default_rng(1)
+    points = rng.normal(size=(250, 220)) * np.linspace(3, 1, 220)
+    plane = equilibria_plane(points)
+    _, sizes, V = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
+    assert np.abs(plane.axes @ V[:2].T) == pytest.approx(np.eye(2), abs=1e-6)
+    assert plane.shares == pytest.approx(sizes[:2] ** 2 / np.sum(sizes**2))
+
+
 def test_a_phase_portrait_is_the_map_less_the_identity():
     x = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     plane = Plane(np.array([0.5, 0.5]), np.array([[0.0, 1.0], [1.0, 0.0]]), (0.5, 0.5))

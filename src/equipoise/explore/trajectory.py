@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse.linalg import svds
 from torch import Tensor
 
 from ..solve import Anderson, Solution, Solver, Stop, fixed_point
+
+_LARGE = 200  # points or dimensions from which all singular values are too many
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,24 @@ def equilibria_plane(points: np.ndarray | Tensor) -> Plane:
     if flat.ndim != 2 or flat.shape[1] < 2:
         raise ValueError(f"points must be (N, D) with D ≥ 2. Got shape {flat.shape} instead.")
     mean = flat.mean(axis=0)
-    _, sizes, V = np.linalg.svd(flat - mean, full_matrices=len(flat) < 2)
+    sizes, V = _leading(flat - mean)
     axes = np.zeros((2, flat.shape[1]))
-    axes[: min(2, len(V))] = V[:2]
+    axes[: len(V)] = V
     largest = axes[np.arange(2), np.abs(axes).argmax(axis=1)]
     variance = np.zeros(2)
-    variance[: min(2, len(sizes))] = sizes[:2] ** 2 / max(float(np.sum(sizes**2)), 1e-300)
-    return Plane(mean, axes * np.where(largest < 0, -1.0, 1.0)[:, None], (variance[0], variance[1]))
+    variance[: len(sizes)] = sizes**2 / max(float(np.sum((flat - mean) ** 2)), 1e-300)
+    signs = np.where(largest < 0, -1.0, 1.0)
+    return Plane(mean, axes * signs[:, None], (float(variance[0]), float(variance[1])))
+
+
+def _leading(centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two largest singular values and their right vectors; of a large matrix by Lanczos."""
+    if min(centred.shape) <= _LARGE:
+        _, sizes, V = np.linalg.svd(centred, full_matrices=False)
+        return sizes[:2], V[:2]
+    _, sizes, V = svds(centred, k=2, v0=np.ones(min(centred.shape)))
+    order = np.argsort(-sizes)
+    return sizes[order], V[order]
 
 
 def solver_paths(

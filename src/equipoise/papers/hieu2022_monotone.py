@@ -22,7 +22,7 @@ from .images import room, two_classes
 from .page import Page, number
 
 MOMENTS = 16
-SHARE = 0.1  # of 1/λ_max(K(0)): K grows tenfold in the first steps
+SHARE = 0.05  # of 1/λ_max(K(0)): K grows tenfold in the first steps
 
 
 @register(
