@@ -78,7 +78,7 @@ def test_each_layer_is_firmly_nonexpansive_at_norm_one():
     for one, layer in enumerate(model.layers):
         assert layer.norm_upper() <= 1
         only = build(limit=1.0, hidden=(len(layer.b),))
-        f = lambda z, only=only, one=one, layer=layer: only.cell(z, c[one], layer.W)
+        f = lambda z, only=only, one=one, layer=layer: only.cell(z, c[one], layer.W, layer.transposed())
         for seed in range(5):
             z, w = images(8, seed, (4, H, W)).chunk(2)
             moved, way = f(z) - f(w), z - w

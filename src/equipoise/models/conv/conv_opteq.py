@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...differentiate import Implicit
 from ...linalg import Interval, conv_norm_upper
-from ...solve import Activation, Anderson, Stop
+from ...solve import Activation, Anderson, Picard, Stop
 from ...solve.failure import OnFailure, Policy
 from ..opteq.activations import KNOWN, monotone_activation
 from ..opteq.pieces import Gradients
@@ -57,6 +58,12 @@ class ConvLayer(nn.Module):
     def injection(self, g: Tensor) -> Tensor:
         return F.conv2d(g, self.U, self.b, self.stride, self.reach // 2)  # (N, n, h, w)
 
+    def transposed(self) -> Tensor:
+        """The kernel of Wᵀ⋆: at stride 1 it is a convolution too, which is faster than a transposed one."""
+        if self.stride > 1:
+            return self.W
+        return self.W.flip(2, 3).transpose(0, 1).contiguous()  # (m, n, k, k)
+
     def norm_upper(self) -> float:
         """≥ ‖W‖ as a map of images of the state's size; inf if W is not finite."""
         return conv_norm_upper(self.W, self.size, self.stride, self.padding)
@@ -82,14 +89,25 @@ def _compose(
     activation: Activation,
     geometry: tuple[_Geometry, ...],
     regulariser: Property | None,
-    z: Tensor,
+    z: Tensor | None,
     *tensors: Tensor,
 ) -> Tensor:
-    """T_R∘f_L∘…∘f_1(z); `tensors` are c_1 … c_L, W_1 … W_L."""
-    for g, c, W in zip(geometry, tensors, tensors[len(geometry) :], strict=False):
-        h = activation(F.conv2d(z, W, stride=g.stride, padding=g.padding) + c)  # (N, n, h, w)
-        f = F.conv_transpose2d(h, W, stride=g.stride, padding=g.padding, output_padding=g.lost)
-        z = f if alpha == 1 else torch.lerp(z, f, alpha)
+    """T_R∘f_L∘…∘f_1(z); `tensors` are c_1 … c_L, W_1 … W_L, Wᵀ_1 … Wᵀ_L (`ConvLayer.transposed`).
+
+    None stands for z = 0, which needs no convolution.
+    """
+    L = len(geometry)
+    for g, c, W, W_T in zip(geometry, tensors[:L], tensors[L : 2 * L], tensors[2 * L :], strict=True):
+        p = c if z is None else F.conv2d(z, W, stride=g.stride, padding=g.padding) + c  # (N, n, h, w)
+        h = activation(p)
+        if g.stride == 1:
+            f = F.conv2d(h, W_T, padding=g.padding)
+        else:
+            f = F.conv_transpose2d(h, W_T, stride=g.stride, padding=g.padding, output_padding=g.lost)
+        if alpha < 1:
+            f = alpha * f if z is None else torch.lerp(z, f, alpha)
+        z = f
+    assert z is not None
     return z if regulariser is None else regulariser(z.flatten(1)).reshape(z.shape)
 
 
@@ -132,7 +150,8 @@ class ConvOptEq(ImageModel):
         task: "classification" (means over a `pool` × `pool` grid, normalised
             unless `normalise` is False, then linear) or "segmentation" (1×1
             convolution, bilinear to the size of the image).
-        solver, gradient, stop, on_failure: as for `Equilibrium`; Anderson with a memory of 4 by default.
+        solver, gradient, stop, on_failure: as for `Equilibrium`. By default plain iteration for α = 1, a fast
+            contraction, then Anderson on what it failed on; Anderson with a memory of 4 for α < 1.
     """
 
     def __init__(
@@ -166,7 +185,7 @@ class ConvOptEq(ImageModel):
         super().__init__(
             inputs,
             outputs,
-            solver=solver or Anderson(memory=4),
+            solver=solver or ((Picard(), Anderson(memory=4)) if alpha == 1 else Anderson(memory=4)),
             gradient=gradient,
             stop=stop,
             on_failure=on_failure,
@@ -211,7 +230,7 @@ class ConvOptEq(ImageModel):
 
     @property
     def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]
-        """T(z, c_1, …, c_L, W_1, …, W_L)."""
+        """T(z, c_1, …, c_L, W_1, …, W_L, Wᵀ_1, …, Wᵀ_L)."""
         geometry = tuple(_Geometry(layer.stride, layer.padding, layer.lost) for layer in self.layers)
         return partial(_compose, self.alpha, self.activation, geometry, self.regulariser)
 
@@ -220,10 +239,17 @@ class ConvOptEq(ImageModel):
         return tuple(layer.injection(g) for layer in self.layers)  # c_l = U_l⋆g(x) + b_l
 
     def shared(self) -> tuple[Tensor, ...]:
-        return tuple(layer.W for layer in self.layers)
+        return (*(layer.W for layer in self.layers), *(layer.transposed() for layer in self.layers))
 
     def readout(self, z: Tensor) -> Tensor:
         return self.head(z)
+
+    def default_start(self, c: Sequence[Tensor]) -> Tensor:
+        """T(0): a step ahead of zero, for less than a step."""
+        return self.cell(None, *c, *self.shared())
+
+    def default_gradient(self, stop: Stop) -> Implicit:
+        return Implicit((Picard(), Anderson(memory=4)), stop) if self.alpha == 1 else Implicit(stop=stop)
 
     # -- bounded layers ----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...differentiate import Gradient, Implicit, Record, Unrolled
 from ...differentiate.equation import needs_gradient, under_transform
+from ...differentiate.gradient import SolvedGradient
 from ...solve import SAM, Solution, Solver, Stop
 from ...solve.failure import OnFailure, Policy
 from ...solve.solution import State
@@ -76,6 +77,14 @@ class ImageModel(Saved, ABC):
     def readout(self, z: Any) -> Tensor:
         """ŷ: (N, k), or (N, k, H, W) for pixels."""
 
+    def default_start(self, c: Sequence[Tensor]) -> State | None:
+        """Where a solve begins unless `start` says it; None for zero, where an unrolled iteration begins."""
+        return None
+
+    def default_gradient(self, stop: Stop) -> Implicit:
+        """How equilibria are differentiated unless `gradient` says it, to the tolerance of `stop`."""
+        return Implicit(stop=stop)
+
     # -- equilibria --------------------------------------------------------------------------------------
 
     def forward(
@@ -100,6 +109,9 @@ class ImageModel(Saved, ABC):
         """z (N, channels, h, w), or a tuple of such; differentiable."""
         c = self.injection(self._check_images(x))
         layer = self._layer(stop, solver)
+        if start is None and isinstance(layer.gradient, SolvedGradient) and not under_transform():
+            with torch.no_grad():
+                start = self.default_start(c)
         try:
             return layer(*c, shared=self.shared(), start=start)
         finally:
@@ -116,6 +128,7 @@ class ImageModel(Saved, ABC):
     ) -> Solution:
         """The Solution behind `equilibrium`, whatever became of each image, without a gradient."""
         c = self.injection(self._check_images(x))
+        start = self.default_start(c) if start is None else start
         return self._layer(stop, solver).solve(*c, shared=self.shared(), start=start)
 
     def repeated(self, times: int) -> RepeatedModel:
@@ -134,7 +147,7 @@ class ImageModel(Saved, ABC):
         )
 
     def _gradient(self, stop: Stop | None, solver: Solvers | None) -> Gradient:
-        how = self.gradient or Implicit(stop=linear_stop(stop))
+        how = self.gradient or self.default_gradient(linear_stop(stop))
         if not isinstance(solver, SAM):
             return how
         if isinstance(how, Unrolled):
