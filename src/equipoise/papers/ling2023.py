@@ -151,7 +151,7 @@ def judge_fig1(measured: Measured) -> list[Judgement]:
             r
             for m, some in zip(row["widths"], row["same"].values(), strict=True)
             for r in some
-            if m >= r["N"]
+            if m >= 2 * r["N"]
         ]
         kept = [min(r["lambda"]) / r["lambda"][0] for r in wide if r["lambda"][0] > 0]
         found += [
