@@ -18,6 +18,8 @@ from .output import Output, duration, number, percent
 from .sources import Sample
 from .watching import Watch
 
+_MANY = 10_000  # rows beyond which a certified step takes minutes
+
 
 def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
     """Train and keep what came out; a run that is not `fresh` goes on from its last checkpoint."""
@@ -31,7 +33,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         watch.record(step)
 
     with run.working():
-        _announce(run, sample, output, fresh)
+        _announce(run, sample, output, fresh, recipe.certified)
         if not fresh:
             run.resume()
         try:
@@ -73,16 +75,17 @@ def check_memory(recipe: Recipe, sample: Sample) -> None:
     outputs = len(sample.provenance["classes"]) if sample.kind == "classes" else y[0].size
     need = 8 * len(X) * width * (3 * outputs + 8)
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need > 0.8 * have:
+    if need > 0.5 * have:
+        fewer = int(len(X) * 0.25 * have / need)
         raise Failure(
             "More memory would be needed than there is",
             f"Certified training of {len(X)} rows and {outputs} outputs at width {width} needs about "
             f"{need / 1e9:.0f} GB; here are {have / 1e9:.0f} GB.",
-            f"--rows {int(len(X) * 0.4 * have / need)} trains on some of the rows, --uncertified in batches.",
+            f"--rows {fewer} trains on some of the rows, --uncertified in batches.",
         )
 
 
-def _announce(run: Run, sample: Sample, output: Output, fresh: bool) -> None:
+def _announce(run: Run, sample: Sample, output: Output, fresh: bool, certified: bool) -> None:
     about = sample.provenance
     what = f"{len(about['classes'])} classes" if sample.kind == "classes" else "numbers to predict"
     output.heading(
@@ -90,7 +93,10 @@ def _announce(run: Run, sample: Sample, output: Output, fresh: bool) -> None:
         f"{about['rows']} rows to train on, {about['test_rows']} to test on; "
         f"{about['columns']} columns, {what}",
     )
-    for note in about["warnings"]:
+    notes = list(about["warnings"])
+    if certified and about["rows"] > _MANY:
+        notes.append("certified training takes every row at every step; --rows or --uncertified is quicker.")
+    for note in notes:
         output.say(f"  note: {note}")
     steps = run.checkpoints.steps()
     after = f", after step {steps[-1]}" if steps else ""

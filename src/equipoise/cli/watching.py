@@ -24,7 +24,7 @@ class Watch:
 
     def __init__(self, total: int | None, unit: str, shown: bool) -> None:
         self.total, self.unit, self.shown = total, unit, shown
-        self.interrupted = False
+        self.begun = self.interrupted = False
         self.console = Console(stderr=True, highlight=False)
         self.bar = Progress(
             SpinnerColumn(),
@@ -41,6 +41,7 @@ class Watch:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show the numbers of one step or epoch."""
+        self.begun = True
         at = int(record[self.unit])
         of = f"/{self.total}" if self.total is not None else ""
         where, numbers = f"{self.unit} {at}{of}", _numbers(record)
@@ -68,7 +69,7 @@ class Watch:
         """Draw the bar; Ctrl-C and SIGTERM are a wish to stop after this step, a second one stops at once."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self.interrupted:
+            if self.interrupted or not self.begun:  # before the first step there is nothing to save
                 raise KeyboardInterrupt
             self.interrupted = True
             if self.shown:
