@@ -14,6 +14,7 @@ from ..models import LinearEquilibrium, LinearResNet
 from ..models.linear import d_operator
 from ..plots import new_figure
 from ..plots.curves import draw, finish
+from ..plots.style import legend
 from ..train import gradient_descent
 from .experiments import Context, Judgement, Measured, Progress, judged, register
 from .page import Page, number
@@ -138,17 +139,16 @@ def _reached(loss: list[float | None], star: float) -> bool:
 def draw_convergence(measured: Measured, page: Page) -> None:
     figure, axes = new_figure(1, 2, width=5.2, height=3.6)
     star, every = measured["least"], measured["every"]
-    for ax, curves, title in zip(
-        axes[0],
-        (measured["loss"], measured["resnets"]),
-        ("DELM, by start", "linear ResNet from the identity"),
-        strict=True,
-    ):
+    for ax, curves in zip(axes[0], (measured["loss"], measured["resnets"]), strict=True):
         for at, (name, loss) in enumerate(curves.items()):
             draw(ax, (np.arange(len(loss)) * every, loss), name, at=at, marks=False, log=True)
         ax.axhline(star, color="#55606e", linewidth=1, label="least loss L*")
-        finish(figure, ax, x="step", y="training loss", title=f"{measured['kind']} data: {title}", log_y=True)
-    page.figure("losses", figure, "Full-batch descent on the sum of squares, y = −x + .1 noise in R^10.")
+        finish(figure, ax, x="step", y="training loss", log_y=True)
+        legend(ax, above=True)
+    words = (
+        f"{measured['kind']} data, y = −x + .1 noise in R^10: DELMs by start (left), linear ResNets (right)."
+    )
+    page.figure("losses", figure, words)
     page.table(
         "final",
         ["model", "last loss", "above L*"],
