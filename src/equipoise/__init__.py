@@ -68,7 +68,15 @@ from .theory import (
     lipschitz_bound,
     suggest,
 )
-from .train import Trainer, WarmStart, gradient_descent, gradient_flow, safeguarded_descent, train_many
+from .train import (
+    Projection,
+    Trainer,
+    WarmStart,
+    gradient_descent,
+    gradient_flow,
+    safeguarded_descent,
+    train_many,
+)
 
 if TYPE_CHECKING:
     from . import estimators, explore, papers, plots, report, runs
@@ -116,6 +124,7 @@ __all__ = [
     "PeacemanRachford",
     "Phantom",
     "Picard",
+    "Projection",
     "ResidualConv",
     "ScaledReLU",
     "SharedDropout",

@@ -37,7 +37,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
     known = ["digits", *SOURCES, *SYNTHETIC]
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise DataError(f"no data set is called {name!r}{hint} Known: {', '.join(known)}")
+    raise DataError(f"no data set is called {name!r}{hint or '.'} Known: {', '.join(known)}")
 
 
 class Availability(NamedTuple):

@@ -68,8 +68,8 @@ def gradient_descent(
         rates = block_steps(model, step_size.step_sizes or step_size.step_size)
     else:
         rates = block_steps(model, step_size)
-    run = _Run(model, X, y, chosen, rates, certificate, stop, precision)
-    recorder = _Recorder(run, X_test, y_test, steps, measure)
+    run = Descent(model, X, y, chosen, rates, certificate, stop, precision)
+    recorder = DescentRecorder(run, X_test, y_test, steps, measure)
     began, stopped = time.perf_counter(), ""
     for k in range(steps + 1):
         try:
@@ -146,7 +146,7 @@ def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, 
         )
 
 
-class _Run:
+class Descent:
     """The weights on their way: equilibria and adjoints started where the last two steps point."""
 
     def __init__(
@@ -282,11 +282,11 @@ def _when(steps: int, measure: int | None) -> set[int]:
     return {*range(0, steps + 1, measure), steps} if measure else set()
 
 
-class _Recorder:
+class DescentRecorder:
     """Collects the series of a run, and at chosen steps what costs an SVD."""
 
     def __init__(
-        self, run: _Run, X_test: Tensor | None, y_test: Tensor | None, steps: int, measure: int | None
+        self, run: Descent, X_test: Tensor | None, y_test: Tensor | None, steps: int, measure: int | None
     ) -> None:
         if (X_test is None) != (y_test is None):
             raise ValueError("X_test and y_test go together.")

@@ -23,7 +23,7 @@ from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
 from ..solve import IDENTITY, EquilibriumError, Stop
 from ..theory import Certificate
-from .descent import _Recorder, check_certificate, default_loss
+from .descent import DescentRecorder, check_certificate, default_loss
 from .flow_field import Field, Path
 from .stiff import GaussNewtonBDF
 
@@ -134,7 +134,7 @@ def gradient_flow(
     began, stopped, advice = perf_counter(), "", ""
     run = Field(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
     least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
-    recorder = _Recorder(run, _double(X_test), _double(y_test), 0, 0)
+    recorder = DescentRecorder(run, _double(X_test), _double(y_test), 0, 0)
     recorder.at = _Every(measure)  # type: ignore[assignment]
     recorder.add(0, run.loss_at(run.start))
     fastest = run.curvature(0.0, run.start).fastest

@@ -15,11 +15,11 @@ from ..losses import Loss
 from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
 from ..solve import EquilibriumError, Stop
-from .descent import _Run
+from .descent import Descent
 from .stiff import GaussNewton, flatten
 
 
-class Field(_Run):
+class Field(Descent):
     """−∇L(θ), in float64; solves start from the last equilibria.
 
     Where a trial step of a solver leaves the networks that have equilibria the field is NaN, and `lost` says
