@@ -12,6 +12,7 @@ BENCHMARKS = {  # name on the command line → module
     "tangent": "bench.tangent",
     "linear": "bench.linear",
     "many": "bench.many",
+    "convolution": "bench.convolution",
     "estimators": "bench.estimators",
     "certificate": "bench.certificate",
 }
