@@ -1,0 +1,103 @@
+"""Image experiments of [xie2021]: fair sizes, seeded runs, tables and pictures, at a size of seconds."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.data import load
+from equipoise.data.segmentation import digit_canvases
+from equipoise.models.conv import ConvOptEq, parameters_of
+from equipoise.papers import xie2021_images as images
+from equipoise.papers import xie2021_segmentation as segmentation
+from equipoise.papers.experiments import Settings, experiment, run_one
+from equipoise.solve import SAM
+
+SIZE = {**images.MNIST, "shrink": 1, "extractor": [1], "state": 8, "hidden": [8, 12], "features": 8}
+
+
+def test_networks_that_are_compared_have_about_as_many_parameters():
+    counts = {w: parameters_of(images.build(w, (1, 8, 8), SIZE, 0)) for w in images.MODELS}
+    for words, count in counts.items():
+        assert abs(count / counts["OptEq α=1"] - 1) < 0.15, words
+    assert isinstance(images.build("OptEq α=0.8 + SAM", (1, 8, 8), SIZE, 0).solver, SAM)
+    assert images.build("OptEq α=0.8", (1, 8, 8), SIZE, 0).alpha == 0.8
+
+
+def test_an_opteq_learns_the_digits_and_stays_in_its_ball():
+    x, y, x_test, y_test = images.images(load("digits"), 600, 300, 0)
+    assert x.shape == (600, 1, 8, 8)
+    assert abs(float(x.mean())) < 1e-5
+    runs = []
+    for _ in range(2):
+        model = images.build("OptEq α=1", (1, 8, 8), SIZE, 0)
+        losses = images.fit(model, x, y, epochs=3, rate=0.01, seed=0)
+        runs.append(losses)
+    assert runs[0] == runs[1]
+    assert losses[-1] < 0.5 * losses[0]
+    assert images.accuracy(model, x_test, y_test) > 0.85
+    assert all(n <= model.limit for n in model.norms())
+
+
+def test_groups_slow_the_bounded_kernels_alone():
+    model = images.build("OptEq α=1", (1, 8, 8), SIZE, 0)
+    free, slow = images.parameter_groups(model, 0.01, 0.2)
+    assert {id(p) for p in slow["params"]} == {id(layer.W) for layer in model.layers}
+    assert (free["lr"], slow["lr"]) == (0.01, 0.002)
+    assert len(free["params"]) + len(slow["params"]) == len(list(model.parameters()))
+    assert len(images.parameter_groups(images.build("CNN", (1, 8, 8), SIZE, 0), 0.01, 0.2)) == 1
+
+
+def test_shifts_keep_the_size_and_the_pixels():
+    x = torch.arange(2 * 36.0).reshape(2, 1, 6, 6) + 1
+    moved = images._augmented(x, torch.Generator().manual_seed(0))
+    assert moved.shape == x.shape
+    assert set(moved[0].flatten().tolist()) <= {0.0, *x[0].flatten().tolist()}
+
+
+@pytest.mark.parametrize("key", ["xie2021.mnist", "xie2021.table1"])
+def test_a_table_of_every_network(key, tmp_path):
+    result = run_one(experiment(key), Settings(scale="tiny", data=("digits",)), tmp_path)
+    assert not result.error
+    table = result.tables[0]
+    assert [row[0] for row in table["rows"]] == list(images.MODELS)
+    assert (tmp_path / key / "accuracy.png").exists()
+    assert len(result.judgements) == 3
+    again = run_one(experiment(key), Settings(scale="tiny", data=("digits",)), tmp_path)
+    assert again.tables == result.tables  # from the store
+
+
+def test_judgements_follow_the_numbers():
+    def measured(opteq, cnn, sam=0.0, low=0.0):
+        run = lambda a: [{"accuracy": a + d} for d in (-0.01, 0.0, 0.01)]
+        models = {w: run(opteq) for w in images.OPTEQ}
+        models |= {w + images.SAM_SUFFIX: run(opteq + sam) for w in images.OPTEQ}
+        models["OptEq α=0.1"] = run(opteq + low)
+        return {"data": "x", "models": {**models, "CNN": run(cnn)}}
+
+    verdicts = lambda *a, **k: [j.verdict for j in images.judge_table(measured(*a, **k))]
+    assert verdicts(0.8, 0.8) == ["agree", "differs", "agree"]
+    assert verdicts(0.7, 0.8)[0] == "differs"
+    assert verdicts(0.8, 0.8, sam=0.1)[2] == "differs"
+    assert verdicts(0.8, 0.8, low=-0.2)[1] == "agree"
+
+
+def test_both_segment_better_than_guessing_and_pictures_are_drawn(tmp_path):
+    result = run_one(experiment("xie2021.table2"), Settings(scale="tiny"), tmp_path)
+    assert not result.error
+    assert [row[0] for row in result.tables[0]["rows"]] == ["FCN", "OptEq"]
+    assert (tmp_path / "xie2021.table2" / "pictures.png").exists()
+    sizes = [int(row[1]) for row in result.tables[0]["rows"]]
+    assert abs(sizes[0] / sizes[1] - 1) < 0.05
+
+
+def test_training_lowers_the_loss_of_a_segmentation():
+    x, y = segmentation.tensors(digit_canvases(64, 20, digits=1, noise=0.1))
+    size = {"state": 8, "hidden": [8, 8], "features": 8, "extractor": [2]}
+    model = segmentation.build("OptEq", tuple(x.shape[1:]), 11, size, 0)
+    assert isinstance(model, ConvOptEq)
+    losses = segmentation.fit(model, x, y, steps=40, rate=0.01, seed=0)
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    assert all(math.isfinite(loss) for loss in losses)
+    assert segmentation.predict(model, x[:3]).shape == (3, 20, 20)
