@@ -27,7 +27,8 @@ class Page:
     notes: list[str] = field(default_factory=list)
 
     def figure(self, name: str, figure: Figure, caption: str) -> None:
-        save(figure, self.directory / name, dpi=130)
+        for part in save(figure, self.directory / f".{name}", dpi=130):  # whole, or the one before
+            part.replace(part.with_name(part.name.removeprefix(".")))
         self.figures.append({"name": name, "caption": caption})
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str) -> None:
