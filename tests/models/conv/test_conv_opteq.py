@@ -59,6 +59,16 @@ def test_the_printed_equation_as_matrices():
     torch.testing.assert_close(flat, z.flatten(1), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.3])
+def test_the_start_is_one_step_from_zero_and_unrolling_begins_at_zero(alpha):
+    model, x = build(alpha=alpha, strides=(1, 2)), images()
+    c, zero = model.injection(x), torch.zeros(4, 4, H, W, dtype=torch.float64)
+    step = model.cell(zero, *c, *model.shared())
+    torch.testing.assert_close(model.default_start(c), step, rtol=0, atol=1e-14)
+    one = build(alpha=alpha, strides=(1, 2), gradient=1, on_failure="accept")
+    torch.testing.assert_close(one.equilibrium(x), step, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [(6, 7), (5, 5), (8, 4)])
 def test_the_bound_is_above_the_norm_of_the_matrix_and_the_reshaped_kernel_is_not(stride, size):
