@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,14 @@ def test_every_promised_name_is_there():
     assert len(eq.__all__) == len(set(eq.__all__))
     for name in eq.__all__:
         assert hasattr(eq, name), name
+    assert set(eq.__all__) <= set(dir(eq))
+    assert eq.load is eq.models.load  # not that of another room
+    assert not hasattr(eq, "fixedpoint")
+
+
+def test_the_command_line_comes_up_without_torch():
+    code = "import sys, equipoise.cli.app; assert not {'torch', 'sklearn', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_file_has_outgrown_its_room():

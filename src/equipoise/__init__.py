@@ -5,96 +5,96 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import data, kernels, linalg, losses, models, solve, theory, train
-from .differentiate import (
-    GMRES,
-    Implicit,
-    Phantom,
-    Unrolled,
-    audit,
-    jacobian_penalty,
-    spectral_radius_penalty,
-)
-from .history import History
-from .kernels import (
-    kernel_prediction,
-    population_gram,
-    population_lambda_min,
-    population_tangent_kernel,
-    tangent_kernel,
-)
-from .models import (
-    ConvOptEq,
-    DeepOptEq,
-    Equilibrium,
-    GaussianReLU,
-    LinearEquilibrium,
-    Monotone,
-    MultiscaleDEQ,
-    OptEq,
-    ResidualConv,
-    ScaledReLU,
-    SharedDropout,
-    diagnose,
-    from_feedforward,
-    load,
-    repeat,
-    unroll,
-)
-from .solve import (
-    SAM,
-    AffineMap,
-    Anderson,
-    Broyden,
-    EquilibriumError,
-    ForwardBackward,
-    Newton,
-    PeacemanRachford,
-    Picard,
-    Solution,
-    Status,
-    Stop,
-    extrapolate,
-    fixed_point,
-)
-from .solve.driver import verify
-from .solve.failure import EquilibriumWarning, OnFailure
-from .theory import (
-    Certificate,
-    Claim,
-    certified_radius,
-    certify,
-    equilibrium_error,
-    lipschitz_bound,
-    suggest,
-)
-from .train import (
-    Projection,
-    Trainer,
-    WarmStart,
-    gradient_descent,
-    gradient_flow,
-    safeguarded_descent,
-    train_many,
-)
-
-if TYPE_CHECKING:
-    from . import estimators, explore, papers, plots, report, runs
+if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is first asked for
+    from . import (
+        data,
+        estimators,
+        explore,
+        kernels,
+        linalg,
+        losses,
+        models,
+        papers,
+        plots,
+        report,
+        runs,
+        solve,
+        theory,
+        train,
+    )
+    from .differentiate import (
+        GMRES,
+        Implicit,
+        Phantom,
+        Unrolled,
+        audit,
+        jacobian_penalty,
+        spectral_radius_penalty,
+    )
     from .estimators import EquilibriumClassifier, EquilibriumRegressor
-
-_LATER = {  # imported when first asked for: they draw on scikit-learn and matplotlib
-    "EquilibriumClassifier": "estimators",
-    "EquilibriumRegressor": "estimators",
-    **{room: room for room in ("estimators", "explore", "papers", "plots", "report", "runs")},
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = import_module(f".{_LATER[name]}", __name__)
-    return room if name == _LATER[name] else getattr(room, name)
-
+    from .history import History
+    from .kernels import (
+        kernel_prediction,
+        population_gram,
+        population_lambda_min,
+        population_tangent_kernel,
+        tangent_kernel,
+    )
+    from .models import (
+        ConvOptEq,
+        DeepOptEq,
+        Equilibrium,
+        GaussianReLU,
+        LinearEquilibrium,
+        Monotone,
+        MultiscaleDEQ,
+        OptEq,
+        ResidualConv,
+        ScaledReLU,
+        SharedDropout,
+        diagnose,
+        from_feedforward,
+        load,
+        repeat,
+        unroll,
+    )
+    from .solve import (
+        SAM,
+        AffineMap,
+        Anderson,
+        Broyden,
+        EquilibriumError,
+        EquilibriumWarning,
+        ForwardBackward,
+        Newton,
+        OnFailure,
+        PeacemanRachford,
+        Picard,
+        Solution,
+        Status,
+        Stop,
+        extrapolate,
+        fixed_point,
+        verify,
+    )
+    from .theory import (
+        Certificate,
+        Claim,
+        certified_radius,
+        equilibrium_error,
+        lipschitz_bound,
+    )
+    from .theory.certify import certify
+    from .theory.suggest import suggest
+    from .train import (
+        Projection,
+        Trainer,
+        WarmStart,
+        gradient_descent,
+        gradient_flow,
+        safeguarded_descent,
+        train_many,
+    )
 
 __all__ = [
     "GMRES",
@@ -174,3 +174,22 @@ __all__ = [
     "unroll",
     "verify",
 ]
+
+_HOMES = ("solve", "differentiate", "models", "kernels", "history", "theory", "train", "estimators")
+_ROOMS = ("linalg", "losses", "data", "runs", "explore", "plots", "report", "papers", *_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f".{name}", __name__)
+    if name in __all__:
+        for home in _HOMES:
+            room = import_module(f".{home}", __name__)
+            if hasattr(room, name):
+                globals()[name] = getattr(room, name)
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,8 @@ from .averaging import (
     inverse_norm,
 )
 from .broyden import Broyden
-from .driver import extrapolate, fixed_point
+from .driver import extrapolate, fixed_point, verify
+from .failure import EquilibriumWarning, OnFailure
 from .forward_backward import ForwardBackward
 from .newton import Newton
 from .peaceman_rachford import PeacemanRachford
@@ -31,8 +32,10 @@ __all__ = [
     "Broyden",
     "Counts",
     "EquilibriumError",
+    "EquilibriumWarning",
     "ForwardBackward",
     "Newton",
+    "OnFailure",
     "PeacemanRachford",
     "Picard",
     "Regulariser",
@@ -51,4 +54,5 @@ __all__ = [
     "inverse_norm",
     "leaky_relu",
     "soft_threshold",
+    "verify",
 ]
