@@ -201,10 +201,10 @@ def test_a_flipped_bit_in_a_finished_run_is_noticed_and_named(equipoise, trained
     for command in (("predict", run, trained.table), ("certify", run), ("diagnose", run)):
         result = equipoise(*command)
         assert result.exit_code == 5, result.output
-        assert f"{name} is damaged" in flat(result.stderr)
+        assert f"{name}isdamaged" in flat(result.stderr).replace(" ", "")  # long paths are broken anywhere
     listed = equipoise("runs")
     assert listed.exit_code == 5
-    assert f"{name} is damaged" in flat(listed.stdout)
+    assert f"{name}isdamaged" in flat(listed.stdout).replace(" ", "")
 
 
 def test_runs_are_listed_and_compared(equipoise, trained, tmp_path):

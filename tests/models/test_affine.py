@@ -164,3 +164,27 @@ def test_a_solve_whose_rows_end_apart_has_no_image():
     solution = eq.fixed_point(masked_problem()[0], solver=eq.Picard(), stop=eq.Stop(max_steps=3000))
     assert solution.steps.unique().numel() > 1
     assert solution.image is None
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("family", ["gaussian", "monotone", "linear"])
+def test_the_adjoint_of_one_weighted_sum_is_the_weighted_sum_of_adjoints(family, outputs):
+    options = {"outputs": outputs, "dtype": torch.float64, "generator": torch.Generator().manual_seed(1)}
+    model = {
+        "gaussian": lambda: eq.GaussianReLU(4, 6, **options),
+        "monotone": lambda: eq.Monotone(4, 6, margin=0.5, **options),
+        "linear": lambda: eq.LinearEquilibrium(4, gamma=0.5, **options),
+    }[family]()
+    with torch.no_grad():
+        model.readout_weight.normal_(generator=options["generator"])
+    X = torch.randn(7, 4, dtype=torch.float64, generator=options["generator"])
+    R = torch.randn(7, outputs, dtype=torch.float64, generator=options["generator"])
+    Z, stop = model.equilibrium(X).detach(), eq.Stop(rtol=1e-12, max_steps=2000)
+    V = model.adjoint(Z, X, stop=stop).reshape(7, outputs, -1)
+    L = model.adjoint(Z, X, weights=R, stop=stop)
+    torch.testing.assert_close(L, torch.einsum("nk,nkm->nm", R, V), rtol=1e-9, atol=1e-11)
+    once = model.pullback(L[:, None], torch.ones(7, 1, dtype=torch.float64), Z, X)
+    shape = model.adjoint_shape(7)
+    each = model.pullback(V.reshape(shape), R.reshape(shape[:-1]), Z, X)
+    for name in model.hidden_names:
+        torch.testing.assert_close(once[name], each[name], rtol=1e-9, atol=1e-11)

@@ -210,6 +210,7 @@ class AffineFamily(Saved, ABC):
         Z: Tensor,
         X: Tensor,
         *,
+        weights: Tensor | None = None,
         masks: Tensor | None = None,
         image: Tensor | None = None,
         stop: Stop | None = None,
@@ -220,20 +221,27 @@ class AffineFamily(Saved, ABC):
     ) -> Solution:
         """The Solution of V = D ∘ (1 aᵀ + V W): one solve serves every residual, and the tangent kernel.
 
+        Given `weights` R (N, k), it is that of L = D ∘ (R aᵀ + L W), (N, m): the adjoint of that one weighted
+        sum of the outputs, a k-th of the work.
         `masks` are those of Z, `image` is f(Z) and `problem` is `affine_map(X)`, where they are known
         already; `start` is an earlier V.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
         self._check_start(Z, (N, m), "Z")
-        v0 = self._check_start(start, self.adjoint_shape(N))
+        shape = self.adjoint_shape(N) if weights is None else (N, m)
+        v0 = self._check_start(start, shape)
         problem = problem or self.affine_map(X)
         D = self._masks(problem, Z, image) if masks is None else masks
-        rows = self.readout_weight.reshape(m, k).T.expand(N, k, m).reshape(N * k, m)  # 1 aᵀ
-        linear = MaskedMap(problem.weight.T, rows, D.repeat_interleave(k, dim=0))
+        a = self.readout_weight.reshape(m, k).T  # (k, m)
+        if weights is None:
+            rows, D = a.expand(N, k, m).reshape(N * k, m), D.repeat_interleave(k, dim=0)  # 1 aᵀ
+        else:
+            rows = weights.reshape(N, k) @ a
+        linear = MaskedMap(problem.weight.T, rows, D)
         linear.cache = transposed(problem.cache)
         how = Method(solver or self.default_solver(linear), linear_stop(stop), precision)
-        solution = solve_linear(linear, how, None if v0 is None else v0.reshape(N * k, m))
-        return solution if len(self.adjoint_shape(N)) == 2 else _by_sample(solution, N, k, m)
+        solution = solve_linear(linear, how, None if v0 is None else v0.reshape(len(rows), m))
+        return solution if len(shape) == 2 else _by_sample(solution, N, k, m)
 
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
         return (N, self.width) if self.outputs == 1 else (N, self.outputs, self.width)

@@ -157,6 +157,7 @@ class LinearEquilibrium(AffineFamily):
         Z: Tensor,
         X: Tensor,
         *,
+        weights: Tensor | None = None,
         masks: Tensor | None = None,
         image: Tensor | None = None,
         stop: Stop | None = None,
@@ -170,6 +171,7 @@ class LinearEquilibrium(AffineFamily):
             return super().solve_adjoint(
                 Z,
                 X,
+                weights=weights,
                 masks=masks,
                 image=image,
                 stop=stop,
@@ -178,10 +180,15 @@ class LinearEquilibrium(AffineFamily):
                 precision=precision,
                 problem=problem,
             )
-        shape = self.adjoint_shape(len(self._check_inputs(X)))
+        N, M = len(self._check_inputs(X)), self.predictor()
+        again = self.B + M @ self.weight()
+        if weights is not None:
+            self._check_start(start, (N, self.width))
+            R = weights.reshape(N, self.outputs)
+            return _direct(R @ M, R @ again, stop)
+        shape = self.adjoint_shape(N)
         self._check_start(start, shape)
-        M = self.predictor()
-        return _direct(M.expand(shape), (self.B + M @ self.weight()).expand(shape), stop)
+        return _direct(M.expand(shape), again.expand(shape), stop)
 
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
         return N, self.outputs, self.width

@@ -14,6 +14,7 @@ from . import (  # noqa: F401  each module enters its experiments
     ling2023_gram,
     xie2021,
     xie2021_images,
+    xie2021_segmentation,
 )
 from .experiments import (
     SCALES,

@@ -236,17 +236,24 @@ class Run:
         return Residual(r, float(r.norm()), Interval(max(found.lo, 0.0), found.hi))
 
     def _gradients(self) -> dict[str, Tensor]:
-        """∂L/∂θ of the hidden parameters at the old point."""
+        """∂L/∂θ of the hidden parameters at the old point, from the adjoint of r̂ = r/‖r‖."""
+        size = max(self.residual.norm, 1e-300)
         problem = self.model.affine_map(self.X)
         problem.cache = {}  # so that nothing here depends on how Z was found, which no checkpoint holds
         start = None if self.V is None else self.V.double()
         adjoint = self.model.solve_adjoint(
-            self.point.Z, self.X, stop=_ADJOINT, start=start, precision="mixed", problem=problem
+            self.point.Z,
+            self.X,
+            weights=self.residual.value / size,
+            stop=_ADJOINT,
+            start=start,
+            precision="mixed",
+            problem=problem,
         )
         assert isinstance(adjoint.value, Tensor)
         self.V, self.adjoint_steps = adjoint.value.float(), int(adjoint.steps.max())
-        R = (2 * self.scale * self.residual.value).reshape(self.y.shape)
-        found = self.model.pullback(adjoint.value, R, self.point.Z, self.X)
+        once = torch.full((len(self.X), 1), 2 * self.scale * size, dtype=torch.float64, device=self.X.device)
+        found = self.model.pullback(adjoint.value[:, None], once, self.point.Z, self.X)
         return {name: found[name] for name in self.hidden}
 
     def _foreseen(self, size: float) -> Tensor:
