@@ -14,6 +14,9 @@ from .hieu2022_training import RATES, fit
 from .page import Page
 from .xie2021_images import accuracy, images
 
+# More than the 4 groups of a scale: a normalised group of one channel has the same mean for every image.
+CHANNELS = {"tiny": (8, 8), "medium": (16, 32)}
+
 
 @register(
     "hieu2022.fig4.5",
@@ -27,7 +30,7 @@ def fig4_5(context: Context) -> Measured:
     size = {
         "rows": context.pick(tiny=100, small=1000, medium=4000),
         "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
-        "channels": context.pick(tiny=(4, 4), small=(8, 8), medium=(16, 32)),
+        "channels": context.pick(**CHANNELS),
         "grid": context.pick(tiny=3, small=11, medium=21, paper=51),
         "rate": context.pick(**RATES),
         "seen": context.pick(tiny=20, small=60, medium=200, paper=1024),
@@ -40,16 +43,21 @@ def fig4_5(context: Context) -> Measured:
     return found
 
 
-def _trained(context: Context, name: str, seed: int, size: Measured, progress: Progress) -> Measured:
-    X, y, X_test, y_test = images(context.load(name), size["rows"], 500, seed)
-    model = MultiscaleDEQ(
+def build(X: torch.Tensor, channels: tuple[int, ...], seed: int) -> MultiscaleDEQ:
+    """The multiscale DEQ for images like X; large ones are halved by the first convolution."""
+    return MultiscaleDEQ(
         tuple(X.shape[1:]),
-        size["channels"],
+        channels,
         extractor=(2,) if X.shape[2] > 16 else (1,),
         stop=STOP,
         on_failure="accept",
         generator=torch.Generator().manual_seed(seed),
     )
+
+
+def _trained(context: Context, name: str, seed: int, size: Measured, progress: Progress) -> Measured:
+    X, y, X_test, y_test = images(context.load(name), size["rows"], 500, seed)
+    model = build(X, size["channels"], seed)
     how = {"seed": seed, "rate": size["rate"], "progress": lambda share: progress(share / 2)}
     losses = fit(model, X, y, size["epochs"], **how)
     vectors = [n for n, p in model.named_parameters() if p.ndim < 2]
