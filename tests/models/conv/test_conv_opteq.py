@@ -10,7 +10,7 @@ import equipoise as eq
 from contracts.image_model import TIGHT, C, H, ImageContract, K, W
 from equipoise.linalg import norm_lower, norm_upper
 from equipoise.models.conv import ConvOptEq, parameters_of, xie2021_guess
-from equipoise.models.properties import L1, SquaredL2
+from equipoise.models.properties import L1, GradientStep, SquaredL2, differentiable
 
 
 class TestConvOptEq(ImageContract):
@@ -130,6 +130,21 @@ def test_nothing_is_proved_where_nothing_holds():
     said = model.wellposed()
     assert said.verdict == "proved"
     assert 1 - 1e-5 < said.contraction < 1
+
+
+def test_a_property_that_may_expand_leaves_nothing_proved():
+    R = differentiable(lambda z: -z.square().sum(1), lipschitz=2.0, convex=False)
+    model = build(activation="tanh", hidden=(4,), norm=0.95, regulariser=GradientStep(R, step=1.0))
+    x = torch.zeros(1, C, H, W, dtype=torch.float64)  # T is odd there
+    apart = [model.solve(x, start=s * torch.ones(1, 4, H, W, dtype=torch.float64)) for s in (5.0, -5.0)]
+    assert all(one.converged.all() for one in apart)
+    assert (apart[0].value - apart[1].value).norm() > 1  # two equilibria
+    said = model.wellposed()
+    assert (said.verdict, said.contraction, said.averaged) == ("inconclusive", math.inf, None)
+    assert "GradientStep(R, step=1) is not known to be nonexpansive" in said.explain()
+    kept = build(norm=0.9, regulariser=L1(0.1)).wellposed()  # contracts still, and is no proximal map
+    assert kept.verdict == "proved"
+    assert kept.averaged is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

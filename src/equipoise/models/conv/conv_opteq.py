@@ -7,6 +7,7 @@ of the convolution as a linear map of images. That norm is bounded soundly, by t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -113,11 +114,15 @@ def _compose(
 
 @dataclass(frozen=True)
 class WellPosed:
-    """Whether every image has one equilibrium, and why. Lip T ≤ Π_l (1 − α + α‖W_l‖²) for 1-Lipschitz σ."""
+    """Whether every image has one equilibrium, and why. Lip T ≤ Π_l (1 − α + α‖W_l‖²) for 1-Lipschitz σ.
+
+    That holds with a nonexpansive property behind the layers too; of another nothing is known.
+    """
 
     norms: tuple[float, ...]  # ≥ ‖W_l‖
-    contraction: float  # ≥ Lip T
-    averaged: float | None  # θ with T θ-averaged, where every ‖W_l‖ ≤ 1
+    contraction: float  # ≥ Lip T; ∞ where nothing bounds it
+    averaged: float | None  # θ with T θ-averaged, where every ‖W_l‖ ≤ 1 and there is no property
+    obstacle: str = ""  # the property that is not known to be nonexpansive
 
     @property
     def verdict(self) -> Literal["proved", "inconclusive"]:
@@ -125,6 +130,8 @@ class WellPosed:
 
     def explain(self) -> str:
         sizes = ", ".join(f"‖W_{i}‖ ≤ {n:.6g}" for i, n in enumerate(self.norms, 1))
+        if self.obstacle:
+            return f"{sizes}: nothing is proved, for {self.obstacle} is not known to be nonexpansive."
         if self.contraction < 1:
             return f"{sizes}: T contracts by {self.contraction:.6g}, so every image has one equilibrium."
         return f"{sizes}: nothing is proved. Call project_() after each step of training."
@@ -289,13 +296,15 @@ class ConvOptEq(ImageModel):
         optimiser.register_step_post_hook(after)
 
     def wellposed(self) -> WellPosed:
-        """Whether every image has one equilibrium: soundly, from ‖W_l‖ and α."""
+        """Whether every image has one equilibrium: soundly, from ‖W_l‖, α and what is known of T_R."""
         norms = self.norms()
+        if self.regulariser is not None and not self.regulariser.nonexpansive:
+            return WellPosed(norms, math.inf, None, str(self.regulariser))
         factor, alpha, L = Interval(1.0), Interval(self.alpha), len(norms)
         for n in norms:
             factor = factor * (1 - alpha + alpha * Interval(n) ** 2)
         averaged = None
-        if all(n <= 1 for n in norms):
+        if self.regulariser is None and all(n <= 1 for n in norms):
             averaged = L * self.alpha / (2 + (L - 1) * self.alpha)
         return WellPosed(norms, factor.hi, averaged)
 
