@@ -17,11 +17,14 @@ from equipoise.papers.experiments import (
     Settings,
     falling,
     impossible,
+    joint,
     judged,
     plain,
     register,
     reproduce,
     run_one,
+    standard_error,
+    with_error,
 )
 from equipoise.papers.gallery import duration, read_results, summary, write_gallery
 from equipoise.papers.hieu2022_multiscale import minima
@@ -173,7 +176,21 @@ def test_falling_means_up_to_two_standard_errors():
     assert falling([[3.0, 3.4], [3.1, 3.5], [1.0, 1.1]])  # within the spread of its seeds
     assert not falling([[3.0, 3.01], [3.5, 3.51], [1.0, 1.1]])
     assert not falling([[3.0, 3.4], [3.1, 3.5]])  # no fall at all
-    assert not falling([[3.0, 3.1], [float("inf"), 1.0]])
+    for lost in (float("inf"), float("nan")):
+        assert not falling([[3.0, 3.1], [lost, 1.0]])
+        assert not falling([[lost], [1.0]])  # a lost run is no evidence that the others are lower
+        assert not falling([[3.0, lost], [2.0, 2.1], [1.0, 1.1]])
+
+
+def test_one_value_has_no_error_and_adds_nothing_to_a_tolerance():
+    assert standard_error([1.0, 3.0]) == pytest.approx(1.0)
+    assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(3**-0.5)
+    assert standard_error([5.0]) is None
+    assert joint(3.0, 4.0) == 5.0
+    assert joint(None, 4.0) == 4.0
+    assert joint(None, None) == 0.0
+    assert with_error(97.234, 0.06, ".2f") == "97.23 ± 0.06"
+    assert with_error(97.234, None) == "97.2 (one seed)"
 
 
 def verdicts(key, measured):
@@ -276,6 +293,8 @@ def test_basins_are_judged_with_their_errors():
     assert verdicts("hieu2022.fig4.4", {"models": clear}) == ["agree", "agree"]
     noisy = {**clear, "DEQ": of(0.01, 0.9)}
     assert verdicts("hieu2022.fig4.4", {"models": noisy}) == ["agree", "differs"]
+    single = {words: of(share) for words, share in zip(clear, (0.1, 0.2, 0.3, 0.4), strict=True)}
+    assert verdicts("hieu2022.fig4.4", {"models": single}) == ["agree", "differs"]  # no error is known
     narrow = {**clear, "DEQ": of(0.05, 0.06)}
     assert verdicts("hieu2022.fig4.4", {"models": narrow}) == ["differs", "differs"]
 

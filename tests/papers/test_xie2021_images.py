@@ -69,8 +69,8 @@ def test_a_table_of_every_network(key, tmp_path):
 
 
 def test_judgements_follow_the_numbers():
-    def measured(opteq, cnn, sam=0.0, low=0.0):
-        run = lambda a: [{"accuracy": a + d} for d in (-0.01, 0.0, 0.01)]
+    def measured(opteq, cnn, sam=0.0, low=0.0, seeds=(-0.01, 0.0, 0.01)):
+        run = lambda a: [{"accuracy": a + d} for d in seeds]
         models = {w: run(opteq) for w in images.OPTEQ}
         models |= {w + images.SAM_SUFFIX: run(opteq + sam) for w in images.OPTEQ}
         models["OptEq α=0.1"] = run(opteq + low)
@@ -81,6 +81,10 @@ def test_judgements_follow_the_numbers():
     assert verdicts(0.7, 0.8)[0] == "differs"
     assert verdicts(0.8, 0.8, sam=0.1)[2] == "differs"
     assert verdicts(0.8, 0.8, low=-0.2)[1] == "agree"
+    one = {"seeds": (0.0,)}  # without an error the claims can fail as well
+    assert verdicts(0.8, 0.8, **one) == ["agree", "differs", "agree"]
+    assert verdicts(0.79, 0.8, **one)[0] == "differs"
+    assert verdicts(0.8, 0.8, sam=0.03, **one)[2] == "differs"
 
 
 def test_both_segment_better_than_guessing_and_pictures_are_drawn(tmp_path):

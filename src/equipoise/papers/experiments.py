@@ -82,19 +82,34 @@ def judged(
     return Judgement(claim, paper, measured, tolerance, "agree" if holds else "differs", reason)
 
 
+def standard_error(values: Sequence[float]) -> float | None:
+    """s/√n, of the mean of n values. One value has none: it is None, and adds 0 to a tolerance."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def joint(*errors: float | None) -> float:
+    """√(e_1² + e_2² + …), the error of a sum or difference; None, that of one seed, counts as 0."""
+    return math.hypot(*(e or 0.0 for e in errors))
+
+
+def with_error(mean: float, error: float | None, form: str = ".1f") -> str:
+    return f"{mean:{form}} (one seed)" if error is None else f"{mean:{form}} ± {error:{form}}"
+
+
 def falling(groups: Sequence[Sequence[float]], slack: float = 1.02) -> bool:
     """Whether the mean falls from group to group: each at most `slack` times the one before, or within two
-    standard errors of the difference; and the last below the first."""
+    standard errors of the difference; and the last below the first. A lost run is no evidence."""
+    if not all(np.isfinite(g).all() for g in groups):
+        return False
     means = [float(np.mean(g)) for g in groups]
-    known = [g if len(g) > 1 and np.isfinite(g).all() else (0.0, 0.0) for g in groups]
-    spread = [float(np.std(g, ddof=1)) / math.sqrt(len(g)) for g in known]
-    steps = zip(pairwise(means), pairwise(spread), strict=True)
-    each = all(b <= slack * a + 2 * math.hypot(*errors) for (a, b), errors in steps)
+    steps = zip(pairwise(means), pairwise(map(standard_error, groups)), strict=True)
+    each = all(b <= slack * a + 2 * joint(*errors) for (a, b), errors in steps)
     return each and means[-1] < means[0]
 
 
 FALLING = (
-    "each mean at most 2 % above the one before, or within two standard errors; the last below the first"
+    "no run lost; each mean at most 2 % above the one before, or within two standard errors; "
+    "the last below the first"
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..models.opteq import DeepOptEq, OptEq
 from ..plots import new_figure
 from ..plots.curves import draw, finish
 from ..solve import SAM, Picard, Stop, fixed_point
-from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .experiments import Context, Judgement, Measured, Progress, judged, register, standard_error, with_error
 from .page import Page, number
 from .small import draw as normal
 from .xie2021_digits import ALPHAS, COLUMNS, run
@@ -49,12 +48,10 @@ def table3(context: Context) -> Measured:
     return found
 
 
-def _score(cell: Measured) -> tuple[float, float]:
+def _score(cell: Measured) -> tuple[float, float | None]:
     """Mean accuracy in percent and its standard error."""
-    values = 100 * np.array(cell["accuracies"])
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(
-        values
-    ) > 1 else 0.0
+    values = [100 * a for a in cell["accuracies"]]
+    return float(np.mean(values)), standard_error(values)
 
 
 def judge_table3(measured: Measured) -> list[Judgement]:
@@ -108,7 +105,7 @@ def draw_table3(measured: Measured, page: Page) -> None:
         draw(axes[0, 0], ([float(a) for a in cells], scores), column, at=at)
     finish(figure, axes[0, 0], x="α", y="test accuracy, %", log_x=True)
     page.figure("accuracy", figure, "Digits, mean over seeds.")
-    shown = lambda cell: "{:.1f} ± {:.1f}".format(*_score(cell))
+    shown = lambda cell: with_error(*_score(cell))
     rows = [[f"α = {a}", *(shown(row[c]) for c in columns)] for a, row in cells.items()]
     page.table("accuracy", ["", *columns], rows, "Test accuracy in %, ± standard error over seeds.")
 

@@ -9,7 +9,6 @@ K = 20 unrolled steps, ‖W_l‖ ≤ 1 by projection. What is compared is α and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from ..data import load
 from ..models.opteq import DeepOptEq
 from ..models.properties import L1, GradientStep, SquaredL2
 from ..solve import SAM, decorrelation, half_squared_norm, inverse_norm
+from .experiments import standard_error, with_error
 
 ALPHAS = (0.01, 0.1, 0.4, 0.8, 1.0)
 STATE, HIDDEN, STEPS = 64, [64, 64], 20
@@ -58,16 +58,14 @@ class Row:
         return sum(self.accuracies) / len(self.accuracies)
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean; NaN for one seed."""
-        n = len(self.accuracies)
-        if n < 2:
-            return math.nan
-        return math.sqrt(sum((a - self.mean) ** 2 for a in self.accuracies) / (n - 1) / n)
+    def error(self) -> float | None:
+        """The standard error of the mean; None for one seed."""
+        return standard_error(self.accuracies)
 
     def __str__(self) -> str:
+        score = with_error(100 * self.mean, None if self.error is None else 100 * self.error)
         return (
-            f"α = {self.alpha:<4g} {self.column:<32} {100 * self.mean:5.1f} ± {100 * self.error:3.1f} %   "
+            f"α = {self.alpha:<4g} {self.column:<32} {score} %   "
             f"residual {self.residual:.1e}, ‖z‖ {self.norm:.2f}, zeros {100 * self.zeros:.0f} %"
         )
 

@@ -7,7 +7,6 @@ the same functions take a user's folder of images and masks. Adam at the poly le
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,17 @@ from ..data.segmentation import IGNORE, SegmentationSet, digit_canvases
 from ..models.conv import ConvOptEq, Scores, fcn_like, opteq_segmenter, parameters_of, poly
 from ..plots import new_figure
 from ..solve import Stop
-from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .experiments import (
+    Context,
+    Judgement,
+    Measured,
+    Progress,
+    joint,
+    judged,
+    register,
+    standard_error,
+    with_error,
+)
 from .page import Page
 from .xie2021_images import parameter_groups
 
@@ -151,24 +160,21 @@ def table2(context: Context) -> Measured:
     return {"models": runs}
 
 
-def _mean(runs: list[Measured], key: str) -> tuple[float, float]:
+def _mean(runs: list[Measured], key: str) -> tuple[float, float | None]:
     """The mean and its standard error, in percent."""
-    values = 100 * np.array([r[key] for r in runs])
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(
-        values
-    ) > 1 else math.inf
+    values = [100 * r[key] for r in runs]
+    return float(np.mean(values)), standard_error(values)
 
 
 def judge_scores(measured: Measured) -> list[Judgement]:
-    (fcn, fcn_error), (opteq, opteq_error) = (_mean(measured["models"][words], "mIoU") for words in MODELS)
-    gain, error = opteq - fcn, math.hypot(fcn_error, opteq_error)
+    fcn, opteq = (_mean(measured["models"][words], "mIoU") for words in MODELS)
+    gain, error = opteq[0] - fcn[0], joint(fcn[1], opteq[1])
     return [
         judged(
             "the OptEq has a higher mIoU than the FCN",
             gain > 0,
             paper="74.47 against 71.47 (Cityscapes)",
-            measured=f"{opteq:.1f} ± {opteq_error:.1f} against {fcn:.1f} ± {fcn_error:.1f}: "
-            f"{gain:+.1f} ± {error:.1f}",
+            measured=f"{with_error(*opteq)} against {with_error(*fcn)}: {gain:+.1f} ± {error:.1f}",
             tolerance="the mean is higher; the error says how sure that is",
             reason="" if gain > 0 else "not on this task, at this size and length of training",
         )
