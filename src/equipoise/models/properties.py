@@ -28,10 +28,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..differentiate import Equation, Gradient, Record
+from ..differentiate import Equation, Gradient, Record, Unrolled
+from ..differentiate.gradient import SolvedGradient
 from ..differentiate.unrolled import _refuse_mapped
 from ..linalg import norm_upper
-from ..solve import SAM, Activation, Regulariser, Solver, Status, half_squared_norm
+from ..solve import SAM, Activation, Picard, Regulariser, Solver, Status, half_squared_norm
 from ..solve.driver import verify
 from ..solve.problem import make_map
 
@@ -296,6 +297,28 @@ def selection(model: _Layered, sam: SAM) -> Selection:
     return Selection(not missing, tuple(missing), schedule)
 
 
+def selects(solver: Any) -> bool:
+    """Whether a solver, or one of a chain, chooses among equilibria as SAM does."""
+    chain = solver if isinstance(solver, Sequence) else [solver]
+    return any(isinstance(one, Solver) and one.selects for one in chain)
+
+
+def method_config(gradient: Gradient | None, solver: Any) -> dict[str, Any]:
+    """What a file keeps of how z is found, where z depends on it: unrolled steps, and SAM.
+
+    What JSON cannot hold is kept as words, for which `load` asks.
+    """
+    kept: dict[str, Any] = {}
+    if isinstance(gradient, Unrolled) and type(gradient.solver) is Picard:
+        damping = gradient.solver.damping
+        kept["gradient"] = gradient.steps if damping == 1 else {"steps": gradient.steps, "damping": damping}
+    elif gradient is not None and not isinstance(gradient, SolvedGradient):
+        kept["gradient"] = repr(gradient)
+    if selects(solver):
+        kept["solver"] = sam_config(solver) if type(solver) is SAM else repr(solver)
+    return kept
+
+
 def sam_config(sam: SAM) -> Any:
     """What a file keeps of it: all for R = ½‖z‖², the words alone for a regulariser that is a function."""
     if sam.regulariser.name == half_squared_norm().name:
@@ -310,7 +333,7 @@ def as_sam(solver: Solver | Sequence[Solver] | Mapping[str, Any] | str | None) -
     if isinstance(solver, str):
         raise TypeError(
             f"solver must be a Solver such as eq.Anderson(). Got {solver!r} instead; a file holds no "
-            f"function, so pass such a SAM to load(path, solver=…)."
+            f"function, and no chain, so pass such a SAM to load(path, solver=…)."
         )
     return solver
 

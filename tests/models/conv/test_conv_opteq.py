@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import equipoise as eq
 from contracts.image_model import TIGHT, C, H, ImageContract, K, W
 from equipoise.linalg import norm_lower, norm_upper
-from equipoise.models.conv import ConvOptEq, parameters_of, xie2021_guess
+from equipoise.models.conv import ConvOptEq, MultiscaleDEQ, ResidualConv, parameters_of, xie2021_guess
 from equipoise.models.properties import L1, GradientStep, SquaredL2, differentiable
 
 
@@ -273,3 +273,41 @@ def test_options_are_checked():
     steep = eq.solve.Activation("double", lambda p: 2 * p, lambda p: 2 + 0 * p, lipschitz=2.0)
     with pytest.raises(ValueError, match="1-Lipschitz"):
         build(activation=steep)
+
+
+FAMILIES = [
+    lambda **o: build(**o),
+    lambda **o: ResidualConv((C, H, W), 4, outputs=K, groups=2, dtype=torch.float64, **o),
+    lambda **o: MultiscaleDEQ((C, H, W), (4, 4), K, groups=2, dtype=torch.float64, **o),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=["opteq", "residual", "multiscale"])
+def test_a_file_keeps_how_the_state_is_found_or_asks_for_it(family, tmp_path):
+    path, x = tmp_path / "m.safetensors", images()
+    for how in (
+        {"gradient": 2},
+        {"gradient": eq.Unrolled(3, eq.Picard(damping=0.5))},
+        {"gradient": 3, "solver": eq.SAM(rho=0.5, c=0.1)},
+    ):
+        model = family(on_failure="accept", **how)
+        model.save(path)
+        twin = eq.load(path, on_failure="accept")
+        assert torch.equal(twin(x), model(x))
+        assert not torch.allclose(family(on_failure="accept", gradient=5)(x), model(x), atol=1e-9)
+    for solver in (eq.SAM(eq.solve.inverse_norm(0.5)), [eq.SAM(), eq.Picard()]):
+        family(solver=solver).save(path)
+        with pytest.raises(TypeError, match=r"pass such a SAM to load\(path, solver=…\)"):
+            eq.load(path)
+        assert eq.load(path, solver=solver).solver == solver
+
+
+def test_sam_in_a_chain_has_no_implicit_gradient_either():
+    model, x = build(), images()
+    chain = [eq.SAM(), eq.Picard()]
+    with pytest.raises(ValueError, match="SAM chooses among many equilibria"):
+        model(x, solver=chain)
+    with torch.no_grad():
+        assert model(x, solver=chain, stop=eq.Stop(max_steps=200, patience=200)).isfinite().all()
+    with pytest.raises(ValueError, match="takes steps of its own solver"):
+        build(gradient=150)(x, solver=eq.Anderson())

@@ -133,6 +133,15 @@ def test_a_file_keeps_what_is_known_by_name_and_asks_for_what_is_a_function(tmp_
         eq.load(path)
     assert torch.equal(eq.load(path, solver=model.method.solver)(X), model(X))
 
+    model, X = build(gradient=eq.Unrolled(4, eq.Picard(damping=0.5)), on_failure="accept")
+    model.save(path)
+    assert torch.equal(eq.load(path, on_failure="accept")(X), model(X))
+
+    model, X = build(solver=[eq.SAM(), eq.Picard()])
+    model.save(path)
+    with pytest.raises(TypeError, match=r"pass such a SAM to load\(path, solver=…\)"):
+        eq.load(path)
+
 
 def test_weights_that_are_too_large_are_named_when_a_solve_fails():
     model, X = build()

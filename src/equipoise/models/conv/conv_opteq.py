@@ -24,7 +24,7 @@ from ...solve.failure import OnFailure, Policy
 from ..opteq.activations import KNOWN, monotone_activation
 from ..opteq.pieces import Gradients
 from ..properties import Property, as_property
-from .images import ImageModel, Solvers
+from .images import ImageModel, StoredSolvers
 from .parts import Extractor, Maker, all_positive, head_for, odd, positive, reduced
 
 
@@ -181,7 +181,7 @@ class ConvOptEq(ImageModel):
         pool: int = 4,
         normalise: bool = True,
         task: str = "classification",
-        solver: Solvers | None = None,
+        solver: StoredSolvers | None = None,
         gradient: Gradients | None = None,
         stop: Stop | None = None,
         on_failure: Policy | OnFailure = "raise",
@@ -329,6 +329,7 @@ class ConvOptEq(ImageModel):
             "pool": self.pool,
             "normalise": self.normalise,
             "task": self.task,
+            **super().config(),
         }
 
     def extra_repr(self) -> str:

@@ -6,28 +6,29 @@ Images are (N, C, H, W). What f needs of the image is computed once, before the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...differentiate import Gradient, Implicit, Record, Unrolled
-from ...differentiate.equation import needs_gradient, under_transform
+from ...differentiate import Gradient, Implicit, Record
+from ...differentiate.equation import under_transform
 from ...differentiate.gradient import SolvedGradient
-from ...solve import SAM, Solution, Solver, Stop
+from ...solve import Solution, Solver, Stop
 from ...solve.failure import OnFailure, Policy
 from ...solve.solution import State
 from ..adjoint import linear_stop
 from ..affine import refuse_nonfinite
 from ..baselines import Repeat
 from ..equilibrium import Equilibrium
-from ..opteq.pieces import Gradients, as_gradient
-from ..properties import UnrolledSAM
+from ..opteq.pieces import Gradients, as_gradient, trained_by
+from ..properties import as_sam, method_config
 from ..saving import Saved
 from .parts import Image, checked_image, positive
 
 Solvers = Solver | Sequence[Solver]
+StoredSolvers = Solvers | Mapping[str, Any] | str  # or what a file holds of one
 
 
 class ImageModel(Saved, ABC):
@@ -50,7 +51,7 @@ class ImageModel(Saved, ABC):
         inputs: Sequence[int],
         outputs: int,
         *,
-        solver: Solvers | None,
+        solver: StoredSolvers,
         gradient: Gradients | None,
         stop: Stop | None,
         on_failure: Policy | OnFailure,
@@ -59,7 +60,8 @@ class ImageModel(Saved, ABC):
         positive(outputs=outputs)
         self.inputs: Image = checked_image(inputs)
         self.outputs = outputs
-        self.solver, self.stop, self.on_failure = solver, stop, on_failure
+        self.solver: Solvers = as_sam(solver)
+        self.stop, self.on_failure = stop, on_failure
         self.gradient = None if gradient is None else as_gradient(gradient)
         self._last = Record()
 
@@ -108,7 +110,7 @@ class ImageModel(Saved, ABC):
     ) -> State:
         """z (N, channels, h, w), or a tuple of such; differentiable."""
         c = self.injection(self._check_images(x))
-        layer = self._layer(stop, solver)
+        layer = self._layer(stop, solver, named=solver is not None)
         if start is None and isinstance(layer.gradient, SolvedGradient) and not under_transform():
             with torch.no_grad():
                 start = self.default_start(c)
@@ -129,35 +131,26 @@ class ImageModel(Saved, ABC):
         """The Solution behind `equilibrium`, whatever became of each image, without a gradient."""
         c = self.injection(self._check_images(x))
         start = self.default_start(c) if start is None else start
-        return self._layer(stop, solver).solve(*c, shared=self.shared(), start=start)
+        return self._layer(stop, solver, named=False).solve(*c, shared=self.shared(), start=start)
 
     def repeated(self, times: int) -> RepeatedModel:
         """The weight-tied network that applies the same cell `times` times: repeat-6, repeat-11, …"""
         return RepeatedModel(self, times)
 
-    def _layer(self, stop: Stop | None, solver: Solvers | None) -> Equilibrium:
+    def _layer(self, stop: Stop | None, solver: Solvers | None, named: bool) -> Equilibrium:
         stop, solver = stop or self.stop, solver or self.solver
         return Equilibrium(
             self.cell,
             solver=solver,
-            gradient=self._gradient(stop, solver),
+            gradient=self._gradient(stop, solver, named),
             stop=stop,
             on_failure=self.on_failure,
             state=self.state,
         )
 
-    def _gradient(self, stop: Stop | None, solver: Solvers | None) -> Gradient:
+    def _gradient(self, stop: Stop | None, solver: Solvers, named: bool) -> Gradient:
         how = self.gradient or self.default_gradient(linear_stop(stop))
-        if not isinstance(solver, SAM):
-            return how
-        if isinstance(how, Unrolled):
-            return UnrolledSAM(how.steps, solver)
-        if needs_gradient(tuple(self.parameters())) or under_transform():
-            raise ValueError(
-                f"SAM chooses among many equilibria, where {type(how).__name__} has no gradient to give. "
-                f"Train it unrolled, solver=SAM(…) with gradient=Unrolled(20), or use torch.no_grad()."
-            )
-        return how
+        return trained_by(how, solver, named, self.parameters())
 
     # -- housekeeping ------------------------------------------------------------------------------------
 
@@ -168,6 +161,10 @@ class ImageModel(Saved, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": Record()}
+
+    def config(self) -> dict[str, Any]:
+        """What all families keep of how z is found."""
+        return method_config(self.gradient, self.solver)
 
     def _check_images(self, x: Tensor) -> Tensor:
         shape = ", ".join(map(str, self.inputs))

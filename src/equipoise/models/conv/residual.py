@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...solve import Anderson, Stop
 from ...solve.failure import OnFailure, Policy
 from ..opteq.pieces import Gradients
-from .images import ImageModel, Solvers
+from .images import ImageModel, StoredSolvers
 from .parts import Extractor, Maker, all_positive, head_for, positive
 
 
@@ -62,7 +62,7 @@ class ResidualConv(ImageModel):
         std: float = 0.01,
         pool: int = 4,
         task: str = "classification",
-        solver: Solvers | None = None,
+        solver: StoredSolvers | None = None,
         gradient: Gradients | None = None,
         stop: Stop | None = None,
         on_failure: Policy | OnFailure = "raise",
@@ -113,6 +113,7 @@ class ResidualConv(ImageModel):
             "std": self.std,
             "pool": self.pool,
             "task": self.task,
+            **super().config(),
         }
 
     def extra_repr(self) -> str:

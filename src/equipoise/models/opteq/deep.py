@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...differentiate import Gradient
 from ...solve import Activation, Stop
 from ...solve.failure import OnFailure, Policy
 from ..properties import Property
 from .family import FeatureMap, ProximalFamily, Solvers
 from .objective import JointObjective
 from .one_layer import OptEq
-from .pieces import draw_layer, draw_readout, positive
+from .pieces import Gradients, draw_layer, draw_readout, positive
 
 
 class OptEqLayer(nn.Module):
@@ -52,7 +51,7 @@ class _Layers(ProximalFamily):
         regulariser: Property | Mapping[str, Any] | None = None,
         bound: float | None = None,
         solver: Solvers | Mapping[str, Any] | str | None = None,
-        gradient: Gradient | str | int | None = None,
+        gradient: Gradients | None = None,
         stop: Stop | None = None,
         on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,
@@ -106,7 +105,8 @@ class _Layers(ProximalFamily):
             "regulariser": self.regulariser,
         }
         options = {**self.config(), **kept}
-        options.pop("solver", None)
+        for assigned in ("solver", "gradient"):
+            options.pop(assigned, None)
         other = kind(**options, dtype=self.V.dtype, device=self.V.device)
         other.method, other.gradient = self.method, self.gradient
         other.load_state_dict(self.state_dict())

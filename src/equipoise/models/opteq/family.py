@@ -13,19 +13,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...differentiate import Gradient, Implicit, Method, Record, Unrolled
-from ...differentiate.equation import needs_gradient, under_transform
+from ...differentiate import Gradient, Implicit, Method, Record
 from ...linalg import norm_upper
-from ...solve import SAM, Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
+from ...solve import Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
 from ...solve.driver import Precision
 from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
 from ..affine import refuse_nonfinite, spectral_norm
 from ..equilibrium import Equilibrium, _shaped
-from ..properties import Property, UnrolledSAM, as_property, as_sam, sam_config
+from ..properties import Property, as_property, as_sam, method_config
 from ..saving import Saved
 from .activations import KNOWN, monotone_activation
-from .pieces import Cell, Gradients, ProximalEquation, as_gradient, positive
+from .pieces import Cell, Gradients, ProximalEquation, as_gradient, positive, trained_by
 
 Solvers = Solver | Sequence[Solver]
 FeatureMap = Callable[[Tensor], Tensor]
@@ -289,24 +288,7 @@ class ProximalFamily(Saved, ABC):
         how = self.gradient if gradient is None else as_gradient(gradient)
         if stop is not None and how == Implicit():
             how = Implicit(stop=stop)  # one tolerance for the forward and the adjoint solve
-        solver = method.solver
-        chain = list(solver) if isinstance(solver, Sequence) else [solver]
-        if not any(isinstance(one, Solver) and one.selects for one in chain):
-            if named and isinstance(how, Unrolled):
-                raise ValueError(
-                    f"{how} takes steps of its own solver, which Unrolled(K, Picard(damping=…)) names. Got "
-                    f"solver={solver!r} as well: leave it out, or use gradient=Implicit()."
-                )
-            return how
-        if isinstance(how, Unrolled) and len(chain) == 1 and isinstance(chain[0], SAM):
-            return UnrolledSAM(how.steps, chain[0])
-        if needs_gradient(tuple(self.parameters())) or under_transform():
-            raise ValueError(
-                f"SAM chooses among many equilibria, where I − ∂T/∂z is singular and "
-                f"{type(how).__name__} has no gradient to give. Train it unrolled, solver=SAM(…) with "
-                f"gradient=Unrolled(20); or call the model under torch.no_grad()."
-            )
-        return how
+        return trained_by(how, method.solver, named, self.parameters())
 
     def _equation(
         self, X: Tensor, start: Tensor | Solution | None, method: Method
@@ -389,8 +371,4 @@ class ProximalFamily(Saved, ABC):
             settings["regulariser"] = self.regulariser.config()
         if self.feature_map is not None:
             settings["feature_map"] = getattr(self.feature_map, "__name__", type(self.feature_map).__name__)
-        if isinstance(self.gradient, Unrolled):
-            settings["gradient"] = self.gradient.steps
-        if isinstance(self.method.solver, SAM):
-            settings["solver"] = sam_config(self.method.solver)
-        return settings
+        return settings | method_config(self.gradient, self.method.solver)

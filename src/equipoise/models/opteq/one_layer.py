@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...differentiate import Gradient
 from ...solve import Activation, Stop
 from ...solve.failure import OnFailure, Policy
 from ..properties import Property
 from .family import Solvers
 from .objective import LayerObjective
-from .pieces import draw_layer, draw_readout, positive
+from .pieces import Gradients, draw_layer, draw_readout, positive
 
 
 class OptEq(LayerObjective):
@@ -47,7 +46,7 @@ class OptEq(LayerObjective):
         regulariser: Property | Mapping[str, Any] | None = None,
         bound: float | None = None,
         solver: Solvers | Mapping[str, Any] | str | None = None,
-        gradient: Gradient | str | int | None = None,
+        gradient: Gradients | None = None,
         stop: Stop | None = None,
         on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,

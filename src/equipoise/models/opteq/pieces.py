@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...differentiate import Equation, Gradient, Implicit, Method, Unrolled
+from ...differentiate.equation import needs_gradient, under_transform
+from ...solve import SAM, Picard, Solver
 from ..affine import spectral_norm
+from ..properties import UnrolledSAM, selects
 
-Gradients = Gradient | str | int
+Gradients = Gradient | Mapping[str, Any] | str | int
 
 
 class ProximalEquation(Equation):
@@ -48,12 +51,38 @@ def as_gradient(gradient: Gradients | None) -> Gradient:
         return Implicit()
     if isinstance(gradient, int) and not isinstance(gradient, bool):
         return Unrolled(gradient)
+    if isinstance(gradient, Mapping):  # what a file holds
+        return Unrolled(gradient["steps"], Picard(gradient["damping"]))
     if isinstance(gradient, Gradient):
         return gradient
     raise TypeError(
         f"gradient must be 'implicit', a number of unrolled steps, or a Gradient such as eq.Implicit() or "
-        f"eq.Unrolled(20). Got {gradient!r} instead."
+        f"eq.Unrolled(20). Got {gradient!r} instead; a file holds no other, so pass yours to "
+        f"load(path, gradient=…)."
     )
+
+
+def trained_by(
+    how: Gradient, solver: Solver | Sequence[Solver] | None, named: bool, parameters: Iterable[Tensor]
+) -> Gradient:
+    """`how` itself, or SAM unrolled where `solver` is one; `named`: the call has a solver of its own."""
+    if not selects(solver):
+        if named and isinstance(how, Unrolled):
+            raise ValueError(
+                f"{how} takes steps of its own solver, which Unrolled(K, Picard(damping=…)) names. Got "
+                f"solver={solver!r} as well: leave it out, or use gradient=Implicit()."
+            )
+        return how
+    chain = list(solver) if isinstance(solver, Sequence) else [solver]
+    if isinstance(how, Unrolled) and len(chain) == 1 and isinstance(chain[0], SAM):
+        return UnrolledSAM(how.steps, chain[0])
+    if needs_gradient(tuple(parameters)) or under_transform():
+        raise ValueError(
+            f"SAM chooses among many equilibria, where I − ∂T/∂z is singular and "
+            f"{type(how).__name__} has no gradient to give. Train it unrolled, solver=SAM(…) with "
+            f"gradient=Unrolled(20); or call the model under torch.no_grad()."
+        )
+    return how
 
 
 def draw_layer(

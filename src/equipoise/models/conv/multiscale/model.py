@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ....solve import Anderson, Stop
 from ....solve.failure import OnFailure, Policy
 from ...opteq.pieces import Gradients
-from ..images import ImageModel, Solvers
+from ..images import ImageModel, StoredSolvers
 from ..parts import TASKS, Extractor, Maker, PixelHead, all_positive, positive
 from .cell import MultiscaleCell, down
 
@@ -48,7 +48,7 @@ class MultiscaleDEQ(ImageModel):
         extractor: Sequence[int] = (1,),
         std: float = 0.01,
         task: str = "classification",
-        solver: Solvers | None = None,
+        solver: StoredSolvers | None = None,
         gradient: Gradients | None = None,
         stop: Stop | None = None,
         on_failure: Policy | OnFailure = "raise",
@@ -108,6 +108,7 @@ class MultiscaleDEQ(ImageModel):
             "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
             "std": self.std,
             "task": self.task,
+            **super().config(),
         }
 
     def extra_repr(self) -> str:
