@@ -12,6 +12,8 @@ from equipoise.kernels import tangent_kernel
 from equipoise.models import Monotone
 from equipoise.papers import hieu2022_monotone as monotone
 from equipoise.papers import hieu2022_multiscale as multiscale
+from equipoise.papers.experiments import Context, Settings, experiment, run_one
+from equipoise.papers.hieu2022_landscape import dataset
 
 
 @pytest.mark.parametrize("scale", list(multiscale.CHANNELS))
@@ -70,3 +72,19 @@ def test_linear_convergence_is_told_from_a_power_law():
     assert verdict(0.98**k, "step 300: the loss is not finite") == "differs"
     assert verdict(0.9999**k) == "differs"  # not halved
     assert verdict(0.98**k + 0.1 * (k == 150)) == "differs"  # a rise
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "medium"])
+def test_a_slice_is_of_the_data_asked_for(scale, tmp_path):
+    context = Context(Settings(scale, ("kmnist",)), tmp_path)
+    assert dataset(context) == "kmnist"
+    assert not context.notes
+    own = Context(Settings(scale, data_dir=str(tmp_path)), tmp_path)
+    assert dataset(own) == "digits"  # CIFAR10 is not there
+    assert "stand" in own.notes[-1]
+
+
+def test_both_landscapes_say_that_digits_stand_in(tmp_path):
+    for key in ("hieu2022.fig4.4", "hieu2022.fig4.5"):
+        result = run_one(experiment(key), Settings("tiny"), tmp_path)
+        assert any("digits stand for CIFAR10" in note for note in result.notes), key

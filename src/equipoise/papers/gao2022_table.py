@@ -55,6 +55,7 @@ def judge_table1(measured: Measured) -> list[Judgement]:
                 tolerance="equal for each γ",
             )
         )
+        found.append(_growth(name, along))
         claim = f"{name}: mean forward iterations for γ = .1/.3/.5/.8"
         paper = " / ".join(f"{v:g}" for v in TABLE_1.values())
         if not at_paper_size:
@@ -84,17 +85,19 @@ def judge_table1(measured: Measured) -> list[Judgement]:
                 tolerance="one differs from the paper's by more than 25 %",
             ),
         ]
-        grows = all(runs["last"] >= runs["first"] for runs in along.values())
-        found.append(
-            judged(
-                f"{name}: forward passes take more iterations as training goes on",
-                grows,
-                paper="more iterations as γ‖A‖ grows",
-                measured=", ".join(f"{g}: {r['first']:.3g} → {r['last']:.3g}" for g, r in along.items()),
-                tolerance="for each γ the last count is at least the first, mean over seeds",
-            )
-        )
     return found
+
+
+def _growth(name: str, along: Measured) -> Judgement:
+    counts = [(runs["first"], runs["last"]) for runs in along.values()]
+    grows = all(last >= first for first, last in counts) and any(last > first for first, last in counts)
+    return judged(
+        f"{name}: forward passes take more iterations as training goes on",
+        grows,
+        paper="more iterations as γ‖A‖ grows",
+        measured=", ".join(f"{g}: {r['first']:.3g} → {r['last']:.3g}" for g, r in along.items()),
+        tolerance="the last count is at least the first for each γ, and more for one; means over seeds",
+    )
 
 
 def _by_gamma(start: Measured) -> dict[str, Measured]:

@@ -41,6 +41,14 @@ MODELS: dict[str, int | None] = {"repeat-6": 6, "repeat-11": 11, "repeat-18": 18
 STOP = Stop(rtol=1e-2, max_steps=100)
 
 
+def dataset(context: Context) -> str:
+    """The first asked for; else CIFAR10, for which the digits stand at the smaller scales."""
+    if context.settings.data or context.pick(tiny=False, medium=True):
+        return context.datasets("cifar10")[0]
+    context.notes.append("At this scale the digits stand for CIFAR10; medium and paper take CIFAR10.")
+    return "digits"
+
+
 def slice_loss(X: torch.Tensor, y: torch.Tensor) -> Any:
     """Mean cross-entropy; of a DEQ only where every image's equilibrium is found, warm-started."""
 
@@ -98,7 +106,7 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
     draw=lambda measured, page: draw_basins(measured, page),
 )
 def fig4_4(context: Context) -> Measured:
-    (name,) = (context.datasets("cifar10") if context.pick(tiny=0, small=0, medium=1) else ["digits"])[:1]
+    name = dataset(context)
     size = {
         "rows": context.pick(tiny=100, small=1000, medium=4000),
         "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
@@ -109,8 +117,6 @@ def fig4_4(context: Context) -> Measured:
         "seen": context.pick(tiny=20, small=60, medium=200),
     }
     seeds = context.seeds(tiny=1, small=3)
-    if name == "digits" and context.settings.scale in ("tiny", "small"):
-        context.notes.append("At this scale the digits stand for CIFAR10; medium and paper take CIFAR10.")
     return {
         "data": name,
         "models": {words: [_unit(context, name, words, s, size) for s in seeds] for words in MODELS},

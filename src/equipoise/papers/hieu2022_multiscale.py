@@ -9,7 +9,7 @@ from ..explore import landscape, random_directions
 from ..models.conv import MultiscaleDEQ
 from ..plots import contours, surface
 from .experiments import Context, Judgement, Measured, Progress, impossible, judged, register
-from .hieu2022_landscape import LEVEL, STOP, slice_loss
+from .hieu2022_landscape import LEVEL, STOP, dataset, slice_loss
 from .hieu2022_training import RATES, fit
 from .page import Page
 from .xie2021_images import accuracy, images
@@ -26,7 +26,7 @@ CHANNELS = {"tiny": (8, 8), "medium": (16, 32)}
     draw=lambda measured, page: draw_multiscale(measured, page),
 )
 def fig4_5(context: Context) -> Measured:
-    (name,) = (context.datasets("cifar10") if context.pick(tiny=0, small=0, medium=1) else ["digits"])[:1]
+    name = dataset(context)
     size = {
         "rows": context.pick(tiny=100, small=1000, medium=4000),
         "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
@@ -77,14 +77,14 @@ def _trained(context: Context, name: str, seed: int, size: Measured, progress: P
 
 
 def minima(loss: np.ndarray) -> list[tuple[int, int]]:
-    """The grid points that are lower than every known neighbour, those at the edge of the grid left out."""
+    """The grid points that are lower than every known neighbour; those at the edge have fewer."""
+    known = np.pad(np.where(np.isfinite(loss), loss, np.inf), 1, constant_values=np.inf)
     found = []
-    for i in range(1, loss.shape[0] - 1):
-        for j in range(1, loss.shape[1] - 1):
-            around = loss[i - 1 : i + 2, j - 1 : j + 2].copy()
-            around[1, 1] = np.inf
-            if np.isfinite(loss[i, j]) and loss[i, j] < np.nanmin(around):
-                found.append((i, j))
+    for i, j in np.ndindex(loss.shape):
+        around = known[i : i + 3, j : j + 3].copy()
+        around[1, 1] = np.inf
+        if known[i + 1, j + 1] < around.min():
+            found.append((i, j))
     return found
 
 
@@ -105,7 +105,8 @@ def judge_multiscale(measured: Measured) -> list[Judgement]:
             all(len(p) == 1 for p in places) and all(near),
             paper="only one minimum",
             measured=f"minima by seed: {', '.join(str(len(p)) for p in places)}; {known:.0%} of points known",
-            tolerance="one grid point below its neighbours, within one step of the middle, every seed",
+            tolerance="one grid point, the edge included, below its known neighbours; within one step of the "
+            "middle; every seed",
         ),
     ]
 
