@@ -75,6 +75,16 @@ def test_two_classes_of_any_type(labels):
     assert np.allclose(P.sum(axis=1), 1)
 
 
+def test_the_decision_of_two_classes_is_one_number_for_every_loss():
+    X, y = load_breast_cancer(return_X_y=True)
+    fitted = EquilibriumClassifier(
+        width=16, certified=False, loss="cross_entropy", epochs=1, random_state=0
+    ).fit(X[::4], y[::4])
+    D = fitted.decision_function(X)
+    assert D.shape == (len(X),)
+    assert np.array_equal(fitted.classes_[(D > 0).astype(int)], fitted.predict(X))
+
+
 def test_words_of_object_type_come_back_as_they_were():
     X, y = load_iris(return_X_y=True)
     y = np.array(["a", "b", "c"], dtype=object)[y]

@@ -207,7 +207,7 @@ class EquilibriumClassifier(ClassifierMixin, _Equilibrium):
         rows = self._rows(X)
         outputs = self.fitted_.decide(rows).double().numpy()
         if len(self.classes_) == 2:
-            return outputs
+            return outputs if outputs.ndim == 1 else outputs[:, 1] - outputs[:, 0]
         found = np.full((len(rows), len(self.classes_)), -np.inf)
         found[:, self._seen] = outputs if outputs.ndim == 2 else np.column_stack([-outputs, outputs])
         return found

@@ -103,6 +103,41 @@ def test_a_test_file_is_matched_by_column_names(equipoise, tmp_path):
     assert told["training"]["rows"] == 45
 
 
+def test_a_test_file_of_a_few_rows_has_the_kind_of_the_table(equipoise, tmp_path):
+    labelled = lambda rows: "\n".join(["a,b,grade", *(f"{i % 7}.5,{i % 8},{i % 8}" for i in range(rows))])
+    (tmp_path / "t.csv").write_text(labelled(160))
+    (tmp_path / "u.csv").write_text(labelled(10))
+    result = equipoise(
+        "fit", "t.csv", *SMALL, "--test", "u.csv", "--kind", "classification", "--out", "a", "--no-report"
+    )
+    assert result.exit_code == 0, result.output
+    assert "test_accuracy" in (tmp_path / "a" / "metrics.jsonl").read_text()
+
+
+def test_some_of_the_rows_hold_every_class(equipoise, tmp_path):
+    kinds = ["p"] * 150 + ["q"] * 145 + ["rare"] * 5
+    lines = [f"{i % 13},{(7 * i) % 11},{kind}" for i, kind in enumerate(kinds)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,kind", *lines]))
+    result = equipoise("fit", "t.csv", *SMALL, "--rows", "20", "--out", "a", "--no-report")
+    assert result.exit_code == 0, result.output
+    assert 19 <= Run.open("a").data["rows"] <= 22
+
+
+def test_numbers_have_no_accuracy_and_tables_no_images(equipoise, tmp_path):
+    table = write_houses(tmp_path / "h.csv")
+    (tmp_path / "two.csv").write_text("\n".join(table.read_text().splitlines()[:3]))
+    result = equipoise("fit", table, *SMALL, "--test", "two.csv", "--out", "a", "--no-report")
+    assert result.exit_code == 0, result.output
+    metrics = (tmp_path / "a" / "metrics.jsonl").read_text()
+    assert "test_loss" in metrics
+    assert "accuracy" not in metrics
+    result = equipoise("fit", "digits", *SMALL, "--rows", "40", "--out", "b", "--no-report")
+    assert result.exit_code == 0, result.output
+    pixels = [",".join(f"p{i}" for i in range(64)), ",".join("3" for _ in range(64))]
+    (tmp_path / "new.csv").write_text("\n".join(pixels))
+    assert "image" not in json.loads(equipoise("predict", "b", "new.csv", "--json").stdout)["answers"]
+
+
 def test_some_of_the_rows_and_a_folder_of_images(equipoise, tmp_path):
     Image = pytest.importorskip("PIL.Image")
     draw = np.random.default_rng(0)

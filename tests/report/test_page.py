@@ -276,6 +276,17 @@ def test_metrics_stand_in_for_a_history_that_is_not_there(runs, tmp_path):
     assert hidden[1].tolist() == full.series("hidden", of="accepted")[1].tolist()
 
 
+def test_a_run_on_its_way_is_judged_by_its_gap(runs, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(runs["classification"], path)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rest = 10 * lines[0]["loss"]  # as if so much could never be fitted
+    shifted = [json.dumps({**m, "loss": m["loss"] + rest, "least_loss": rest}) for m in lines]
+    (path / "metrics.jsonl").write_text("\n".join(shifted) + "\n")
+    (path / "history.json").unlink()
+    assert "At every step it lies below the promise" in loss(read(path)).caption
+
+
 def test_an_empty_directory_makes_a_page_and_no_directory_an_error(tmp_path):
     page = Page(report.write(tmp_path).read_text(encoding="utf-8"))
     assert "State unknown" in header(page)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -306,3 +307,17 @@ def test_toml_comes_back_exactly(tables):
 def test_toml_of_odd_names_and_of_nan():
     assert math.isnan(tomllib.loads(to_toml({"a": {"b": math.nan}}))["a"]["b"])
     assert tomllib.loads(to_toml({"a": {"b": "\udcff"}})) == {"a": {"b": "\\udcff"}}
+
+
+def test_of_two_that_begin_in_one_directory_at_once_one_is_refused(tmp_path, monkeypatch):
+    Run.create(tmp_path / "a", {"recipe": {"seed": 0}}, {})
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))  # as the second sees it, just before
+    with pytest.raises(FileExistsError, match="absent or empty"):
+        Run.create(tmp_path / "a", {"recipe": {"seed": 1}}, {})
+    assert Run(tmp_path / "a").config["recipe"]["seed"] == 0
+
+
+def test_a_status_without_a_state_is_a_damaged_run(tmp_path):
+    run = Run.create(tmp_path / "a", {"recipe": {}}, {})
+    (run.path / "run.json").write_text("{}")
+    assert [listed.state for listed in list_runs(tmp_path)] == ["damaged"]

@@ -62,7 +62,7 @@ def test_what_is_saved_comes_back_and_the_last_two_are_kept(tmp_path):
 
 
 def test_more_can_be_kept_and_steps_are_ordered_as_numbers(tmp_path):
-    checkpoints = saved(tmp_path, 9, 10, 200_000_000, 99_999_999, keep=3)
+    checkpoints = saved(tmp_path, 9, 10, 99_999_999, 200_000_000, keep=3)
     assert checkpoints.steps() == [10, 99_999_999, 200_000_000]
     assert_is(checkpoints.latest(), 200_000_000)
 
@@ -271,3 +271,13 @@ def test_remove_leftovers_touches_nothing_else(tmp_path):
         (tmp_path / name).write_text(json.dumps(name))
     remove_leftovers(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".hidden", "a.part", "b.json"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_save_is_the_newest_whatever_was_left_by_a_run_that_came_to_nothing(tmp_path, keep):
+    checkpoints = saved(tmp_path, 100, 120, keep=keep)
+    for path in tmp_path.glob("*.safetensors"):
+        path.write_bytes(b"spoilt")
+    saved(tmp_path, 5, keep=keep)
+    assert checkpoints.steps() == [5]
+    assert_is(checkpoints.latest(), 5)

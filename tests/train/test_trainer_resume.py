@@ -194,6 +194,12 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
             ),
             "other optimiser, seed",
         ),
+        (
+            lambda: Trainer(eq.ScaledReLU(X.shape[1], 5, gamma=0.3, dtype=X.dtype), **options).fit(
+                X, y, checkpoints=Checkpoints(tmp_path)
+            ),
+            "other network",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             fit()

@@ -188,11 +188,14 @@ def _asked(data: str, places: dict[str, Any], share: Number, rows: Count, seed: 
 def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> Run:
     from ..runs import Run, free_directory
 
-    path = out or free_directory("runs", f"{asked.stem}-{recipe.model}")
-    try:
-        return Run.create(path, {"data": asked.to_dict(), "recipe": recipe.to_dict()}, sample.provenance)
-    except FileExistsError as error:
-        raise Failure("The directory is taken", str(error), code=Code.USAGE) from error
+    config = {"data": asked.to_dict(), "recipe": recipe.to_dict()}
+    while True:
+        path = out or free_directory("runs", f"{asked.stem}-{recipe.model}")
+        try:
+            return Run.create(path, config, sample.provenance)
+        except FileExistsError as error:
+            if out is not None:
+                raise Failure("The directory is taken", str(error), code=Code.USAGE) from error
 
 
 def _resume(path: Path, besides: list[str], output: Output, report: bool) -> None:

@@ -53,7 +53,7 @@ def landscape(
 
     from ..explore import affine_loss, between, hessian_lambda_max, random_directions
     from ..explore import landscape as measure
-    from ..losses import as_loss
+    from ..losses import LOSSES, as_loss
     from ..train.checkpoint import write_atomically
     from .output import Output, number, percent
     from .prepared import prepared
@@ -62,7 +62,14 @@ def landscape(
     output = Output(quiet, json)
     stored, fitted = load_fitted(run)
     X, y = (part[:rows] for part in prepared(fitted, stored_sample(stored)))
-    model, name = fitted.model, fitted.history.loss_name
+    model, name = fitted.model, fitted.history.loss_name.removeprefix("mean ")
+    if name not in LOSSES:
+        raise Failure(
+            "The landscape of this loss is not known",
+            f"The loss must be one of {', '.join(sorted(LOSSES))}. The run was trained with {name}.",
+            "equipoise fit … --uncertified --loss square makes one that can be drawn.",
+            Code.USAGE,
+        )
     evaluate = affine_loss(X, y, loss=name)
     axis = np.linspace(-radius, radius, grid)
     if to is not None:

@@ -44,7 +44,7 @@ def read_rows(
         table = read_table(path, labelled=False, delimiter=delimiter)
         if features is not None:
             return Rows(select(table, tuple(features)), target)
-        images = tuple(place.removeprefix("image ") for place in table.places)
+        images = tuple(p.removeprefix("image ") for p in table.places) if path.is_dir() else ()
         return Rows(_as_many(table.X, trained, table.source), target, images=images)
     frame = _frame(path, delimiter)
     return Rows(_columns(path, frame, features).X, target, _targets(frame, target, trained))

@@ -91,7 +91,7 @@ def _fewer(sample: Sample, asked: Asked) -> Sample:
     if asked.rows is None or asked.rows >= len(X):
         return sample
     labels = y if sample.kind == "classes" else None
-    drawn = held_out(labels, len(X), asked.rows / len(X), asked.split_seed or 0)
+    drawn = ~held_out(labels, len(X), 1 - asked.rows / len(X), asked.split_seed or 0)
     train = X[drawn], y[drawn]
     split = f"{sample.provenance['split']}; of {len(X)} rows to train on, {len(train[0])} drawn at random"
     about = sample.provenance | _sizes(train, sample.test) | {"split": split}
@@ -157,7 +157,8 @@ def _table(asked: Asked) -> Sample:
 
 def _divided(table: Table, asked: Asked, how: Mapping[str, Any]) -> tuple[Pair, Pair | None, str]:
     if asked.test is not None:
-        other = read_table(asked.test, table.target if table.image_shape is None else None, **how)
+        target = table.target if table.image_shape is None else None
+        other = read_table(asked.test, target, **{**how, "kind": table.kind})
         test = select(other, table.features), targets(other)
         if table.kind == "classification":
             _same_classes(table, other)

@@ -26,6 +26,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
     X, y = sample.train
     chosen = recipe.resolved(len(X), sample.kind, len(sample.provenance["classes"]))
     unit, total = ("step", chosen.steps) if recipe.certified else ("epoch", chosen.epochs)
+    assert total is not None  # resolved
     watch = Watch(total, unit, shown=output.talks)
 
     def record(step: dict[str, Any]) -> None:

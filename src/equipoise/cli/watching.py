@@ -22,7 +22,7 @@ _LINES = 10  # of progress, where there is no terminal to draw a bar on
 class Watch:
     """Shows a run as it goes: `record` takes what was measured, `progress` hands on an interrupt."""
 
-    def __init__(self, total: int | None, unit: str, shown: bool) -> None:
+    def __init__(self, total: int, unit: str, shown: bool) -> None:
         self.total, self.unit, self.shown = total, unit, shown
         self.begun = self.interrupted = False
         self.console = Console(stderr=True, highlight=False)
@@ -37,14 +37,13 @@ class Watch:
             disable=not (shown and self.console.is_terminal),
         )
         self.task = self.bar.add_task("preparing", total=None, numbers="choosing, and proving the start")
-        self._told, self._began = 0.0, time.monotonic()
+        self._began = time.monotonic()
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show the numbers of one step or epoch."""
         self.begun = True
         at = int(record[self.unit])
-        of = f"/{self.total}" if self.total is not None else ""
-        where, numbers = f"{self.unit} {at}{of}", _numbers(record)
+        where, numbers = f"{self.unit} {at}/{self.total}", _numbers(record)
         self.bar.update(
             self.task, description=where, total=self.total, completed=at, numbers=numbers, refresh=False
         )
@@ -58,10 +57,6 @@ class Watch:
 
     def _due(self, at: int) -> bool:
         """A line at the first and the last step, and at every tenth part between."""
-        if self.total is None:
-            now = time.monotonic()
-            due, self._told = now - self._told > 10, now
-            return due
         return at in (0, self.total) or at % max(1, self.total // _LINES) == 0
 
     @contextmanager

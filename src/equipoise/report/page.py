@@ -19,7 +19,7 @@ from .figures import gather, relative
 from .network import NETWORK
 from .reading import Record, part, read
 from .theorems import used
-from .training import TRAINING
+from .training import TRAINING, least_loss
 from .words import count, duration, moment, number, percent, plain, rows, typeset
 
 FAMILIES = {  # class, name in a recipe, in words, equation
@@ -181,7 +181,7 @@ def _headlines(record: Record) -> list[tuple[str, str, str]]:
         shown.append(("Guarantee", "None", "no certificate in this run"))
     found = record.series("loss")
     if found is not None:
-        shrunk = relative(found, record.history.get("least_loss") or 0.0)
+        shrunk = relative(found, least_loss(record))
         if shrunk is not None:
             where = f"of the first, after {count(int(found[0][-1]), record.clock)}"
             if not np.isfinite(shrunk[1][-1]):

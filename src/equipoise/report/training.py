@@ -9,16 +9,29 @@ import numpy as np
 from .. import plots
 from ..plots.curves import draw, finish
 from ..plots.style import single
+from ..runs.fitting import HELD_OUT
 from .figures import Drawers, Drawn, Pair, over_time, relative
 from .reading import Record, part
 from .words import count, number, percent
+
+
+def least_loss(record: Record) -> float:
+    """L*, which the promise is about: of the history, or of the metrics of a run that has not ended."""
+    return record.history.get("least_loss") or record.last("least_loss") or 0.0
+
+
+def measured_on(record: Record) -> tuple[str, str]:
+    """What the test series of a run are of: its test rows, or those held out to say when to stop."""
+    if part(record.fitted, "validation").get("method") == HELD_OUT:
+        return "held out", "rows held out of the training, which said when to stop"
+    return "test", "rows the training never saw"
 
 
 def loss(record: Record) -> Drawn | None:
     found = record.series("loss")
     if found is None:
         return None
-    least = record.history.get("least_loss") or 0.0
+    least = least_loss(record)
     measured = relative(found, least)
     if measured is None:
         return None
@@ -27,8 +40,9 @@ def loss(record: Record) -> Drawn | None:
     if plain is not None and (shown := relative(plain)):
         lines["predictions alone"] = shown
     tested = over_time(record, "test_loss")
+    name, rows = measured_on(record)
     if tested is not None and (shown := relative(tested)):
-        lines["test"] = shown
+        lines[name] = shown
     promised = record.series("promised")
     bounds = {} if promised is None else {"promised at most": promised}
     figure = plots.curves(lines, x=record.clock, y="loss / its first value", log_y=True, bounds=bounds)
@@ -51,8 +65,8 @@ def loss(record: Record) -> Drawn | None:
             "The promise is about the loss with slack; what the predictions alone leave over levels off, "
             "since the slack keeps them from fitting every target"
         )
-    if "test" in lines:
-        says.append("The test loss was never trained on: look for where it stops following the training loss")
+    if name in lines:
+        says.append(f"The {name} loss is of {rows}: look for where it stops following the training loss")
     alt = f"Training loss on a logarithmic axis, from 1 to {number(float(end))} over {steps}"
     alt += ", beside the promised bound." if bounds else "."
     return Drawn("Loss against the promise" if bounds else "Loss", figure, ". ".join(says) + ".", alt)
@@ -73,8 +87,9 @@ def _sparse(found: Pair) -> str:
 
 
 def accuracy(record: Record) -> Drawn | None:
+    name, rows = measured_on(record)
     found = {
-        name: over_time(record, key) for name, key in (("test", "test_accuracy"), ("training", "accuracy"))
+        name: over_time(record, key) for name, key in ((name, "test_accuracy"), ("training", "accuracy"))
     }
     lines: dict[str, Any] = {name: pair for name, pair in found.items() if pair is not None}
     if not lines:
@@ -83,13 +98,13 @@ def accuracy(record: Record) -> Drawn | None:
     _, y = next(iter(lines.values()))
     caption = (
         f"It ends at {percent(float(y[-1]))}; its best is {percent(float(np.nanmax(y)))}. No theorem speaks "
-        f"of this: it is measured on rows the training never saw."
+        f"of this: it is measured on {rows}."
     )
     return Drawn(
         "Accuracy on the way",
         figure,
         caption,
-        f"Test accuracy from {percent(float(y[0]))} to {percent(float(y[-1]))}.",
+        f"Accuracy ({name}) from {percent(float(y[0]))} to {percent(float(y[-1]))}.",
     )
 
 
@@ -97,10 +112,11 @@ def explained(record: Record) -> Drawn | None:
     found = over_time(record, "test_r2")
     if found is None:
         return None
-    figure = plots.curves({"test": found}, x=record.clock, y="R² on the test rows")
+    name, rows = measured_on(record)
+    figure = plots.curves({name: found}, x=record.clock, y=f"R², {name}")
     end = float(found[1][-1])
     caption = (
-        f"The share of the targets' variation that is explained, on rows the training never saw: "
+        f"The share of the targets' variation that is explained, on {rows}: "
         f"{number(end)} at the end, {number(float(np.nanmax(found[1])))} at best. The mean alone would "
         f"reach 0."
     )

@@ -60,13 +60,18 @@ class Run:
     def create(cls, path: str | Path, config: Mapping[str, Any], data: Mapping[str, Any]) -> Run:
         """A new run in an absent or empty directory: `config` is tables of plain values, `data` is JSON."""
         path = Path(path)
+        taken = FileExistsError(
+            f"the directory of a new run must be absent or empty. {path} is not: "
+            f"name another, or resume the run that is there."
+        )
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise FileExistsError(
-                f"the directory of a new run must be absent or empty. {path} is not: "
-                f"name another, or resume the run that is there."
-            )
+            raise taken
         content = to_toml(config), json.dumps(data, indent=1, ensure_ascii=False)
         path.mkdir(parents=True, exist_ok=True)
+        try:
+            (path / ".lock").touch(exist_ok=False)  # of two that come here at once, one goes on
+        except FileExistsError:
+            raise taken from None
         write_atomically(path / "config.toml", content[0].encode())
         write_atomically(path / "data.json", content[1].encode())
         run = cls(path)
@@ -228,6 +233,8 @@ def _listed(path: Path) -> Listed:
         return Listed(path, status["state"], run.config, run.data, status, "; ".join(problems))
     except (OSError, ValueError) as error:
         return Listed(path, "damaged", problem=str(error))
+    except KeyError as error:
+        return Listed(path, "damaged", problem=f"run.json has no {error}")
 
 
 def free_directory(root: str | Path, stem: str) -> Path:

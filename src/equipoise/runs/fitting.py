@@ -171,6 +171,7 @@ def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
         certificate,
         X_test=A_test,
         y_test=B_test,
+        classes=data.kind == "classes",
         measure=max(1, recipe.steps // 20),
         checkpoints=loop.checkpoints,
         every=loop.every,

@@ -77,9 +77,12 @@ class Checkpoints:
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.directory)
         path = self._path(step)
+        path.unlink(missing_ok=True)  # a pair is never of two saves
         write_atomically(path.with_suffix(".safetensors"), content)
         write_atomically(path, sealed.encode())
-        for old in self.steps()[: -self.keep]:
+        known_steps = self.steps()
+        later = [s for s in known_steps if s > step]  # of a run that came to nothing: this is the newest
+        for old in later + [s for s in known_steps if s <= step][: -self.keep]:
             self._path(old).unlink(missing_ok=True)  # first the file that makes it count
             self._path(old).with_suffix(".safetensors").unlink(missing_ok=True)
         return path

@@ -167,6 +167,12 @@ def gradient_flow(
                     progress(float(t), value)
         except EquilibriumError as error:
             stopped, advice = f"t = {solver.t:.6g}: no equilibrium. {error}", _LOST
+    if stopped and due is not None and solver.t > times[-1]:  # what was reached between two points
+        value = run.loss_at(solver.y)
+        if math.isfinite(value):
+            theta = solver.y.copy()
+            recorder.add(len(times), value)
+            times.append(float(solver.t))
     run.write(theta, model)
     if measure != 0 and not stopped and len(times) - 1 not in recorder.maps["sigma_min"]:
         with torch.no_grad():

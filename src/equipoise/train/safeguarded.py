@@ -37,6 +37,7 @@ def safeguarded_descent(
     direction: str | Direction = "gradient",
     X_test: Tensor | None = None,
     y_test: Tensor | None = None,
+    classes: bool = True,
     measure: int | None = None,
     progress: Callable[[int, float], None] | None = None,
     checkpoints: Checkpoints | None = None,
@@ -52,6 +53,8 @@ def safeguarded_descent(
         direction: "gradient", or a function from the hidden gradients by name to the directions d to follow,
             θ ← θ − h d, such as another optimiser's. A gradient is exact to about 1e-4.
         X_test, y_test: their loss and accuracy are measured every `measure` steps, at the first and the last.
+        classes: False where y are numbers, which have no accuracy; else it is measured where y_test look like
+            labels.
         progress: called with (step, loss).
         checkpoints: where all is saved every so many steps (`every`), at the last, and on Ctrl-C raised by
             `progress` or `record`. Where one is there the run goes on from it, given the model, data and
@@ -90,7 +93,7 @@ def safeguarded_descent(
     began = time.perf_counter()
     with torch.no_grad():
         run = Run(model, X, y, certificate, hidden_step, direction)
-        recorder = _Recorder(run, certificate, steps, X_test, y_test, measure, began)
+        recorder = _Recorder(run, certificate, steps, X_test, y_test, classes, measure, began)
         if saved is not None:
             run.restore(saved.tensors, saved.facts["run"])
             recorder.restore(saved.facts["recorder"])
@@ -151,10 +154,12 @@ class _Recorder:
         steps: int,
         X_test: Tensor | None,
         y_test: Tensor | None,
+        classes: bool,
         measure: int | None,
         began: float,
     ) -> None:
         self.run, self.certificate, self.taken, self.began = run, certificate, list[Step](), began
+        self.classes = classes
         self.test = None if X_test is None or y_test is None else (X_test.double(), y_test.double())
         self.at = {0, steps} if measure is None else {*range(0, steps + 1, measure), steps}
         self.series: dict[str, list[float]] = {n: [] for n in ("loss", "plain_loss", "forward", "adjoint")}
@@ -183,7 +188,7 @@ class _Recorder:
             X, y = self.test
             yhat = run.model(X)
             self.maps["test_loss"][k] = run.scale * float((yhat - y).square().sum())
-            if (share := accuracy(yhat, y)) is not None:
+            if self.classes and (share := accuracy(yhat, y)) is not None:
                 self.maps["test_accuracy"][k] = share
 
     @property
@@ -199,7 +204,8 @@ class _Recorder:
         found |= {n: values[k] for n, values in self.maps.items() if k in values}
         if k > 0:
             found["hidden"] = self.taken[k - 1].hidden
-        return {"step": k, **found, "promised": self.certificate.bound(k), "seconds": self.seconds}
+        promise = {"promised": self.certificate.bound(k), "least_loss": self.run.least}
+        return {"step": k, **found, **promise, "seconds": self.seconds}
 
     def state(self) -> dict[str, Any]:
         """All that was measured so far, as JSON holds it."""

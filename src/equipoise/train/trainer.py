@@ -193,7 +193,7 @@ class Trainer:
         named = self.optimiser if isinstance(self.optimiser, str) else "a factory"
         constant = self.schedule == as_schedule("constant")
         return {
-            "loss": self.loss if isinstance(self.loss, str | None) else repr(type(self.loss).__name__),
+            "loss": getattr(self.loss, "__qualname__", None) or repr(self.loss),
             "optimiser": f"{named}, {self.rate}, {self.momentum}, {self.weight_decay}",
             "schedule": repr(self.schedule) if constant else f"{self.schedule!r}, {self.epochs} epochs",
             "batch_size": self.batch_size,

@@ -18,7 +18,7 @@ from ..models.affine import AffineFamily
 from ..solve import EquilibriumError
 from .checkpoint import Checkpoints
 from .distributed import any_rank_failed
-from .objective import as_objective
+from .objective import Custom, as_objective
 from .training_state import save
 from .warm_start import WarmStarts, startable
 
@@ -133,7 +133,9 @@ class TrainingRun:
         return float((self.weight.to(yhat) * self.objective.each(yhat, self.y.to(yhat.device))).mean())
 
     def _sane(self, loss: float) -> bool:
-        return math.isfinite(loss) and loss <= _GROWN * max(self.series["loss"][0], 1e-300)
+        if isinstance(self.objective, Custom):
+            return math.isfinite(loss)  # it may be negative, and has no scale
+        return math.isfinite(loss) and loss <= _GROWN * max(self.series["loss"][0], 1.0)
 
     def _order(self) -> Tensor:
         """The samples in the order of this epoch: a function of the seed and its number."""

@@ -6,6 +6,7 @@ from the seed), the best weights and every measurement.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,8 @@ def about(run: TrainingRun) -> dict[str, Any]:
     if run.validation is not None:
         named |= {"validation X": run.validation[0], "validation y": run.validation[1]}
     data = {name: fingerprint(torch.nn.Identity(), T)["X"] for name, T in named.items()}
-    return {**run.trainer.options(), **data, "ranks": run.ranks}
+    network = re.sub(r" at 0x[0-9a-f]+", "", repr(run.model))
+    return {"network": network, **run.trainer.options(), **data, "ranks": run.ranks}
 
 
 def latest(checkpoints: Checkpoints, run: TrainingRun) -> Checkpoint | None:
