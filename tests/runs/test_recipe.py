@@ -108,3 +108,9 @@ def test_narrow_starts_are_well_posed(width):
     for seed in range(20):
         model = Recipe(width=width, seed=seed).resolved(20).build(5, 1)
         assert spectral_norm(model.W) <= 0.9 + 1e-12
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "hingee"}, {"optimiser": "adma"}, {"schedule": "cosin"}])
+def test_a_slip_of_the_pen_is_found_before_anything_is_trained(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be one of"):
+        Recipe(certified=False, **wrong)

@@ -68,7 +68,7 @@ def fit(
     uncertified: Annotated[
         bool, _free("uncertified", "Train freely; what can be said of the result is said after.")
     ] = False,
-    loss: Annotated[Word, _free("loss", "half_square, logistic, hinge or cross_entropy.")] = None,
+    loss: Annotated[Word, _free("loss", "square, half_square, logistic, hinge or cross_entropy.")] = None,
     optimiser: Annotated[Word, _free("optimiser", "sgd, adam, adamw, rmsprop or adagrad.")] = None,
     rate: Annotated[Number, _free("rate", "Learning rate.")] = None,
     momentum: Annotated[Number, _free("momentum", "Of sgd, in [0, 1).")] = None,

@@ -10,11 +10,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from ..losses import LOSSES
 from ..models.affine import AffineFamily, spectral_norm
 from ..models.gaussian_relu import GaussianReLU
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
 from ..models.scaled_relu import ScaledReLU
+from ..train.optimisers import OPTIMISERS
+from ..train.schedules import SCHEDULES
 
 Kind = Literal["classes", "numbers"]
 
@@ -117,8 +120,14 @@ class Recipe:
         number("momentum", self.momentum, lambda v: 0 <= v < 1, "in [0, 1)")
         for name in ("slack", "weight_decay"):
             number(name, getattr(self, name), lambda v: v >= 0, "≥ 0")
-        if self.readout is not None:
-            one_of("readout", self.readout, ("gauss-newton", "gradient"))
+        for name, known in (
+            ("readout", ("gauss-newton", "gradient")),
+            ("loss", (*LOSSES, "hinge", "cross_entropy")),
+            ("optimiser", tuple(OPTIMISERS)),
+            ("schedule", tuple(SCHEDULES)),
+        ):
+            if getattr(self, name) is not None:
+                one_of(name, getattr(self, name), known)
         self._check_path()
         self._check_family()
 
