@@ -265,7 +265,11 @@ def test_selection_reports_every_hypothesis_of_theorem_4():
     assert "γ = 0.5, β_k = 0.5/k^0.34, λ_k = 0.5/k^0.32" in str(good)
     with torch.no_grad():
         model.W.mul_(2)
-    assert "L_σ‖W‖²/μ of layer 1 is not ≤ 1 but 3.24" in selection(model, eq.SAM()).missing[0]
+    assert "‖W‖ of layer 1 is not ≤ √(μ/L_σ) = 1 but 1.8" in selection(model, eq.SAM()).missing[0]
+    with torch.no_grad():  # above 1 by less than any tolerance: still not proved
+        model.W.mul_((1 + 1e-13) / torch.linalg.matrix_norm(model.W, 2))
+    assert not selection(model, eq.SAM()).promised
+    assert selection(model.project_(), eq.SAM()).promised
     deep = DeepOptEq(3, 4, [5, 6], regulariser=GradientStep(inverse_norm()))
     assert len(selection(deep, eq.SAM(inverse_norm())).missing) == 2
 

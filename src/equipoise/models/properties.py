@@ -32,7 +32,7 @@ from ..differentiate import Equation, Gradient, Record, Unrolled
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.unrolled import _refuse_mapped
 from ..linalg import norm_upper
-from ..solve import SAM, Activation, Picard, Regulariser, Solver, Status, half_squared_norm
+from ..solve import SAM, Picard, Regulariser, Solver, Status, half_squared_norm
 from ..solve.driver import verify
 from ..solve.problem import make_map
 
@@ -254,9 +254,7 @@ class _Layered(Protocol):
     @property
     def regulariser(self) -> Property | None: ...
     @property
-    def activation(self) -> Activation: ...
-    @property
-    def mu(self) -> float: ...
+    def limit(self) -> float: ...
     def weights(self) -> list[Tensor]: ...
 
 
@@ -285,9 +283,8 @@ def selection(model: _Layered, sam: SAM) -> Selection:
     if model.regulariser is not None and not model.regulariser.nonexpansive:
         missing.append(f"{model.regulariser} is not known to be nonexpansive")
     for i, W in enumerate(model.weights()):
-        size = model.activation.lipschitz * norm_upper(W) ** 2 / model.mu
-        if not size <= 1 + 1e-12:
-            missing.append(f"L_σ‖W‖²/μ of layer {i + 1} is not ≤ 1 but {size:.6g}")
+        if not (size := norm_upper(W)) <= model.limit:
+            missing.append(f"‖W‖ of layer {i + 1} is not ≤ √(μ/L_σ) = {model.limit:.6g} but {size:.6g}")
     L = R.lipschitz
     eta = min(math.sqrt(2 * L), 0.5, L / 2)
     schedule = (

@@ -1,3 +1,4 @@
+import math
 from itertools import pairwise
 
 import pytest
@@ -35,7 +36,33 @@ class TestMultiBlock(ProximalContract):
     curved = "layers.1.W"
 
     def test_contraction_and_wellposedness(self):
-        self.build().check_wellposed()  # the stacked map contracts only from the second step on
+        model, X = self.build(), self.data()
+        with torch.no_grad():
+            model.layers[0].W.mul_(0.2)
+        q, product = model.contraction(), model.deep().contraction()
+        assert q == max(model.factors()) < 1
+        assert product == pytest.approx(math.prod(model.factors()))
+        assert product < 0.9 * q
+        c, weights = model.injections(X), model.weights()
+        z = torch.zeros(len(X), model.state_size, dtype=X.dtype)
+        top = torch.linalg.svd(weights[1]).Vh[0].detach()  # T is linear where its relu is on
+        c = [c[0], torch.full_like(c[1], 50.0)]
+        w = z.clone()
+        w[:, : model.state] = top
+        moved = (model.T(w, c, weights) - model.T(z, c, weights)).norm(dim=1)
+        torch.testing.assert_close(moved, torch.full_like(moved, q), rtol=1e-12, atol=0)  # the product is not
+        with torch.no_grad():
+            model.layers[1].W.mul_(1.15)  # one layer may expand, and the loop of both contract
+        assert model.contraction() is None
+        model.check_wellposed()
+
+
+def test_averagedness_speaks_of_the_layers_of_a_deep_network_alone():
+    model, _ = build()
+    with pytest.raises(ValueError, match="of the deep form alone"):
+        _ = model.multi_block().averagedness
+    with pytest.raises(ValueError, match="of the layers alone"):
+        _ = build(regulariser=L1(0.1))[0].averagedness
 
 
 def build(hidden=(5, 4), alpha=0.5, seed=0, size=None, **options):

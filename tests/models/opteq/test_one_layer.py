@@ -9,7 +9,7 @@ from contracts.proximal import ProximalContract
 from equipoise.models.opteq import OptEq
 from equipoise.models.properties import L1
 from equipoise.solve import Activation
-from equipoise.solve.activation import leaky_relu
+from equipoise.solve.activation import clamp, leaky_relu
 
 
 class TestOptEq(ProximalContract):
@@ -108,6 +108,16 @@ def test_activations_of_a_user_are_held_to_what_they_declare():
         build(gelu)
     with pytest.raises(ValueError, match="finite and > 0"):
         build(Activation("flat", torch.zeros_like, torch.zeros_like, lipschitz=0.0))
+
+
+@pytest.mark.parametrize(
+    "name", ["softplus", "relu", "hardtanh", "leaky_relu(0.1)", "clamp(-1, 1)", "clamp(x"]
+)
+def test_an_activation_does_not_borrow_the_name_of_another(name):
+    half = Activation(name, lambda p: 0.5 * torch.tanh(p), lambda p: 0.5 * (1 - torch.tanh(p) ** 2))
+    with pytest.raises(ValueError, match=r"is (the name of another activation|not the name of any clamp)"):
+        build(half)
+    build(clamp(-1 / 3, 1e6 / 7))  # a name that rounds
 
 
 def test_a_file_keeps_what_is_known_by_name_and_asks_for_what_is_a_function(tmp_path):

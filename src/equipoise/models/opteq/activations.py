@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,10 +12,15 @@ from scipy.special import spence
 from torch import Tensor
 
 from ...solve import Activation
-from ...solve.activation import ACTIVATIONS
+from ...solve.activation import ACTIVATIONS, clamp, leaky_relu, soft_threshold
 
 SOFTPLUS = Activation("softplus", lambda p: torch.logaddexp(p, torch.zeros_like(p)), torch.sigmoid)
 KNOWN = {**ACTIVATIONS, "softplus": SOFTPLUS}
+_MAKERS: dict[str, Callable[..., Activation]] = {
+    "clamp": clamp,
+    "leaky_relu": leaky_relu,
+    "soft_threshold": soft_threshold,
+}
 
 _PANEL, _NODES = 0.5, 12  # of the quadrature: as accurate as float64 for an analytic σ
 
@@ -44,7 +50,27 @@ def monotone_activation(which: str | Activation) -> Activation:
             f"slopes of {which.name} from {low:.4g} to {high:.4g} instead: declare lipschitz={high:.4g}, or "
             f"take a monotone one."
         )
+    meant = _named(which.name)
+    if which.name in KNOWN and which != meant:
+        raise ValueError(f"{which.name} is the name of another activation, known here: choose a new one.")
+    if meant is not None and not torch.allclose(which(t), meant(t), rtol=1e-5, atol=1e-5):  # a name rounds
+        raise ValueError(
+            f"{which.name} is the name of another activation, with other values: choose a new one."
+        )
     return which
+
+
+def _named(name: str) -> Activation | None:
+    """What is known by a name, "relu" or "clamp(-1, 2)"; None for a user's own."""
+    if name in KNOWN:
+        return KNOWN[name]
+    maker, _, rest = name.partition("(")
+    if maker not in _MAKERS or not rest:
+        return None
+    try:
+        return _MAKERS[maker](*(float(number) for number in rest.removesuffix(")").split(",")))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is not the name of any {maker}: choose a new one.") from None
 
 
 def potential(activation: Activation, t: Tensor) -> Tensor:

@@ -196,6 +196,19 @@ class MultiBlockOptEq(_Layers):
         new = [self.layer_map(p, c, W) for p, c, W in zip(before, injections, weights, strict=True)]
         return torch.cat(new, dim=1)
 
+    def contraction(self) -> float | None:
+        """q = max_l(1 − α + α L_σ‖W_l‖²) of one step, where it is below 1; else None. Not a proof.
+
+        L steps contract by the product of the factors: that being below 1 makes the equilibrium unique.
+        """
+        q = max(self.factors())
+        return q if q < 1 else None
+
+    @property
+    def averagedness(self) -> float:
+        """A ValueError: P moves the blocks, and no constant is known of z̃ ↦ f(P z̃)."""
+        raise ValueError("averagedness is known of the deep form alone: deep().averagedness.")
+
     def state_of(self, solved: Tensor) -> Tensor:
         return solved[:, -self.state :]
 

@@ -6,6 +6,7 @@ L_σ‖W_l‖² ≤ μ [xie2021, Theorem 1], so T is nonexpansive, and a contrac
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -182,30 +183,42 @@ class ProximalFamily(Saved, ABC):
                 W.mul_(limit / size * (1 - 2 * torch.finfo(W.dtype).eps))
         return self
 
+    def factors(self) -> list[float]:
+        """1 − α + α L_σ‖W_l‖²/μ: the Lipschitz constant of each layer. Float64 numbers, not a proof."""
+        scale = self.alpha * self.activation.lipschitz / self.mu
+        return [1 - self.alpha + scale * spectral_norm(W) ** 2 for W in self.weights()]
+
     def contraction(self) -> float | None:
         """q = ∏(1 − α + α L_σ‖W_l‖²/μ), where it is below 1; else None. A float64 number, not a proof."""
-        if self.regulariser is not None and not self.regulariser.nonexpansive:
-            return None
-        q = 1.0
-        for W in self.weights():
-            q *= 1 - self.alpha + self.alpha * self.activation.lipschitz * spectral_norm(W) ** 2 / self.mu
-        return q if q < 1 else None
+        q = math.prod(self.factors())
+        return q if q < 1 and self._property_nonexpansive else None
 
     @property
     def averagedness(self) -> float:
-        """Lα/(2 + (L−1)α): T is averaged with this constant where every L_σ‖W_l‖² ≤ μ    [xie2021, §2.3]."""
+        """Lα/(2 + (L−1)α): T is averaged with this constant where every L_σ‖W_l‖² ≤ μ    [xie2021, §2.3].
+
+        That is of the layers alone: a ValueError where a property follows them.
+        """
+        if self.regulariser is not None:
+            raise ValueError(
+                f"averagedness is known of the layers alone, not with {self.regulariser} behind."
+            )
         L = len(self.blocks)
         return L * self.alpha / (2 + (L - 1) * self.alpha)
 
+    @property
+    def _property_nonexpansive(self) -> bool:
+        return self.regulariser is None or self.regulariser.nonexpansive
+
     def check_wellposed(self) -> None:
         """A ValueError, by how much and what to do, unless the weights give every input one equilibrium."""
-        if self.contraction() is not None:
-            return
-        if self.regulariser is not None and not self.regulariser.nonexpansive:
+        if not self._property_nonexpansive:
             raise ValueError(
                 f"{self.regulariser} is not known to be nonexpansive, so nothing says that an input has one "
                 f"equilibrium: use a proximal property, or a convex R with a step ≤ 2/L_z."
             )
+        if math.prod(self.factors()) < 1:
+            return
         norms = ", ".join(f"{spectral_norm(W) / self.limit:.6g}" for W in self.weights())
         raise ValueError(
             f"√(L_σ/μ)‖W_l‖ must be ≤ 1 for every layer and < 1 for one, for every input to have one "
