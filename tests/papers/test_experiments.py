@@ -305,6 +305,8 @@ def test_basins_are_judged_with_their_errors():
     assert verdicts("hieu2022.fig4.4", {"models": single}) == ["agree", "differs"]  # no error is known
     narrow = {**clear, "DEQ": of(0.05, 0.06)}
     assert verdicts("hieu2022.fig4.4", {"models": narrow}) == ["differs", "differs"]
+    found = catalogue.experiment("hieu2022.fig4.4").judge({"models": narrow})
+    assert "not larger" in found[1].reason
 
 
 def test_the_minima_of_a_slice_are_counted():

@@ -153,7 +153,11 @@ def judge_basins(measured: Measured) -> list[Judgement]:
             paper="larger",
             measured=f"difference {gain:+.3f} ± {error:.3f}; {known:.0%} of the DEQ's points known",
             tolerance="more than two standard errors, over several seeds and pairs of directions",
-            reason="" if sure else "the spread over seeds and directions exceeds it, or is not known",
+            reason=""
+            if sure
+            else "it is not larger at this size"
+            if gain <= 0
+            else "the spread over seeds and directions exceeds it, or is not known",
         ),
     ]
 
