@@ -97,6 +97,12 @@ def test_every_problem_of_a_folder_is_named(folder):
         read_masks_folder(folder / "images")
 
 
+def test_two_files_of_one_name_are_refused(folder):
+    Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(folder / "images/a.bmp")
+    with pytest.raises(DataError, match=r"images/a\.bmp and images/a\.png have one name"):
+        read_masks_folder(folder)
+
+
 def test_classes_beyond_those_named_and_broken_files(folder):
     with pytest.raises(DataError, match="class 2, and 2 classes were named"):
         read_masks_folder(folder, ["road", "car"])

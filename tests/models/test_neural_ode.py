@@ -45,6 +45,15 @@ def test_augmentation_appends_channels_of_zeros_that_the_flow_fills():
     assert model.field.evaluations > 0
 
 
+def test_evaluations_are_those_of_the_forward_solve():
+    for adjoint in (True, False):
+        model = build(method="rk4", steps=5, adjoint=adjoint)
+        y = model(X)
+        assert model.field.evaluations == 4 * 5
+        y.sum().backward()
+        assert model.field.evaluations == 4 * 5
+
+
 def test_files_and_words(tmp_path):
     model = build(augment=1, method="midpoint", steps=5)
     model.save(tmp_path / "ode.safetensors")

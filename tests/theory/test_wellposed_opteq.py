@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise.models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
 from equipoise.models.properties import L1, GradientStep, GroupLasso
-from equipoise.solve import Activation, inverse_norm
+from equipoise.solve import Activation, half_squared_norm, inverse_norm
 from equipoise.theory.certificate import Certificate
 from equipoise.theory.opteq import contraction_claim, opteq_error
 
@@ -143,6 +143,20 @@ def test_parameterised_weights_and_properties_are_covered():
         assert certificate.constants["error"] < 1e-10
     model, X = layer(regulariser=GradientStep(inverse_norm()))
     assert eq.certify(model, X).verdict == "hypotheses_fail"
+
+
+def test_a_step_that_cancels_is_charged_for_what_it_cancels():
+    model, X = layer(0.1, regulariser=GradientStep(half_squared_norm(), 1.0))  # z − z = 0 for every z
+    before = model.layer_map(torch.zeros(5, 4, dtype=torch.float64), model.injection(X), model.W)
+    error = opteq_error(model, X, torch.zeros(5, 4))
+    assert error >= 200 * 2**-53 * before.norm().item() > 0
+
+
+def test_an_extractor_is_a_hypothesis():
+    model, X = deep(feature_map=torch.tanh)
+    words = "features of X, as computed, are taken as exact"
+    assert any(words in one for one in eq.certify(model, X).hypotheses)
+    assert not any(words in one for one in eq.certify(*deep()).hypotheses)
 
 
 def test_what_cannot_be_trusted_is_never_proved():

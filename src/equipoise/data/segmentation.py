@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,9 +110,10 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
     for folder in (path / "images", path / "masks"):
         if not folder.is_dir():
             raise MissingData(f"{folder} is not there: put the images into images/, the masks into masks/")
-    images = {f.stem: f for f in sorted((path / "images").iterdir()) if f.suffix.lower() in SUFFIXES}
-    masks = {f.stem: f for f in sorted((path / "masks").iterdir()) if f.suffix.lower() == ".png"}
-    problems = [f"images/{images[s].name} has no mask masks/{s}.png" for s in images.keys() - masks.keys()]
+    problems: list[str] = []
+    images = _by_stem(path / "images", SUFFIXES, problems)
+    masks = _by_stem(path / "masks", (".png",), problems)
+    problems += [f"images/{images[s].name} has no mask masks/{s}.png" for s in images.keys() - masks.keys()]
     problems += [f"masks/{masks[s].name} has no image" for s in masks.keys() - images.keys()]
     x: list[Array] = []
     y: list[Array] = []
@@ -135,6 +136,19 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
     )
     provenance = Provenance(str(path), files, "the user's", "none")
     return SegmentationSet(path.name, np.stack(x), np.stack(y), names, provenance, tuple(sorted(images)))
+
+
+def _by_stem(folder: Path, suffixes: Iterable[str], problems: list[str]) -> dict[str, Path]:
+    """The files of a folder by their stems; two of one stem join the problems."""
+    found: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        if file.suffix.lower() not in suffixes:
+            continue
+        if file.stem in found:
+            first = found[file.stem].name
+            problems.append(f"{folder.name}/{first} and {folder.name}/{file.name} have one name: keep one")
+        found[file.stem] = file
+    return found
 
 
 def _mask(file: Path, shape: tuple[int, ...]) -> Array:

@@ -25,10 +25,10 @@ class Field(nn.Module):
         super().__init__()
         self.conv1 = make.conv(channels + 1, hidden)
         self.conv2 = make.conv(hidden, channels, std=0.1 * (hidden * 9) ** -0.5)
-        self.evaluations = 0  # of the last solve
+        self.calls, self.evaluations = 0, 0  # so far, and of the last solve for h(1)
 
     def forward(self, t: Tensor, h: Tensor) -> Tensor:
-        self.evaluations += 1
+        self.calls += 1
         time = t.to(h).expand(len(h), 1, *h.shape[2:])
         return self.conv2(torch.relu(self.conv1(torch.cat([h, time], dim=1))))
 
@@ -87,12 +87,12 @@ class NeuralODE(Saved):
         h = torch.cat([g, g.new_zeros(len(g), self.augment, *g.shape[2:])], dim=1)
         span = torch.tensor([0.0, 1.0], dtype=h.dtype, device=h.device)
         fixed = self.method != "dopri5"
-        self.field.evaluations = 0
+        before = self.field.calls
         solve = ode.odeint_adjoint if self.adjoint else ode.odeint
         options = {"step_size": 1 / self.steps} if fixed else None
-        return solve(
-            self.field, h, span, rtol=self.rtol, atol=self.atol, method=self.method, options=options
-        )[-1]
+        path = solve(self.field, h, span, rtol=self.rtol, atol=self.atol, method=self.method, options=options)
+        self.field.evaluations = self.field.calls - before  # the adjoint's, later, are not counted
+        return path[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.state(x))

@@ -46,6 +46,8 @@ def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certifi
         hypotheses.append(
             f"{exact.activation.name} is monotone with slopes ≤ {exact.activation.lipschitz:g}, as declared"
         )
+    if exact.feature_map is not None:
+        hypotheses.append("the features of X, as computed, are taken as exact and the same at each call")
     frame = {
         "theorem": "wellposed",
         "hypotheses": tuple(hypotheses),
@@ -159,8 +161,9 @@ def _error(model: Network, X: Tensor, Z: object, q: Interval) -> float:
         grow = 1 - Interval(alpha) + Interval(alpha) * lipschitz * size**2 / model.mu
         off, z = grow * off + at_out, new
     if model.regulariser is not None:
-        z = model.regulariser(z)
-        off = off + gamma(_ULPS) * (frobenius(z) + frobenius(Z)) * (1 + _inner(model))
+        before, z = z, model.regulariser(z)
+        sizes = frobenius(before) + frobenius(z) + frobenius(Z)  # a step before − γ∇R may cancel
+        off = off + gamma(_ULPS) * sizes * (1 + _inner(model))
     residual = frobenius(Z - z) * (1 + gamma(2)) + off
     return (residual / (1 - q)).hi
 

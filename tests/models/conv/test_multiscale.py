@@ -58,6 +58,7 @@ def test_options_are_checked():
     for channels, options, words in (
         ((), {}, "channels must be multiples"),
         ((4, 5), {}, "channels must be multiples"),
+        ((4, 2), {}, "the same for every image"),
         ((4,), {"extractor": ()}, "extractor must hold a stride"),
         ((4,), {"task": "detection"}, "task must be one of"),
     ):

@@ -43,6 +43,9 @@ class TestResidualConv(ImageContract):
     def test_options_are_checked(self):
         with pytest.raises(ValueError, match="groups must divide"):
             self.build(groups=5)
+        with pytest.raises(ValueError, match="the same for every image"):
+            ResidualConv((C, H, W), 4, groups=4, pool=1)
+        ResidualConv((C, H, W), 4, groups=4, pool=2)
         with pytest.raises(ValueError, match="std must be > 0"):
             self.build(std=0.0)
         with pytest.raises(ValueError, match="extractor must hold a stride"):

@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import confusion_matrix, jaccard_score, recall_score
 
 from equipoise.models.conv import (
+    ConvOptEq,
     PlainCNN,
     Scores,
     cnn_of_size,
@@ -69,6 +70,15 @@ def test_the_fcn_has_about_the_parameters_of_the_opteq():
         assert abs(parameters_of(fcn) / parameters_of(model) - 1) < 0.01
         x = torch.randn(2, 1, 20, 24, generator=torch.Generator().manual_seed(0))
         assert model(x).shape == fcn(x).shape == (2, 5, 20, 24)
+
+
+def test_the_fcn_keeps_the_pooling_and_the_device_of_the_opteq():
+    model = ConvOptEq((1, 8, 8), 6, (8, 8), 3, pool=2)
+    fcn = fcn_like(model)
+    assert fcn.pool == 2
+    assert len(fcn.hidden) == 3
+    assert {p.device.type for p in fcn_like(model.to("meta")).parameters()} == {"meta"}
+    assert next(cnn_of_size(5000, 2, (1, 8, 8), 3, device="cpu").parameters()).device.type == "cpu"
 
 
 def test_the_plain_network():

@@ -79,7 +79,7 @@ def cnn_of_size(
 
     The last is at least half and at most twice as wide as the others.
     """
-    generator = options.pop("generator", None)
+    placed = {name: options.pop(name, None) for name in ("generator", "device")}
 
     def count(*hidden: int) -> int:
         return parameters_of(PlainCNN(inputs, hidden, outputs, **options, device="meta"))
@@ -95,4 +95,4 @@ def cnn_of_size(
             best, gap = (*front, last), miss
         if one > parameters:
             break
-    return PlainCNN(inputs, best, outputs, **options, generator=generator)
+    return PlainCNN(inputs, best, outputs, **options, **placed)

@@ -12,7 +12,7 @@ from ...solve import Anderson, Stop
 from ...solve.failure import OnFailure, Policy
 from ..opteq.pieces import Gradients
 from .images import ImageModel, StoredSolvers
-from .parts import Extractor, Maker, all_positive, head_for, positive
+from .parts import ClassHead, Extractor, Maker, all_positive, head_for, positive
 
 
 class ResidualCell(nn.Module):
@@ -95,6 +95,12 @@ class ResidualConv(ImageModel):
         self.cell = ResidualCell(channels, hidden, groups, std, make)
         self.state = (channels, *self.extractor.size)
         self.head = head_for(task, channels, self.extractor.size, self.inputs, outputs, pool, make)
+        if isinstance(self.head, ClassHead) and self.head.grid == (1, 1) and channels == groups:
+            raise ValueError(
+                f"groups must be < channels where z is averaged over one place: the mean of a group of one "
+                f"channel is the same for every image. Got {groups} groups of {channels} channels: take "
+                f"fewer, or pool ≥ 2."
+            )
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
         return (self.extractor(x),)

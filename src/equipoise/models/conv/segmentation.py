@@ -22,12 +22,14 @@ def opteq_segmenter(
 
 
 def fcn_like(model: ConvOptEq, generator: torch.Generator | None = None) -> PlainCNN:
-    """A fully convolutional network with the extractor, the head, the depth and about the parameters of an
-    OptEq: each layer of an OptEq is two convolutions.
+    """A plain network with the extractor, the task, the pooling and about the parameters of an OptEq.
+
+    It has L + 1 convolutions of its own for the L layers, each used once.
     """
     config = model.config()
-    options = {key: config[key] for key in ("features", "extractor", "task")}
-    options |= {"dtype": next(model.parameters()).dtype, "generator": generator}
+    options = {key: config[key] for key in ("features", "extractor", "pool", "task")}
+    like = next(model.parameters())
+    options |= {"dtype": like.dtype, "device": like.device, "generator": generator}
     layers = len(config["hidden"]) + 1
     return cnn_of_size(parameters_of(model), layers, model.inputs, model.outputs, **options)
 

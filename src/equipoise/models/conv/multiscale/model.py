@@ -28,7 +28,7 @@ class MultiscaleDEQ(ImageModel):
     Args:
         inputs: (channels, height, width) of an image.
         channels: of each resolution, the finest first; each next one is half as high and wide.
-        groups: of the group norms; it divides all channels.
+        groups: of the group norms; it divides all channels, and for classification they are ≥ 2 a group.
         extractor: strides of the 3×3 convolutions of g, as for `ConvOptEq`: the finest resolution is g(x)'s.
         std: of the cell's weights at the start.
         task: "classification" (the means of every resolution, then linear), or "segmentation" (all
@@ -73,6 +73,11 @@ class MultiscaleDEQ(ImageModel):
             raise ValueError("extractor must hold a stride: g(x) must have the channels of the finest state.")
         if task not in TASKS:
             raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}. Got {task!r} instead.")
+        if task == "classification" and any(m < 2 * groups for m in self.channels):
+            raise ValueError(
+                f"channels must be ≥ 2·groups = {2 * groups} for classification: the mean of a group of one "
+                f"channel is the same for every image. Got {channels!r} instead."
+            )
         make = Maker(dtype, device, generator)
         self.groups, self.std, self.task = groups, float(std), task
         self.extractor = Extractor(self.inputs, self.channels[0], strides, make)
