@@ -323,6 +323,8 @@ def test_the_minima_of_a_slice_are_counted():
     assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(bowl)]})[1] == "agree"
     edge = np.where((x[:, None] == 1) & (x[None] == 1), -1.0, bowl)
     assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(edge)]})[1] == "differs"
+    rare = catalogue.experiment("hieu2022.fig4.5").judge({"data": "d", "runs": [run(edge) | {"known": 0.05}]})
+    assert "not found" in rare[1].reason
     beside = (x[:, None] - 0.8) ** 2 + x[None] ** 2
     assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(beside)]})[1] == "differs"
 

@@ -107,6 +107,7 @@ def judge_multiscale(measured: Measured) -> list[Judgement]:
             measured=f"minima by seed: {', '.join(str(len(p)) for p in places)}; {known:.0%} of points known",
             tolerance="one grid point, the edge included, below its known neighbours; within one step of the "
             "middle; every seed",
+            reason="" if known > 0.5 else "at most points the equilibrium of some image was not found",
         ),
     ]
 
