@@ -358,3 +358,10 @@ def test_a_certificate_of_something_else_is_refused():
     assert descent.proved
     with pytest.raises(ValueError, match="not about gradient flow"):
         gradient_flow(model, X, y, 1.0, certificate=descent)
+
+
+def test_the_first_step_reads_no_unset_memory(monkeypatch):
+    """scipy's BDF subtracts a row of its table of differences before anything was written there."""
+    monkeypatch.setattr(np, "empty", lambda shape, *args, **kwargs: np.full(shape, np.inf, *args, **kwargs))
+    solver = GaussNewtonBDF(lambda t, y: -y, 0.0, np.ones(3), 1.0, lambda t, y: None)
+    assert np.isfinite(solver.D).all()

@@ -100,6 +100,7 @@ class GaussNewtonBDF(BDF):
     ) -> None:
         nothing = csc_matrix((len(y0), len(y0)))  # in place of a dense matrix of that size
         super().__init__(fun, t0, y0, t_bound, jac=nothing, **options)
+        self.D[2:] = 0.0  # scipy leaves the higher differences unset, and subtracts them once
 
         def counted(t: float, theta: np.ndarray) -> GaussNewton:
             self.njev += 1
