@@ -116,7 +116,7 @@ class Preparation:
             if len(unknown := np.flatnonzero(self.classes[at] != y)):
                 known = ", ".join(map(str, self.classes[:10])) + (" …" if len(self.classes) > 10 else "")
                 raise DataError(
-                    f"labels must be among those trained on ({known}). Got {y[unknown[0]]} in row "
+                    f"labels must be among those trained on ({known}). Got {str(y[unknown[0]])!r} in row "
                     f"{unknown[0]} instead."
                 )
             own = at[:, None] == (np.ones(1) if self.outputs == 1 else np.arange(self.outputs))
