@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
+
+DTYPE = torch.float64
 
 
 def contraction(n: int, m: int, q: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,3 +57,27 @@ def _active_set(weight: torch.Tensor, b: torch.Tensor, m: int) -> torch.Tensor:
         index = int(torch.nonzero(wrong)[0])
         active[index] = ~active[index]
     raise AssertionError("principal pivoting did not end")
+
+
+class Affine(nn.Module):
+    """z = tanh(W z + U x) with ‖W‖ = q."""
+
+    def __init__(self, d: int = 3, m: int = 3, q: float = 0.5, dtype: torch.dtype = DTYPE) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        w = torch.randn(m, m, dtype=DTYPE, generator=generator)
+        self.W = nn.Parameter((q * w / torch.linalg.matrix_norm(w, ord=2)).to(dtype))
+        self.U = nn.Parameter(torch.randn(m, d, dtype=DTYPE, generator=generator).to(dtype))
+
+    def forward(self, z, x):
+        return torch.tanh(z @ self.W.T + x @ self.U.T)
+
+
+def inputs(n=4, d=3, dtype=DTYPE):
+    return torch.randn(n, d, dtype=DTYPE, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def iterate(cell, z, *args, steps=200):
+    for _ in range(steps):
+        z = cell(z, *args)
+    return z

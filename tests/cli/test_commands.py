@@ -174,6 +174,13 @@ def test_certify_refuses_other_data(equipoise, trained, tmp_path):
     assert "must be as it was" in result.stderr
 
 
+@pytest.mark.parametrize("option", [("--printed",), ("--tier", "rigorous")])
+def test_options_of_a_theorem_need_one(equipoise, trained, option):
+    result = equipoise("certify", trained.path, *option)
+    assert result.exit_code == 2
+    assert f"{option[0]} needs --theorem" in flat(result.stderr)
+
+
 def test_suggest_and_diagnose(equipoise, trained):
     result = equipoise("suggest", trained.path, "--theorem", "two_timescale", "--json")
     told = json.loads(result.stdout)

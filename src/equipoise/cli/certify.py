@@ -53,8 +53,9 @@ def certify(
     from .output import Output
     from .stored import load_fitted, stored_sample
 
-    if theorem is None and printed:
-        raise Failure("Which theorem?", "--printed needs --theorem: name the paper's.", code=Code.USAGE)
+    for option, given in (("--printed", printed), ("--tier", tier)):
+        if theorem is None and given:
+            raise Failure("Which theorem?", f"{option} needs --theorem: name one.", code=Code.USAGE)
     output = Output(quiet, json)
     stored, fitted = load_fitted(run)
     sample = stored_sample(stored)
