@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..solve import Solution, Solver, Stop, fixed_point
-from ..solve.driver import Precision
+from ..solve.driver import Precision, approach
 from ..solve.failure import OnFailure
 
 
@@ -48,18 +48,14 @@ class Equation(ABC):
         """What the user calls tensor `index`."""
         return f"tensor {index}"
 
-    def solve(self, start: Tensor, tensors: Sequence[Tensor]) -> Solution:
-        """The equilibrium by `method`, unjudged and without a gradient."""
-        method = self.method
+    def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
+        """The equilibrium by `method`, unjudged and without a gradient; `ahead`, to be confirmed."""
+        method, parts = self.method, (tensors[: self.batched], tensors[self.batched :])
         with self.held():
+            if ahead and method.precision == "native":
+                return approach(self, start, *parts, solver=method.solver, stop=method.stop)
             return fixed_point(
-                self,
-                start,
-                args=tensors[: self.batched],
-                shared=tensors[self.batched :],
-                solver=method.solver,
-                stop=method.stop,
-                precision=method.precision,
+                self, start, *parts, solver=method.solver, stop=method.stop, precision=method.precision
             )
 
 

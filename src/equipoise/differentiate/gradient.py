@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class Record:
     forward: Solution | None = None
     adjoint: Solution | None = None  # of the last backward pass, in flat rows (N, D)
     masked: int = 0  # rows left without a gradient by on_failure="mask"
+    graph: Any = field(default=None, repr=False)  # f at the equilibrium, until its gradient is attached
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,21 @@ class SolvedGradient(Gradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
-        solution = record.forward = equation.solve(start, tensors)
+        solution = record.forward = self.solve(equation, start, tensors, record)
         kept = equation.method.on_failure.judge(solution, equation.what)
         value = solution.value
         assert isinstance(value, Tensor)
         if kept is None:
             return self.attach(equation, value, tensors, record)
         # Rows that failed stay out of the graph altogether: a NaN in one would spread through a sum.
-        record.masked = len(value) - len(kept)
+        record.masked, record.graph = len(value) - len(kept), None
         rows = tuple(t[kept] if i < equation.batched else t for i, t in enumerate(tensors))
         frame = torch.where(torch.isfinite(value), value, 0.0)
         return frame.index_copy(0, kept, self.attach(equation, value[kept], rows, record))
+
+    def solve(self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Solution:
+        """The equilibrium, unjudged."""
+        return equation.solve(start, tensors)
 
     @abstractmethod
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:

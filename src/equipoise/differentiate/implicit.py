@@ -8,7 +8,7 @@ in the open, so each is solved, differentiated and batched by the same code: eve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..solve import EquilibriumError, Solution, Solver, Stop
-from ..solve.driver import _compute_dtype
+from ..solve.driver import _compute_dtype, confirm
 from .closure import closed_over as closed_over
 from .closure import closed_over_message, refuse_closed_over
 from .equation import Equation, Method, needs_gradient, under_transform
@@ -64,11 +64,41 @@ class Implicit(SolvedGradient):
             return _Equilibrium.apply(equation, self, record, start, *tensors)
         return super().equilibrium(equation, start, tensors, record)
 
+    def solve(self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Solution:
+        """The evaluation that verifies an equilibrium is recorded, and serves its gradient too."""
+        if not torch.is_grad_enabled() or equation.method.precision != "native":
+            return equation.solve(start, tensors)
+        found = equation.solve(start, tensors, ahead=True)
+        assert isinstance(found.value, Tensor)
+        graph = _Graph.of(equation, found.value, _leaves(tensors, [t.requires_grad for t in tensors]))
+        seen = confirm(found, graph.fz.detach())
+        short = seen.status != found.status
+        if not bool(short.any()):
+            record.graph = graph
+            return seen
+        again = equation.solve(found.value, tensors)  # from there, every row seen
+        assert isinstance(again.value, Tensor)
+        counts = seen.counts
+        counts += again.counts
+        pick = lambda new, old: torch.where(short, new, old)
+        return replace(
+            again,
+            value=torch.where(short[:, None], again.value, found.value),
+            status=pick(again.status, seen.status),
+            residual=pick(again.residual, seen.residual),
+            scale=pick(again.scale, seen.scale),
+            steps=seen.steps + pick(again.steps, 0),
+            counts=counts,
+            image=None,
+        )
+
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
         if not torch.is_grad_enabled():
             return z
-        graph = _Graph.of(equation, z, _leaves(tensors, [t.requires_grad for t in tensors]))
-        _refuse_unsteady(equation, z, graph)
+        graph, record.graph = record.graph, None
+        if graph is None:
+            graph = _Graph.of(equation, z, _leaves(tensors, [t.requires_grad for t in tensors]))
+            _refuse_unsteady(equation, z, graph)
         if graph.foreign():
             graph = _Graph.of(equation, z, tensors)  # goes on beyond the tensors, into the program around
             return _ClosedOver.apply(_Task(self, equation, record, graph), z, graph.fz)
@@ -297,7 +327,7 @@ class _Linearised(Equation):
     def name(self, index: int) -> str:
         return self.of.name(index - 2)
 
-    def solve(self, start: Tensor, tensors: Sequence[Tensor]) -> Solution:
+    def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
         b, *rest = tensors
         return solve_linear(self.at(*rest), b, self.how.solver, self.how.stop)
 

@@ -145,10 +145,10 @@ class CellEquation(Equation):
             return f"shared tensor {index - self.batched}"
         return f"input {index}" if index < self.inputs_batched else "dropout mask"
 
-    def solve(self, start: Tensor, tensors: Sequence[Tensor]) -> Solution:
+    def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
         named = dict(zip(self.names, tensors[len(tensors) - len(self.names) :], strict=True))
         before = {name: t._version for name, t in named.items() if not t.is_inference()}
-        solution = super().solve(start, tensors)
+        solution = super().solve(start, tensors, ahead)
         moved = [f"`{name}`" for name, version in before.items() if named[name]._version != version]
         if moved:
             raise RuntimeError(

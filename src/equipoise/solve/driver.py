@@ -59,6 +59,45 @@ def fixed_point(
     Returns a Solution; nothing is raised for samples that failed: ask its `status`, or call
     `.raise_if_failed()`.
     """
+    return _solve(f, z0, args, shared, solver, stop, precision, trace)
+
+
+def approach(
+    f: Callable[..., State],
+    z0: State,
+    args: Sequence[Any] = (),
+    shared: Sequence[Any] = (),
+    *,
+    solver: Solver | Sequence[Solver] | None = None,
+    stop: Stop | None = None,
+) -> Solution:
+    """`fixed_point` for callers that evaluate f at the answer anyway: a row may end with a step that should
+    bring it to tolerance, unseen. Its status is a forecast until `confirm`."""
+    return _solve(f, z0, args, shared, solver, stop, ahead=True)
+
+
+def confirm(found: Solution, image: Tensor) -> Solution:
+    """What `approach` found, judged by f at it: true residuals; a row that falls short is `max_steps`."""
+    assert isinstance(found.value, Tensor)
+    residual, scale = _row_distances(image, found.value), _row_norms(image)
+    short = found.converged & ~(residual <= found.stop.tolerance(scale))
+    status = found.status.masked_fill(short, int(Status.max_steps))
+    found.counts.evaluations += 1
+    found.counts.row_evaluations += len(image)
+    return replace(found, residual=residual, scale=scale, status=status, image=image)
+
+
+def _solve(
+    f: Callable[..., State],
+    z0: State | Solution | None,
+    args: Sequence[Any],
+    shared: Sequence[Any],
+    solver: Solver | Sequence[Solver] | None,
+    stop: Stop | None,
+    precision: Precision = "native",
+    trace: bool = False,
+    ahead: bool = False,
+) -> Solution:
     chain = _chain(solver)
     if isinstance(z0, Solution):
         z0 = z0.value
@@ -81,7 +120,7 @@ def fixed_point(
         limit = (stop or Stop()).resolve(_compute_dtype(z))
         record = Trace() if trace else None
         before = _single_precision(problem, z, chain[0], limit) if precision == "mixed" else None
-        outcome = _run_chain(problem, z, chain, limit, record, before)
+        outcome = _run_chain(problem, z, chain, limit, record, before, ahead)
     return Solution(
         value=problem.layout.unflat(outcome.value),
         status=outcome.status,
@@ -155,11 +194,17 @@ class _Outcome:
 
 
 def _run_chain(
-    f: Map, z: Tensor, chain: list[Solver], stop: Stop, record: Trace | None, before: _Outcome | None
+    f: Map,
+    z: Tensor,
+    chain: list[Solver],
+    stop: Stop,
+    record: Trace | None,
+    before: _Outcome | None,
+    ahead: bool,
 ) -> _Outcome:
     """Each solver in turn on the rows the one before it failed on; the first goes on from `before`."""
     if before is None:
-        outcome = _iterate(f, z, chain[0], stop, record)
+        outcome = _iterate(f, z, chain[0], stop, record, ahead=ahead)
     else:
         z = before.value
         outcome = _iterate(f, z, chain[0], stop, record, ours=len(chain) == 1, rate=before.rate)
@@ -175,9 +220,10 @@ def _run_chain(
             near |= (outcome.status == Status.max_steps) | (outcome.status == Status.stalled)
         start = torch.where((near | (outcome.status == Status.converged))[:, None], outcome.value, z)
         if f.compactable:
-            outcome.put(failed, _iterate(f.take(failed), start[failed], solver, stop, record, failed))
+            some = _iterate(f.take(failed), start[failed], solver, stop, record, failed, ahead=ahead)
+            outcome.put(failed, some)
         else:
-            again = _iterate(f, start, solver, stop, record)
+            again = _iterate(f, start, solver, stop, record, ahead=ahead)
             outcome.put(failed, again.take(failed))
     return outcome
 
@@ -196,9 +242,11 @@ def _iterate(
     """The loop. `names` are the rows' numbers in the user's batch, for the record; a start that is `ours` may
     become the answer itself.
 
-    `ahead` spares an evaluation where the answer will be verified elsewhere: a row ends with the step that
-    should bring it to tolerance at the measured rate, and that step is its value, unseen.
+    `ahead` spares an evaluation where the answer will be verified elsewhere: with a solver whose rate is
+    steady a row ends with the step that should bring it to tolerance at that rate, and that step is its
+    value, unseen.
     """
+    ahead = ahead and solver.smooth and solver.uses_value
     out = _Outcome.unsolved(z)
     rows = torch.arange(z.shape[0], device=z.device)  # where each row at work stands in `out`
     if not len(rows):
@@ -208,6 +256,7 @@ def _iterate(
     progress = _Progress.start(z, rate)
     due = 0
     for k in range(stop.max_steps + 1):
+        ahead = ahead and k < stop.max_steps
         check = k >= due or k == stop.max_steps or record is not None
         fz = f(z) if check or solver.uses_value else z
         if check:
@@ -326,11 +375,10 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> _Outcome
         )
     single = torch.float32
     assert stop.rtol is not None
-    ahead = solver.smooth and solver.uses_value
     reach = Stop.reach(single) * (1 if solver.uses_value else 4)  # a step of its own rounds more than f
-    rtol = max((0.8 if ahead else 0.5) * stop.rtol, reach)
+    rtol = max((0.8 if solver.smooth and solver.uses_value else 0.5) * stop.rtol, reach)
     near = replace(stop, rtol=rtol, patience=min(stop.patience, 4))
-    outcome = _iterate(f.to(single), z.to(single), solver, near, ours=True, ahead=ahead)
+    outcome = _iterate(f.to(single), z.to(single), solver, near, ours=True, ahead=True)
     lost = ~torch.isfinite(outcome.value.sum(dim=1))
     outcome.value = outcome.value.double()
     if bool(lost.any()):

@@ -1,0 +1,120 @@
+"""The evaluation that verifies an equilibrium is the one its gradient is recorded from."""
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.solve.driver import approach, confirm
+
+RTOL = 1e-9
+
+
+class Counted(nn.Module):
+    """f(z, x) = σ(Wz + x), and how often it was asked."""
+
+    def __init__(self, W, curved=True):
+        super().__init__()
+        self.W, self.curved, self.calls = nn.Parameter(W), curved, 0
+
+    def forward(self, z, x):
+        self.calls += 1
+        p = z @ self.W.T + x
+        return torch.tanh(p) if self.curved else p
+
+
+def contraction(m=6, norm=0.5, seed=0):
+    W = torch.randn(m, m, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return norm * W / torch.linalg.matrix_norm(W, 2)
+
+
+def rows(n=5, m=6, seed=1):
+    return torch.randn(n, m, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def two_speeds():
+    """Residuals fall at .05 a step first and at .9 later: a forecast by the first rate falls short."""
+    return Counted(torch.diag(torch.tensor([0.05, 0.9], dtype=torch.float64)), curved=False)
+
+
+SLOW_START = torch.tensor([[1.0, 1e-8]], dtype=torch.float64)
+
+
+def test_a_gradient_costs_no_evaluation_of_its_own():
+    cell = Counted(contraction())
+    layer = eq.Equilibrium(cell, solver=eq.Picard(), stop=eq.Stop(rtol=RTOL))
+    with torch.no_grad():
+        layer(rows())
+    plain, cell.calls = cell.calls, 0
+    z = layer(rows())
+    assert cell.calls == plain
+    cell.calls = 0
+    z.sum().backward()
+    assert cell.calls == 0
+
+
+@pytest.mark.parametrize("solver", [eq.Picard(), eq.Picard(damping=0.7), (eq.Picard(), eq.Anderson())])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_reported_is_true(solver, seed):
+    cell, x = Counted(contraction(norm=0.8, seed=seed)), rows(seed=seed + 10)
+    layer = eq.Equilibrium(cell, solver=solver, stop=eq.Stop(rtol=RTOL))
+    z = layer(x).detach()
+    found = layer.last.forward
+    with torch.no_grad():
+        fz = cell(z, x)
+    assert found.converged.all()
+    torch.testing.assert_close(found.residual, (fz - z).norm(dim=1), rtol=1e-6, atol=1e-15)
+    assert (found.residual <= found.stop.tolerance(fz.norm(dim=1))).all()
+    assert layer.last.graph is None
+
+
+def test_a_row_that_falls_short_of_its_forecast_is_solved_on():
+    cell, x = two_speeds(), SLOW_START
+    start = torch.zeros_like(x)
+    forecast = approach(cell, start, (x,), solver=eq.Picard(), stop=eq.Stop(rtol=1e-9))
+    assert forecast.converged.all()
+    with torch.no_grad():
+        judged = confirm(forecast, cell(forecast.value, x))
+    assert not judged.converged.any()  # the forecast was wrong, and that is seen
+
+    layer = eq.Equilibrium(cell, solver=eq.Picard(), stop=eq.Stop(rtol=1e-9))
+    x = x.clone().requires_grad_()
+    z = layer(x)
+    found = layer.last.forward
+    assert found.converged.all()
+    assert found.steps.max() > forecast.steps.max()
+    with torch.no_grad():
+        torch.testing.assert_close(found.residual, (cell(z, x) - z).norm(dim=1), rtol=1e-6, atol=1e-15)
+    z.sum().backward()
+    torch.testing.assert_close(x.grad, 1 / (1 - torch.diag(cell.W.detach()))[None], rtol=1e-7, atol=0)
+
+
+def test_rows_without_an_equilibrium_end_as_they_do_without_a_gradient():
+    class Scaled(nn.Module):
+        def forward(self, z, x):  # x = the slope: one row contracts, one grows, one is not a number
+            return x * z + 1
+
+    slopes = torch.tensor([[0.5], [1.5], [float("nan")]], dtype=torch.float64, requires_grad=True)
+    layer = eq.Equilibrium(
+        Scaled(), solver=eq.Picard(), stop=eq.Stop(rtol=1e-8, max_steps=60), on_failure="accept"
+    )
+    with torch.no_grad():
+        layer(slopes)
+    plain = layer.last.forward
+    layer(slopes)
+    found = layer.last.forward
+    assert found.status.tolist() == plain.status.tolist()
+    assert found.status.tolist()[0] == eq.Status.converged
+    assert eq.Status.converged not in found.status.tolist()[1:]
+
+
+def test_the_limit_on_steps_holds():
+    cell = Counted(contraction(norm=0.99))
+    layer = eq.Equilibrium(
+        cell, solver=eq.Picard(), stop=eq.Stop(rtol=1e-12, max_steps=7), on_failure="accept"
+    )
+    z, x = layer(rows()).detach(), rows()
+    found = layer.last.forward
+    assert found.steps.tolist() == [7] * 5
+    with torch.no_grad():
+        torch.testing.assert_close(found.residual, (cell(z, x) - z).norm(dim=1))
