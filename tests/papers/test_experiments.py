@@ -21,14 +21,13 @@ from equipoise.papers.experiments import (
     judged,
     plain,
     register,
-    reproduce,
-    run_one,
     standard_error,
     with_error,
 )
 from equipoise.papers.gallery import duration, read_results, summary, write_gallery
 from equipoise.papers.hieu2022_multiscale import minima
 from equipoise.papers.page import Page, markdown
+from equipoise.papers.runner import reproduce, run_one
 
 KEYS = [e.key for e in catalogue.experiments()]
 TINY = Settings("tiny", ("digits",))

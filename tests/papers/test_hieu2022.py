@@ -12,8 +12,9 @@ from equipoise.kernels import tangent_kernel
 from equipoise.models import Monotone
 from equipoise.papers import hieu2022_monotone as monotone
 from equipoise.papers import hieu2022_multiscale as multiscale
-from equipoise.papers.experiments import Context, Settings, experiment, run_one
+from equipoise.papers.experiments import Context, Settings, experiment
 from equipoise.papers.hieu2022_landscape import dataset
+from equipoise.papers.runner import run_one
 
 
 @pytest.mark.parametrize("scale", list(multiscale.CHANNELS))

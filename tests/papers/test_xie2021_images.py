@@ -11,7 +11,8 @@ from equipoise.data.segmentation import digit_canvases
 from equipoise.models.conv import ConvOptEq, parameters_of
 from equipoise.papers import xie2021_images as images
 from equipoise.papers import xie2021_segmentation as segmentation
-from equipoise.papers.experiments import Settings, experiment, run_one
+from equipoise.papers.experiments import Settings, experiment
+from equipoise.papers.runner import run_one
 from equipoise.solve import SAM
 
 SIZE = {**images.MNIST, "shrink": 1, "extractor": [1], "state": 8, "hidden": [8, 12], "features": 8}

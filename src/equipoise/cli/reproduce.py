@@ -11,6 +11,8 @@ from .failures import Code, Debug, Ended, Failure, Json, Quiet, command
 from .output import Output, duration, table
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from ..papers.experiments import Result
 
 EPILOG = """[bold]Examples[/bold]
@@ -46,6 +48,10 @@ def reproduce(
     data_dir: Annotated[
         Path | None, typer.Option(help="Where the data sets are, in place of EQUIPOISE_DATA.")
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Experiments at a time, a process each. By default as many as cores.", min=1),
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
     debug: Debug = False,
@@ -67,7 +73,7 @@ def reproduce(
     except KeyError as error:
         raise Failure("No such experiment", str(error.args[0]), code=Code.USAGE) from None
     with _Bar(output) as bar:
-        results = catalogue.reproduce(what, settings, out, bar)
+        results = catalogue.reproduce(what, settings, out, bar, jobs=jobs)
     output.say(f"\nThe gallery: {out / 'index.html'}")
     output.result(
         [{"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error} for r in results]
@@ -80,15 +86,17 @@ def _list(output: Output) -> None:
     from ..papers import catalogue
 
     entries = catalogue.experiments()
-    shown = table("experiment", "what", "the paper's claim", fold=("what", "the paper's claim"))
+    shown = table("experiment", "what", "the paper's claim", "minutes", fold=("what", "the paper's claim"))
     for entry in entries:
-        shown.add_row(entry.key, entry.title, entry.claim)
+        minutes = f"{entry.minutes:g}" if entry.minutes else "< 1"
+        shown.add_row(entry.key, entry.title, entry.claim, minutes)
     output.say(shown)
-    output.result([{"key": e.key, "title": e.title, "claim": e.claim} for e in entries])
+    output.say("Minutes are those of one core at the scale small, about, with every data set at hand.")
+    output.result([{"key": e.key, "title": e.title, "claim": e.claim, "minutes": e.minutes} for e in entries])
 
 
 class _Bar:
-    """Two bars, of experiments and of the unit at work; a line for each experiment that is done."""
+    """A bar of experiments and one of each unit at work; a line for each experiment that is done."""
 
     def __init__(self, output: Output) -> None:
         from rich.console import Console
@@ -105,7 +113,7 @@ class _Bar:
             disable=not (output.talks and console.is_terminal),
         )
         self.all = self.bars.add_task("", total=1)
-        self.one = self.bars.add_task("", total=1)
+        self.units: dict[str, TaskID] = {}
 
     def __enter__(self) -> _Bar:
         self.bars.start()
@@ -118,7 +126,13 @@ class _Bar:
         self.bars.update(self.all, description=f"{key} ({at + 1} of {total})", completed=at, total=total)
 
     def unit(self, name: str, share: float) -> None:
-        self.bars.update(self.one, description=f"  {name}", completed=share)
+        if share >= 1:
+            if name in self.units:
+                self.bars.remove_task(self.units.pop(name))
+            return
+        if name not in self.units:
+            self.units[name] = self.bars.add_task(f"  {name}", total=1)
+        self.bars.update(self.units[name], completed=share)
 
     def finished(self, result: Result) -> None:
         from rich.text import Text

@@ -25,9 +25,9 @@ from .experiments import (
     Watcher,
     experiment,
     experiments,
-    reproduce,
     select,
 )
+from .runner import reproduce
 
 __all__ = [
     "SCALES",

@@ -1,7 +1,6 @@
 """Figures and tables of the papers as programs: run, judged by numbers, drawn, and shown beside the claim.
 
     experiments("gao2022")                       what there is
-    reproduce(["gao2022.fig1"], Settings(), out)  run it: pages, figures, tables and raw histories in `out`
 
 An experiment is three functions. `run(context)` measures and returns plain JSON; `judge(measured)` compares
 the numbers with the paper's claims, each with a stated tolerance; `draw(measured, page)` makes figures and
@@ -16,7 +15,6 @@ import hashlib
 import json
 import math
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -29,6 +27,7 @@ import torch
 
 from .. import __version__
 from ..data import Dataset, MissingData, load
+from ..runs.directory import locked
 from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .page import Page
@@ -128,6 +127,7 @@ class Experiment:
     run: Callable[[Context], Measured]
     judge: Callable[[Measured], list[Judgement]]
     draw: Callable[[Measured, Page], None]
+    minutes: float = 0.0  # of processor time at the scale "small", about
 
     @property
     def paper(self) -> str:
@@ -144,13 +144,14 @@ def register(
     *,
     judge: Callable[[Measured], list[Judgement]],
     draw: Callable[[Measured, Page], None],
+    minutes: float = 0.0,
 ) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:
     """Enter an experiment by its `run`."""
 
     def enter(run: Callable[[Context], Measured]) -> Callable[[Context], Measured]:
         if key in _REGISTRY or key.split(".")[0] not in PAPERS or not (title and claim):
             raise ValueError(f"{key}: an experiment needs a paper, a title, a claim and a key of its own.")
-        _REGISTRY[key] = Experiment(key, title, claim, run, judge, draw)
+        _REGISTRY[key] = Experiment(key, title, claim, run, judge, draw, minutes)
         return run
 
     return enter
@@ -265,28 +266,42 @@ class Context:
         key = json.dumps({"group": group, "inputs": inputs, "version": __version__}, sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()
         path = self.out / "units" / group / f"{name}-{digest[:12]}.json"
-        self.watcher.unit(f"{group} {name}", 0.0)
-        stored = _read_unit(path, digest)
-        if stored is None:
-            began, busy = time.perf_counter(), time.process_time()
-            result = plain(compute(lambda share: self.watcher.unit(f"{group} {name}", share)))
-            stored = {
-                "group": group,
-                "name": name,
-                "hash": digest,
-                "version": __version__,
-                "inputs": plain(inputs),
-                "seconds": time.perf_counter() - began,
-                "processor_seconds": time.process_time() - busy,
-                "result": result,
-            }
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, (json.dumps(stored, ensure_ascii=False) + "\n").encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.out / "units" / ".locks" / digest[:12]  # stays: to remove it would be a race
+        lock.parent.mkdir(exist_ok=True)
+        lock.touch()
+        with locked(lock, patience=math.inf):  # another process may be at it
+            self.watcher.unit(f"{group} {name}", 0.0)
+            stored = _read_unit(path, digest) or self._compute(group, name, digest, inputs, path, compute)
         self.watcher.unit(f"{group} {name}", 1.0)
         if str(path.relative_to(self.out)) not in self.units:
             self.units.append(str(path.relative_to(self.out)))
             self.seconds += stored["processor_seconds"]
         return stored["result"]
+
+    def _compute(
+        self,
+        group: str,
+        name: str,
+        digest: str,
+        inputs: Mapping[str, Any],
+        path: Path,
+        compute: Callable[[Progress], Measured],
+    ) -> Measured:
+        began, busy = time.perf_counter(), time.process_time()
+        result = plain(compute(lambda share: self.watcher.unit(f"{group} {name}", share)))
+        stored = {
+            "group": group,
+            "name": name,
+            "hash": digest,
+            "version": __version__,
+            "inputs": plain(inputs),
+            "seconds": time.perf_counter() - began,
+            "processor_seconds": time.process_time() - busy,
+            "result": result,
+        }
+        write_atomically(path, (json.dumps(stored, ensure_ascii=False) + "\n").encode())
+        return stored
 
 
 def _read_unit(path: Path, digest: str) -> Measured | None:
@@ -344,56 +359,3 @@ class Result:
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
         judgements = tuple(Judgement(**j) for j in data["judgements"])
         return cls(**{**data, "judgements": judgements})
-
-
-def reproduce(
-    names: Sequence[str], settings: Settings, out: str | Path, watcher: Watcher | None = None
-) -> list[Result]:
-    """Run experiments and write, for each, a directory `out`/<key>; then the gallery, `out`/index.html.
-
-    One that raises is reported as failed, and the others go on.
-    """
-    from .gallery import write_gallery, write_page
-
-    chosen, out, watcher = select(names), Path(out), watcher or Silent()
-    results = []
-    for at, entry in enumerate(chosen):
-        watcher.experiment(entry.key, at, len(chosen))
-        result = run_one(entry, settings, out, watcher)
-        write_page(result, out)
-        results.append(result)
-        watcher.finished(result)
-    write_gallery(out)
-    return results
-
-
-def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher | None = None) -> Result:
-    """Measure, judge and draw one experiment; `measured.json` and `result.json` are written."""
-    context = Context(settings, out, watcher or Silent())
-    directory = out / entry.key
-    directory.mkdir(parents=True, exist_ok=True)
-    page, judgements, error = Page(directory), [], ""
-    try:
-        measured = plain(entry.run(context))
-        write_atomically(directory / "measured.json", json.dumps(measured, ensure_ascii=False).encode())
-        judgements = entry.judge(measured)
-        entry.draw(measured, page)
-    except Exception:
-        error = traceback.format_exc(limit=-4)
-    result = Result(
-        key=entry.key,
-        title=entry.title,
-        claim=entry.claim,
-        settings=asdict(settings),
-        judgements=tuple(judgements),
-        figures=page.figures,
-        tables=page.tables,
-        notes=[*context.notes, *page.notes],
-        data=context.provenance,
-        units=context.units,
-        seconds=context.seconds,
-        error=error,
-    )
-    text = json.dumps(plain(asdict(result)), ensure_ascii=False, indent=1)
-    write_atomically(directory / "result.json", text.encode())
-    return result

@@ -104,6 +104,7 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
     "Around the minimiser the region of small loss grows with the number of repeats, up to the DEQ.",
     judge=lambda measured: judge_basins(measured),
     draw=lambda measured, page: draw_basins(measured, page),
+    minutes=2,
 )
 def fig4_4(context: Context) -> Measured:
     name = dataset(context)

@@ -24,6 +24,7 @@ CHANNELS = {"tiny": (8, 8), "medium": (16, 32)}
     "Around a trained multiscale DEQ the loss has one minimum, and it is flat (ImageNet, 1024 test images).",
     judge=lambda measured: judge_multiscale(measured),
     draw=lambda measured, page: draw_multiscale(measured, page),
+    minutes=2,
 )
 def fig4_5(context: Context) -> Measured:
     name = dataset(context)

@@ -239,6 +239,7 @@ def _measure(context: Context, name: str, size: dict[str, Any]) -> Measured:
     "OptEq classifies images as well as feedforward networks of its size, for α from .4 to 1.",
     judge=lambda measured: judge_table(measured),
     draw=lambda measured, page: draw_table(measured, page),
+    minutes=14,
 )
 def mnist(context: Context) -> Measured:
     (name,) = context.datasets("mnist")[:1]
@@ -258,6 +259,7 @@ def mnist(context: Context) -> Measured:
     "On CIFAR10 OptEq reaches 87 % for α ≥ .4 and far less for α = .1; SAM changes little where α is near 1.",
     judge=lambda measured: judge_table(measured),
     draw=lambda measured, page: draw_table(measured, page),
+    minutes=20,
 )
 def table1(context: Context) -> Measured:
     (name,) = context.datasets("cifar10")[:1]

@@ -152,7 +152,7 @@ class Run:
     def working(self) -> Iterator[None]:
         """Keep the directory to this process; RunBusy if another one has it. A killed one has not."""
         (self.path / ".lock").touch()
-        with _locked(self.path / ".lock", patience=1.0) as got:
+        with locked(self.path / ".lock", patience=1.0) as got:
             if not got:
                 raise RunBusy(
                     f"another process works in {self.path}: wait for it, or name another directory."
@@ -165,7 +165,7 @@ class Run:
         """Whether a process works in it now."""
         if not (self.path / ".lock").exists():
             return False
-        with _locked(self.path / ".lock") as got:
+        with locked(self.path / ".lock") as got:
             return not got
 
     def resume(self) -> None:
@@ -257,7 +257,7 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def _locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
+def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
     """Whether this process has the lock, which the system takes back from a killed one."""
     if os.name != "posix":
         yield True

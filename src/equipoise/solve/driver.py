@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .anderson import Anderson
 from .problem import AffineMap, Map, make_map
+from .progress import Progress, norm_dtype, row_distances, row_norms
 from .solution import Point, Solution, State, Status, Stop, Trace
 from .solver import Solver
 
@@ -21,12 +22,8 @@ Precision = Literal["native", "mixed"]
 # Rows that have ended are dropped once they are this share of the batch: below it, dropping costs more
 # (a copy of the batch and of the solver's memory) than the evaluations it saves.
 _COMPACT_SHARE = 0.15
-# Entries of a temporary that is better made in pieces: half a second-level cache.
-_BLOCK = 2**16
 # A row that failed at a relative residual below this came near: the next solver goes on from there.
 _NEAR = 1e-2
-# A solver with a steady rate is checked when a check could pass, but never less often than this.
-_LONGEST_WAIT = 8
 
 
 def fixed_point(
@@ -79,7 +76,7 @@ def approach(
 def confirm(found: Solution, image: Tensor) -> Solution:
     """What `approach` found, judged by f at it: true residuals; a row that falls short is `max_steps`."""
     assert isinstance(found.value, Tensor)
-    residual, scale = _row_distances(image, found.value), _row_norms(image)
+    residual, scale = row_distances(image, found.value), row_norms(image)
     short = found.converged & ~(residual <= found.stop.tolerance(scale))
     status = found.status.masked_fill(short, int(Status.max_steps))
     found.counts.evaluations += 1
@@ -149,7 +146,7 @@ def verify(
         flat = problem.layout.flat(z)
         limit = (stop or Stop()).resolve(_compute_dtype(flat))
         fz = problem(flat)
-        residual, scale = _row_norms(fz - flat), _row_norms(fz)
+        residual, scale = row_norms(fz - flat), row_norms(fz)
         status = torch.full((len(flat),), int(Status.max_steps), dtype=torch.int8, device=flat.device)
         status[residual <= limit.tolerance(scale)] = int(Status.converged)
         status[~torch.isfinite(residual)] = int(Status.nonfinite)
@@ -176,7 +173,7 @@ class _Outcome:
     @classmethod
     def unsolved(cls, z: Tensor) -> _Outcome:
         n = z.shape[0]
-        nan = torch.full((n,), math.nan, dtype=_norm_dtype(z), device=z.device)
+        nan = torch.full((n,), math.nan, dtype=norm_dtype(z), device=z.device)
         steps = torch.zeros(n, dtype=torch.int64, device=z.device)
         status = torch.full((n,), int(Status.max_steps), dtype=torch.int8, device=z.device)
         return cls(torch.empty_like(z), status, nan, nan.clone(), steps)
@@ -253,14 +250,14 @@ def _iterate(
         return out
     names = rows if names is None else names
     state: Any = None  # of the solver, from its first step on: a start that is already good enough needs none
-    progress = _Progress.start(z, rate)
+    progress = Progress.start(z, rate)
     due = 0
     for k in range(stop.max_steps + 1):
         ahead = ahead and k < stop.max_steps
         check = k >= due or k == stop.max_steps or record is not None
         fz = f(z) if check or solver.uses_value else z
         if check:
-            residual, scale = _row_distances(fz, z), _row_norms(fz)
+            residual, scale = row_distances(fz, z), row_norms(fz)
         if ahead:
             z, state = solver.step(f, z, fz, solver.init(f, z) if state is None else state)
         if check:
@@ -294,75 +291,6 @@ def _iterate(
             z, state = solver.step(f, z, fz, solver.init(f, z) if state is None else state)
     f.working, out.rate = None, progress.rate
     return out
-
-
-@dataclass
-class _Progress:
-    """What is known of each row's residuals so far: enough to tell stalled from diverged from on its way."""
-
-    first: Tensor  # (n,) first residual, or the tolerance where that is larger
-    asked: Tensor  # (n,) first tolerance
-    best: Tensor  # (n,) lowest residual that counted as progress
-    best_at: Tensor  # (n,) step of it
-    done: Tensor  # (n,)
-    excess: float = math.inf  # worst residual over tolerance at the last check
-    checked: int = 0
-    rate: float = 1.0  # measured fall of the excess, a step
-
-    @classmethod
-    def start(cls, z: Tensor, rate: float) -> _Progress:
-        inf = torch.full((z.shape[0],), math.inf, dtype=_norm_dtype(z), device=z.device)
-        zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
-        return cls(inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate)
-
-    def take(self, rows: Tensor) -> _Progress:
-        return replace(
-            self,
-            first=self.first[rows],
-            asked=self.asked[rows],
-            best=self.best[rows],
-            best_at=self.best_at[rows],
-            done=self.done[rows],
-        )
-
-    def judge(self, k: int, z: Tensor, fz: Tensor, residual: Tensor, tolerance: Tensor, stop: Stop) -> Tensor:
-        """The Status of each row, −1 where it is on its way."""
-        if k == 0:
-            self.first, self.asked = torch.maximum(residual, tolerance), tolerance
-        better = residual < 0.99 * self.best
-        self.best = torch.where(better, residual, self.best)
-        self.best_at = torch.where(better, k, self.best_at)
-
-        idle, last = self.best_at <= k - stop.patience, k == stop.max_steps
-        far = residual > 10 * self.first
-        diverged = (residual > stop.growth * self.first) | (far if last else far & idle)
-        status = torch.where(idle, int(Status.stalled), int(Status.max_steps) if last else -1)
-        status = torch.where(diverged, int(Status.diverged), status)
-        status = torch.where(residual <= tolerance, int(Status.converged), status).to(torch.int8)
-        # A state that runs away meets a relative tolerance at last, its residual as large as ever.
-        runaway = (residual <= tolerance) & (residual > 0.5 * self.first) & (tolerance > 2 * self.asked)
-        status = torch.where(runaway, int(Status.diverged), status).to(torch.int8)
-        broken = ~torch.isfinite(residual)
-        if bool(broken.any()):
-            bad = ~(torch.isfinite(z).all(dim=1) & torch.isfinite(fz).all(dim=1))
-            status[broken] = int(Status.diverged)  # finite values whose norm overflows
-            status[bad] = int(Status.nonfinite)
-
-        worst = float((residual / tolerance).masked_fill_((status >= 0) | self.done, 0.0).max())
-        if worst > 0 and 0 < self.excess < math.inf and k > self.checked:
-            self.rate = (worst / self.excess) ** (1 / (k - self.checked))
-        self.excess, self.checked = worst, k
-        return status
-
-    def wait(self, costly: bool) -> int:
-        """Steps until a check could pass at the measured rate; 1 while there is no rate to trust.
-
-        A costly check, one that takes an evaluation of its own, waits until it should pass.
-        """
-        if not (0 < self.rate < 1 and 1 < self.excess < math.inf):
-            return 1
-        predicted = math.log(self.excess) / -math.log(self.rate)
-        return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
 
 
 def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> _Outcome:
@@ -405,19 +333,3 @@ def _compute_dtype(z: Tensor) -> torch.dtype:
     """The dtype that limits the residual: under autocast, the lower one."""
     kind = z.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else z.dtype
-
-
-def _norm_dtype(z: Tensor) -> torch.dtype:
-    return torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype
-
-
-def _row_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a − b‖ of each row, a few rows at a time: their difference then stays in the cache."""
-    some = max(1, _BLOCK // a.shape[1])
-    if some >= len(a):
-        return _row_norms(a - b)
-    return torch.cat([_row_norms(x - y) for x, y in zip(a.split(some), b.split(some), strict=True)])
-
-
-def _row_norms(z: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(z, dim=1, dtype=_norm_dtype(z))

@@ -1,0 +1,191 @@
+"""Running experiments: one after the other, or as many at a time as there are cores.
+
+    reproduce(["gao2022"], Settings(), "gallery", jobs=2)
+
+Each job is a process with its share of the threads. Units that two experiments have in common are computed
+by the first that asks; the other waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..train.checkpoint import write_atomically
+from .experiments import Context, Experiment, Result, Settings, Silent, Watcher, experiment, plain, select
+from .gallery import write_gallery, write_page
+from .page import Page
+
+
+def reproduce(
+    names: Sequence[str],
+    settings: Settings,
+    out: str | Path,
+    watcher: Watcher | None = None,
+    *,
+    jobs: int | None = 1,
+) -> list[Result]:
+    """Run experiments and write, for each, a directory `out`/<key>; then the gallery, `out`/index.html.
+
+    `jobs` of them at a time, each in a process of its own; None is the number of cores. One that raises is
+    reported as failed, and the others go on.
+    """
+    chosen, out, watcher = select(names), Path(out), watcher or Silent()
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be an integer ≥ 1, or None. Got {jobs} instead.")
+    jobs = min(jobs or cores(), len(chosen))
+    results: dict[str, Result] = {}
+    for result in (
+        _side_by_side(chosen, settings, out, watcher, jobs)
+        if jobs > 1
+        else _in_turn(chosen, settings, out, watcher)
+    ):
+        write_page(result, out)
+        watcher.finished(result)
+        results[result.key] = result
+    write_gallery(out)
+    return [results[entry.key] for entry in chosen]
+
+
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_turn(
+    chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher
+) -> Iterator[Result]:
+    for at, entry in enumerate(chosen):
+        watcher.experiment(entry.key, at, len(chosen))
+        yield run_one(entry, settings, out, watcher)
+
+
+def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher | None = None) -> Result:
+    """Measure, judge and draw one experiment; `measured.json` and `result.json` are written."""
+    context = Context(settings, out, watcher or Silent())
+    directory = out / entry.key
+    directory.mkdir(parents=True, exist_ok=True)
+    page, judgements, error = Page(directory), [], ""
+    try:
+        measured = plain(entry.run(context))
+        write_atomically(directory / "measured.json", json.dumps(measured, ensure_ascii=False).encode())
+        judgements = entry.judge(measured)
+        entry.draw(measured, page)
+    except Exception:
+        error = traceback.format_exc(limit=-4)
+    result = Result(
+        key=entry.key,
+        title=entry.title,
+        claim=entry.claim,
+        settings=asdict(settings),
+        judgements=tuple(judgements),
+        figures=page.figures,
+        tables=page.tables,
+        notes=[*context.notes, *page.notes],
+        data=context.provenance,
+        units=context.units,
+        seconds=context.seconds,
+        error=error,
+    )
+    text = json.dumps(plain(asdict(result)), ensure_ascii=False, indent=1)
+    write_atomically(directory / "result.json", text.encode())
+    return result
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def _side_by_side(
+    chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher, jobs: int
+) -> Iterator[Result]:
+    """Results as they come. The longest start first, so that none is left running alone at the end."""
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    messages = context.SimpleQueue()
+    order = sorted(chosen, key=lambda entry: -entry.minutes)
+    with (
+        _told(messages, watcher, len(chosen)),
+        ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_start, initargs=(messages, max(1, cores() // jobs))
+        ) as pool,
+    ):
+        futures: list[Future[Result]] = [pool.submit(_work, e.key, settings, out) for e in order]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool:
+            raise RuntimeError(
+                "a process of the run was killed, perhaps for want of memory: what was computed is kept, and "
+                "the same command with fewer jobs goes on from there."
+            ) from None
+        except BaseException:  # such as Ctrl-C: nothing goes on in the background
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _told(messages: Any, watcher: Watcher, total: int) -> Iterator[None]:
+    """The watcher hears what the processes say."""
+
+    def listen() -> None:
+        begun = 0
+        while (message := messages.get()) is not None:
+            kind, name, share = message
+            if kind == "unit":
+                watcher.unit(name, share)
+            else:
+                watcher.experiment(name, begun, total)
+                begun += 1
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        messages.put(None)
+        thread.join(timeout=5)
+
+
+class _Messenger(Silent):
+    """A watcher that passes on what it is told."""
+
+    def __init__(self, messages: Any) -> None:
+        self.messages = messages
+
+    def experiment(self, key: str, at: int, total: int) -> None:
+        self.messages.put(("experiment", key, 0.0))
+
+    def unit(self, name: str, share: float) -> None:
+        self.messages.put(("unit", name, share))
+
+
+_messenger: _Messenger | None = None  # of a worker
+
+
+def _start(messages: Any, threads: int) -> None:
+    global _messenger
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
+    torch.set_num_threads(threads)
+    _messenger = _Messenger(messages)
+
+
+def _work(key: str, settings: Settings, out: Path) -> Result:
+    from . import catalogue  # noqa: F401  enters the experiments
+
+    assert _messenger is not None
+    _messenger.experiment(key, 0, 0)
+    return run_one(experiment(key), settings, out, _messenger)

@@ -1,0 +1,123 @@
+"""Experiments side by side: the same results as one after the other, no unit computed twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from equipoise.papers import catalogue
+from equipoise.papers.experiments import Context, Settings, Silent
+from equipoise.papers.gallery import read_results
+from equipoise.papers.runner import reproduce
+
+TINY = Settings("tiny", ("digits",))
+NAMES = ["gao2022.fig1", "gao2022.fig4", "ling2023.theorem4"]  # the first two share their units
+
+
+class Heard(Silent):
+    def __init__(self):
+        self.began, self.units, self.ended = [], [], []
+
+    def experiment(self, key, at, total):
+        self.began.append((key, at, total))
+
+    def unit(self, name, share):
+        self.units.append((name, share))
+
+    def finished(self, result):
+        self.ended.append(result.key)
+
+
+def measured(out, key):
+    return json.loads((out / key / "measured.json").read_text())
+
+
+def test_two_jobs_find_what_one_finds(tmp_path):
+    heard = Heard()
+    side = reproduce(NAMES, TINY, tmp_path / "two", heard, jobs=2)
+    turn = reproduce(NAMES, TINY, tmp_path / "one")
+    assert [r.key for r in side] == [r.key for r in turn] == NAMES
+    assert [r.verdict for r in side] == [r.verdict for r in turn]
+    for key in NAMES:
+        assert measured(tmp_path / "two", key) == measured(tmp_path / "one", key)
+    assert sorted(heard.ended) == sorted(NAMES)
+    assert sorted(key for key, _, _ in heard.began) == sorted(NAMES)
+    assert {(at, total) for _, at, total in heard.began} == {(0, 3), (1, 3), (2, 3)}
+    assert {name.split()[0] for name, share in heard.units if share == 1} >= {"gao2022.descent"}
+    assert {r.key for r in read_results(tmp_path / "two")} == set(NAMES)
+    assert (tmp_path / "two" / "index.html").exists()
+
+
+def test_a_unit_at_work_elsewhere_is_waited_for(tmp_path):
+    calls, inside = [], threading.Event()
+
+    def slow(progress):
+        calls.append(1)
+        inside.set()
+        time.sleep(0.5)
+        return {"n": len(calls)}
+
+    ask = lambda found: found.append(Context(TINY, tmp_path).unit("g", "u", {"a": 1}, slow))
+    first, second = [], []
+    thread = threading.Thread(target=ask, args=(first,))
+    thread.start()
+    inside.wait(10)
+    ask(second)
+    thread.join()
+    assert first == second == [{"n": 1}]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_a_number_of_jobs_that_makes_no_sense_is_refused(tmp_path, jobs):
+    with pytest.raises(ValueError, match="jobs must be an integer ≥ 1"):
+        reproduce(NAMES, TINY, tmp_path, jobs=jobs)
+
+
+def test_the_longest_start_first():
+    minutes = {e.key: e.minutes for e in catalogue.experiments()}
+    assert minutes["xie2021.table1"] > minutes["kawaguchi2021.fig1"] > minutes["ling2023.theorem4"] == 0
+
+
+INTERRUPTED = """
+from equipoise.papers.catalogue import Settings, reproduce
+if __name__ == "__main__":
+    from equipoise.papers.experiments import Silent
+    class Tell(Silent):
+        def unit(self, name, share):
+            print(name, flush=True)
+    reproduce(["gao2022.fig1", "gao2022.fig2"], Settings("medium", ("digits",)), {out!r}, Tell(), jobs=2)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_an_interrupt_ends_the_workers_too(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(INTERRUPTED.format(out=str(tmp_path / "out")))
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout.readline()  # a unit has begun
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert errors.count(b"Traceback") == 1  # the parent's own, not one a worker
+    assert _gone(process.pid)  # nobody of the group is left
+
+
+def _gone(group, seconds=10):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
