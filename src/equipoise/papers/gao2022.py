@@ -253,15 +253,18 @@ def judge_rate(measured: Measured) -> list[Judgement]:
     found = []
     for name, curves in measured["data"].items():
         large, paper, small = curves.values()
-        unsteady = [r for r in large if not ended(r) or _rises(r["loss"]) > 0]
-        rises = max(_rises(r["loss"]) for r in paper)
+        unsteady = [r for r in large if not ended(r) or len(_rises(r["loss"]))]
+        worst = max((_rises(r["loss"]) for r in paper), key=len)
+        when = f", from {worst[0]} to {worst[-1]} of {len(paper[0]['loss']) - 1}" if len(worst) else ""
         found += [
             judged(
                 f"{name}: the loss falls at every epoch for η = 1/N",
-                all(map(ended, paper)) and rises == 0,
+                all(map(ended, paper)) and not len(worst),
                 paper="consistent descent",
-                measured=f"it rose in {rises} epochs of the worst seed",
+                measured=f"it rose in {len(worst)} epochs of the worst seed{when}; the loss at the end is "
+                f"{number(_number(final(paper)))}",
                 tolerance="no epoch of any seed rises by more than 10⁻⁴ of the loss",
+                reason="at this step the descent is at the edge of stability" if len(worst) else "",
             ),
             judged(
                 f"{name}: at η = 10/N the loss does not fall consistently",
@@ -282,10 +285,10 @@ def judge_rate(measured: Measured) -> list[Judgement]:
     return found
 
 
-def _rises(loss: Sequence[float | None]) -> int:
-    """Epochs at which the loss rose by more than 10⁻⁴ of it."""
+def _rises(loss: Sequence[float | None]) -> np.ndarray:
+    """The epochs at which the loss rose by more than 10⁻⁴ of it."""
     values = np.array(loss, dtype=float)
-    return int(np.sum(values[1:] > (1 + 1e-4) * values[:-1]))
+    return np.flatnonzero(values[1:] > (1 + 1e-4) * values[:-1]) + 1
 
 
 @register(
