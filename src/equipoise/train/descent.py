@@ -231,10 +231,13 @@ class Descent:
         return solution.value
 
     def _pullback(self, Z: Tensor, R: Tensor) -> dict[str, Tensor]:
+        """∂L/∂θ by one adjoint: that of 1 for one output, which hardly moves from step to step; else of R."""
         start = None if self.V is None else extrapolate(self.V, self._V_before)
+        single = self.model.outputs == 1
         adjoint = self.model.solve_adjoint(
             Z,
             self.X,
+            weights=None if single else R,
             image=self._image,
             stop=self.stop,
             start=start,
@@ -247,7 +250,13 @@ class Descent:
         self._V_before, self.V = self.V, adjoint.value
         self.adjoint_steps = int(adjoint.steps.max()) if len(adjoint.steps) else 0
         with torch.no_grad():
-            return self.model.pullback(adjoint.value, R, Z, self.X)
+            if single:
+                return self.model.pullback(adjoint.value, R, Z, self.X)
+            once = R.new_ones(len(R), 1)
+            found = self.model.pullback(adjoint.value[:, None], once, Z, self.X)
+            readout = Z.T @ R  # (m, k); DELMs keep its transpose
+            like = self.model.readout_weight.shape
+            return found | {self.model.readout_name: readout if readout.shape == like else readout.T}
 
     @torch.no_grad()
     def least_loss(self) -> float:

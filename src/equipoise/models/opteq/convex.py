@@ -81,6 +81,12 @@ class Phi:
         """∇M_φ^t(x) = (x − prox_{tφ}(x))/t, (N, m)."""
         return (x - self.prox(t, x)) / t
 
+    def envelope_hessian(self, t: float, x: Tensor) -> Tensor:
+        """∇²M_φ^t(x) = (I − J)(tI + (1 − t)J)⁻¹, J = f'(y), (N, m, m); at a kink of σ, a one-sided one."""
+        J = self._jacobian(self._anchor(t, x))
+        eye = torch.eye(self.W.shape[1], dtype=x.dtype, device=x.device)
+        return torch.linalg.solve(t * eye + (1 - t) * J, eye + J)  # they commute
+
     def _anchor(self, t: float, x: Tensor) -> Tensor:
         """y with t y + (1 − t) f(y) = x."""
         if not 0 < t <= 1:
@@ -106,8 +112,7 @@ class Phi:
             open_rows = size > goal
             if not bool(open_rows.any()):
                 break
-            D = self.activation.slope(y @ self.W.T + self.c)  # (N, n)
-            H = t * eye + (1 - t) / self.mu * torch.einsum("nm,in,nk->imk", self.W, D, self.W)
+            H = t * eye + (1 - t) * self._jacobian(y)
             damping = (1e-10 if t > 0 else 1e-3) * size.clamp_max(1.0)[:, None, None] + 1e-300
             step = torch.linalg.solve(H + (damping + 1e-14) * eye, gap)
             best, found = y, size
@@ -128,6 +133,11 @@ class Phi:
             y, size = best, found
             gap = self._gradient(t, y, x)
         return y, size
+
+    def _jacobian(self, y: Tensor) -> Tensor:
+        """f'(y) = μ⁻¹ WᵀDW, D = diag σ'(W y + c), (N, m, m)."""
+        D = self.activation.slope(y @ self.W.T + self.c)  # (N, n)
+        return torch.einsum("nm,in,nk->imk", self.W, D, self.W) / self.mu
 
     def _gradient(self, t: float, y: Tensor, x: Tensor) -> Tensor:
         return t * y + (1 - t) * self.map(y) - x

@@ -17,6 +17,9 @@ from .convex import Phi, QuadraticProgramme
 from .family import ProximalFamily
 
 Smooth = Callable[[Tensor], tuple[Tensor, Tensor]]  # one row ↦ value (1,) and gradient (1, ·)
+Rows = Callable[[Tensor], Tensor]  # all rows ↦ gradients (N, ·) or Hessians (N, ·, ·)
+
+_POLISH = 20  # Newton steps at most: two or three are usual
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,12 @@ class _Objective(ProximalFamily):
         size = self.activation.lipschitz * norm_upper(W) ** 2 / self.mu
         return math.inf if size == 0 else 1 / size - 1
 
-    def _smooth_minimum(self, size: int, rows: Sequence[Smooth]) -> Tensor:
-        """argmin of each smooth convex function of `size` variables, from 0, by scipy's L-BFGS-B."""
+    def _smooth_minimum(self, size: int, rows: Sequence[Smooth], slope: Rows, curvature: Rows) -> Tensor:
+        """argmin of each smooth convex function of `size` variables, from 0: scipy's L-BFGS-B, then Newton.
+
+        L-BFGS-B compares values, and stops about √eps from the minimiser: Newton's method on the gradient
+        of all rows, `slope`, with their Hessians, `curvature`, goes on to rounding.
+        """
         options = {"maxiter": 5000, "maxfun": 20000, "ftol": 0.0, "gtol": 1e-11, "maxls": 60}
         found = torch.zeros(len(rows), size, dtype=torch.float64, device=self.V.device)
         for i, F in enumerate(rows):
@@ -56,7 +63,7 @@ class _Objective(ProximalFamily):
 
             best = minimize(call, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
             found[i] = torch.as_tensor(best).to(found)
-        return found
+        return _polished(found, slope, curvature)
 
     def _refuse_nonconvex(self) -> None:
         for i, W in enumerate(self.weights()):
@@ -108,7 +115,7 @@ class LayerObjective(_Objective):
 
     @torch.no_grad()
     def minimise(self, X: Tensor) -> Minimum:
-        """argmin φ without the network: by the quadratic programme (ReLU), else by L-BFGS on M_φ^½."""
+        """argmin φ without the network: the quadratic programme (ReLU), else L-BFGS and Newton on M_φ^½."""
         self._refuse_nonconvex()
         _refuse_regulariser(self)
         (phi,) = self.potentials(X)
@@ -117,8 +124,13 @@ class LayerObjective(_Objective):
             v = programme.solve()
             return Minimum(v @ phi.W / self.mu, programme.value(v), v, "quadratic programme, scipy nnls")
         one = lambda phi: lambda z: (phi.envelope(0.5, z), phi.envelope_gradient(0.5, z))
-        z = self._smooth_minimum(self.state, [one(phi.row(i)) for i in range(len(X))])
-        return Minimum(z, phi.envelope(0.5, z), None, "Moreau envelope, scipy L-BFGS-B")
+        z = self._smooth_minimum(
+            self.state,
+            [one(phi.row(i)) for i in range(len(X))],
+            lambda z: phi.envelope_gradient(0.5, z),
+            lambda z: phi.envelope_hessian(0.5, z),
+        )
+        return Minimum(z, phi.envelope(0.5, z), None, "Moreau envelope, scipy L-BFGS-B and Newton")
 
 
 class JointObjective(_Objective):
@@ -206,7 +218,10 @@ class JointObjective(_Objective):
 
     @torch.no_grad()
     def minimise(self, X: Tensor) -> Minimum:
-        """z_0 of the joint minimiser, without the network: a quadratic programme (ReLU) or L-BFGS (α < 1)."""
+        """z_0 of the joint minimiser, without the network: a quadratic programme, or L-BFGS and Newton.
+
+        The quadratic programme is that of ReLU; other activations need α < 1.
+        """
         first, second = self._two(X)
         if self.activation.name == "relu":
             programme = self.quadratic_programme(X)
@@ -220,19 +235,29 @@ class JointObjective(_Objective):
             )
         m, t, alpha = self.state, 1 - self.alpha, self.alpha
 
-        def joint(first: Phi, second: Phi) -> Smooth:
-            def F(both: Tensor) -> tuple[Tensor, Tensor]:
-                Z1, Z0 = both[:, :m], both[:, m:]
-                pull = Z1 - Z0
-                G1 = alpha * first.envelope_gradient(t, Z1) + pull
-                G0 = alpha * second.envelope_gradient(t, Z0) - pull
-                return self._joint(first, second, Z1, Z0), torch.cat([G1, G0], dim=1)
+        def slope(first: Phi, second: Phi, both: Tensor) -> Tensor:
+            Z1, Z0 = both[:, :m], both[:, m:]
+            pull = Z1 - Z0
+            G1 = alpha * first.envelope_gradient(t, Z1) + pull
+            G0 = alpha * second.envelope_gradient(t, Z0) - pull
+            return torch.cat([G1, G0], dim=1)
 
-            return F
+        def curvature(both: Tensor) -> Tensor:
+            H1, H0 = first.envelope_hessian(t, both[:, :m]), second.envelope_hessian(t, both[:, m:])
+            eye = torch.eye(m, dtype=H1.dtype, device=H1.device).expand_as(H1)
+            top, bottom = [alpha * H1 + eye, -eye], [-eye, alpha * H0 + eye]
+            return torch.cat([torch.cat(top, dim=2), torch.cat(bottom, dim=2)], dim=1)
 
-        both = self._smooth_minimum(2 * m, [joint(first.row(i), second.row(i)) for i in range(len(X))])
+        def one(first: Phi, second: Phi) -> Smooth:
+            return lambda both: (
+                self._joint(first, second, both[:, :m], both[:, m:]),
+                slope(first, second, both),
+            )
+
+        rows = [one(first.row(i), second.row(i)) for i in range(len(X))]
+        both = self._smooth_minimum(2 * m, rows, lambda both: slope(first, second, both), curvature)
         value = self._joint(first, second, both[:, :m], both[:, m:])
-        return Minimum(both[:, m:], value, None, "joint objective, scipy L-BFGS-B")
+        return Minimum(both[:, m:], value, None, "joint objective, scipy L-BFGS-B and Newton")
 
     def _joint(self, first: Phi, second: Phi, Z1: Tensor, Z0: Tensor) -> Tensor:
         return self._term(first, Z1) + self._term(second, Z0) + (Z1 - Z0).square().sum(dim=1) / 2
@@ -254,6 +279,24 @@ class JointObjective(_Objective):
 
     def _layer(self, phi: Phi, z: Tensor) -> Tensor:
         return self.alpha * phi.map(z) + (1 - self.alpha) * z
+
+
+def _polished(z: Tensor, slope: Rows, curvature: Rows) -> Tensor:
+    """Newton's method, (H + ‖g‖I)d = g, in every row for as long as its gradient g becomes smaller."""
+    eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    gradient = slope(z)
+    for _ in range(_POLISH):
+        size = gradient.norm(dim=1)
+        trial = z - torch.linalg.lstsq(
+            curvature(z) + size[:, None, None] * eye, gradient[..., None]
+        ).solution.squeeze(-1)
+        rest = slope(trial)
+        better = rest.norm(dim=1) < size
+        if not bool(better.any()):
+            break
+        z = torch.where(better[:, None], trial, z)
+        gradient = torch.where(better[:, None], rest, gradient)
+    return z
 
 
 def _bounded(square: Tensor, strong: float) -> Tensor:
