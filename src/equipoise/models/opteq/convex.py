@@ -85,7 +85,7 @@ class Phi:
         """∇²M_φ^t(x) = (I − J)(tI + (1 − t)J)⁻¹, J = f'(y), (N, m, m); at a kink of σ, a one-sided one."""
         J = self._jacobian(self._anchor(t, x))
         eye = torch.eye(self.W.shape[1], dtype=x.dtype, device=x.device)
-        return torch.linalg.solve(t * eye + (1 - t) * J, eye + J)  # they commute
+        return torch.linalg.solve(t * eye + (1 - t) * J, eye - J)  # they commute
 
     def _anchor(self, t: float, x: Tensor) -> Tensor:
         """y with t y + (1 − t) f(y) = x."""
