@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from ..models.conv import ConvOptEq
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
+from .conv import prove_conv_wellposed
 from .instance import Instance
 from .opteq import is_opteq, prove_wellposed
 from .rigorous import RigorousInstance
@@ -85,7 +87,7 @@ def certify(
     """The verdict of a theorem on a network and its data.
 
     Args:
-        model: one of the affine families; for "wellposed" an OptEq or a DeepOptEq too.
+        model: one of the affine families; for "wellposed" an OptEq, DeepOptEq or ConvOptEq too.
         X, y: the data the theorem speaks of, (N, d) and like the network's output.
         theorem: its name, such as "gao2022.descent", or an object such as `theory.gao2022.Descent(C=…)`.
         tier: "float64", which trusts conventional float64 products; or "rigorous", which trusts none and
@@ -109,5 +111,7 @@ def certify(
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
     if isinstance(theorem, WellPosed) and is_opteq(model):
         return prove_wellposed(model, X, tier)  # type: ignore[arg-type]
+    if isinstance(theorem, WellPosed) and isinstance(model, ConvOptEq):
+        return prove_conv_wellposed(model, X, tier)
     instance = RigorousInstance if tier == "rigorous" else Instance
     return theorem.prove(instance(model, X, y if theorem.needs_targets else None))  # type: ignore[arg-type]

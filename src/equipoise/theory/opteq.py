@@ -18,7 +18,7 @@ from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bound
 from ..models.opteq import DeepOptEq, OptEq
 from ..models.opteq.activations import KNOWN
 from ..models.properties import Proximal
-from ..solve import Stop
+from ..solve import Activation, Stop
 from .certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from .claim import Claim
 from .enclosure import product_rounding
@@ -41,11 +41,7 @@ def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certifi
     exact = _double(model)
     X64 = X.detach().to(exact.V.device)
     X64 = X64.double() if X64.is_floating_point() else X64
-    hypotheses = [RIGOROUS_TIER if rigorous else FLOAT64_TIER]
-    if exact.activation.name not in {a.name for a in KNOWN.values()}:
-        hypotheses.append(
-            f"{exact.activation.name} is monotone with slopes ≤ {exact.activation.lipschitz:g}, as declared"
-        )
+    hypotheses = [RIGOROUS_TIER if rigorous else FLOAT64_TIER, *declared(exact.activation)]
     if exact.feature_map is not None:
         hypotheses.append("the features of X, as computed, are taken as exact and the same at each call")
     frame = {
@@ -74,6 +70,13 @@ def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certifi
         constants=constants,
         **frame,  # type: ignore[arg-type]
     )
+
+
+def declared(activation: Activation) -> list[str]:
+    """What is believed of an activation that is not one of ours."""
+    if activation.name in {a.name for a in KNOWN.values()}:
+        return []
+    return [f"{activation.name} is monotone with slopes ≤ {activation.lipschitz:g}, as declared"]
 
 
 def contraction_claim(
@@ -125,14 +128,18 @@ def _obstacle(model: Network, exact: Network, X: Tensor) -> str:
         return f"{type(model).__name__} may compute otherwise than the family that is known."
     if exact.regulariser is not None and not exact.regulariser.nonexpansive:
         return f"{exact.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
-    named = [("X", X), *exact.state_dict().items()]
-    for name, value in named:
+    if len(X) == 0:
+        raise ValueError("X must have at least one row: a certificate is about data. Got none.")
+    return not_finite(exact, X)
+
+
+def not_finite(model: nn.Module, X: Tensor) -> str:
+    """The data or the weight that is NaN or infinite; empty if none is."""
+    for name, value in (("X", X), *model.state_dict().items()):
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             rows = torch.nonzero(~torch.isfinite(value).reshape(len(value), -1).all(dim=1)).flatten()
             where = f" in row {int(rows[0])}" if name == "X" else ""
             return f"{name} holds NaN or infinity{where}: nothing can be said of it."
-    if len(X) == 0:
-        raise ValueError("X must have at least one row: a certificate is about data. Got none.")
     return ""
 
 

@@ -1,0 +1,90 @@
+"""`certify(ConvOptEq, images)`: proved only where plain iteration contracts, at the rate that is promised."""
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.linalg import Interval
+from equipoise.models.conv import ConvOptEq
+from equipoise.models.properties import L1, GradientStep, differentiable
+
+IMAGE = (2, 5, 6)
+
+
+def model(**options):
+    made = {"alpha": 1.0, "limit": 0.9, "norm": 0.9, "dtype": torch.float64} | options
+    generator = torch.Generator().manual_seed(0)
+    return ConvOptEq(IMAGE, 3, (4, 5), 2, generator=generator, **made)
+
+
+def images(n=3, seed=1):
+    return torch.randn(n, *IMAGE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.4])
+def test_the_rate_is_proved_and_kept(alpha):
+    net, x = model(alpha=alpha), images()
+    found = eq.certify(net, x)
+    assert found.proved
+    rate = found.constants["rate"]
+    expected = 1.0
+    for norm in net.norms():
+        expected *= 1 - alpha + alpha * norm**2
+    assert rate == pytest.approx(expected, rel=1e-12)
+    assert rate >= expected * (1 - 1e-15)
+    assert found.constants["R"] == pytest.approx(1 / (1 - rate), rel=1e-12)
+
+    c, weights = net.injection(x), net.shared()
+    f = lambda z: net.cell(z, *c, *weights)
+    a, b = (torch.randn(3, *net.state, dtype=torch.float64) for _ in range(2))
+    for _ in range(8):  # not down to rounding
+        before, a, b = (a - b).flatten(1).norm(dim=1), f(a), f(b)
+        assert ((a - b).flatten(1).norm(dim=1) <= rate * before * (1 + 1e-9)).all()
+
+
+def test_kernels_too_large_are_never_certified():
+    net = model(limit=1.0, norm=1.0)
+    with torch.no_grad():
+        net.layers[0].W.mul_(1.5)
+        net.layers[1].W.mul_(1.5)
+    found = eq.certify(net, images())
+    assert not found.proved
+    (claim,) = found.claims
+    assert "project_()" in claim.remedy
+    assert claim.left.hi >= 1
+    net.limit = 0.95
+    net.project_()
+    assert eq.certify(net, images()).proved
+
+
+def test_what_cannot_be_judged_is_said():
+    x = images()
+    concave = GradientStep(differentiable(lambda z: -z.square().sum(1), lipschitz=2.0, convex=False))
+    assert "not known to be nonexpansive" in eq.certify(model(regulariser=concave), x).obstacle
+    assert eq.certify(model(regulariser=L1(0.1)), x).proved
+    bad = x.clone()
+    bad[1, 0, 0, 0] = float("nan")
+    assert "row 1" in eq.certify(model(), bad).obstacle
+    broken = model()
+    with torch.no_grad():
+        broken.layers[0].b[0] = float("inf")
+    assert "layers.0.b" in eq.certify(broken, x).obstacle
+
+    class Other(ConvOptEq):
+        pass
+
+    other = model()
+    other.__class__ = Other
+    assert "Other" in eq.certify(other, x).obstacle
+    with pytest.raises(ValueError, match="knows no convolution"):
+        eq.certify(model(), x, tier="rigorous")
+    with pytest.raises(ValueError, match="at least one image"):
+        eq.certify(model(), x[:0])
+
+
+def test_a_certificate_is_about_these_weights_and_images():
+    net, x = model(), images()
+    one, other = eq.certify(net, x), eq.certify(net, x + 1)
+    assert one.fingerprint["weights"] == other.fingerprint["weights"]
+    assert one.fingerprint["X"] != other.fingerprint["X"]
+    assert isinstance(one.claims[0].left, Interval)
