@@ -68,6 +68,7 @@ def summary(results: Sequence[Result]) -> str:
         lines += [f"![{f['caption']}]({r.key}/{f['name']}.png)\n" for f in r.figures]
         rows = [[j.claim, j.paper, j.measured, j.tolerance, j.verdict, j.reason] for j in r.judgements]
         lines.append(markdown(["claim", "paper", "measured", "test", "verdict", "reason"], rows))
+        lines += [f"{t['caption']}\n\n{markdown(t['columns'], t['rows'])}" for t in r.tables]
         lines += [f"{note}\n" for note in r.notes]
     return "\n".join(lines)
 

@@ -1,0 +1,47 @@
+"""A gallery as a page of this directory: `python docs/gallery/export.py GALLERY small "Title"`.
+
+Writes small.md, the claims with their numbers, and small/KEY/*.png, the figures with few colours.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from equipoise.papers.gallery import duration, read_results, summary
+
+WIDEST, LARGEST = 1400, 200_000  # pixels; bytes of a picture
+
+
+def export(gallery: Path, name: str, title: str) -> None:
+    here = Path(__file__).parent
+    results = read_results(gallery)
+    failed = [r.key for r in results if r.error]
+    if failed or not results:
+        sys.exit(f"{gallery} must hold results without an error. Got errors in {failed or 'none at all'}.")
+    shutil.rmtree(here / name, ignore_errors=True)
+    for r in results:
+        for figure in r.figures:
+            to = here / name / r.key / f"{figure['name']}.png"
+            to.parent.mkdir(parents=True, exist_ok=True)
+            _shrink(gallery / r.key / to.name, to)
+    text = summary(results).split("\n", 2)[2].replace("](", f"]({name}/")
+    total = duration(sum(r.seconds for r in results))
+    head = f"# {title}\n\nProcessor time of all: {total}, one thread each. [What this is](README.md).\n\n"
+    (here / f"{name}.md").write_text(head + text.rstrip() + "\n", encoding="utf-8")
+    print(f"{len(results)} experiments, {total}: {here / name}.md")
+
+
+def _shrink(source: Path, to: Path) -> None:
+    picture = Image.open(source).convert("RGB")
+    picture.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
+    picture.quantize(64, dither=Image.Dither.NONE).save(to, optimize=True)
+    if to.stat().st_size > LARGEST:
+        sys.exit(f"{to} must have at most {LARGEST} bytes. Got {to.stat().st_size} instead.")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    export(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
