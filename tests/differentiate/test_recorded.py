@@ -118,3 +118,62 @@ def test_the_limit_on_steps_holds():
     assert found.steps.tolist() == [7] * 5
     with torch.no_grad():
         torch.testing.assert_close(found.residual, (cell(z, x) - z).norm(dim=1))
+
+
+# -- the adjoint ---------------------------------------------------------------------------------------------
+
+
+class Passed(torch.autograd.Function):
+    """The identity, which counts how often a gradient comes through."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, p):
+        return p.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        Passed.count += 1
+        return g
+
+
+class Watched(Counted):
+    def forward(self, z, x):
+        return Passed.apply(super().forward(z, x))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_product_that_verifies_an_adjoint_gives_the_gradient(seed):
+    x, stop = rows(seed=seed), eq.Stop(rtol=RTOL)
+    found = {}
+    for name, solver in (("Picard", eq.Picard()), ("GMRES", eq.Implicit().solver)):
+        cell = Watched(contraction(norm=0.7, seed=seed))
+        layer = eq.Equilibrium(cell, gradient=eq.Implicit(solver, stop), stop=eq.Stop(rtol=1e-12))
+        z = layer(x)
+        Passed.count = 0
+        z.cos().sum().backward()
+        adjoint = layer.last.adjoint
+        assert adjoint.converged.all()
+        found[name] = cell.W.grad
+        extra = Passed.count - adjoint.counts.evaluations
+        assert extra == (0 if name == "Picard" else 1)
+    torch.testing.assert_close(found["Picard"], found["GMRES"], rtol=1e-7, atol=1e-9)
+
+
+def test_an_adjoint_that_falls_short_of_its_forecast_is_solved_on():
+    cell = two_speeds()
+    layer = eq.Equilibrium(
+        cell, gradient=eq.Implicit(eq.Picard(), eq.Stop(rtol=1e-9)), stop=eq.Stop(rtol=1e-12)
+    )
+    x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    (layer(x) * SLOW_START).sum().backward()
+    adjoint = layer.last.adjoint
+    assert adjoint.converged.all()
+    W = torch.diag(cell.W.detach())[None]
+    u = SLOW_START / (1 - W)
+    torch.testing.assert_close(x.grad, u, rtol=0, atol=1e-7)
+    torch.testing.assert_close(adjoint.value, u, rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        adjoint.residual, (SLOW_START + W * adjoint.value - adjoint.value).norm(dim=1), rtol=1e-4, atol=1e-17
+    )

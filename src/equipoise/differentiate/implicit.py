@@ -8,7 +8,7 @@ in the open, so each is solved, differentiated and batched by the same code: eve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..solve import EquilibriumError, Solution, Solver, Stop
-from ..solve.driver import _compute_dtype, confirm
+from ..solve.driver import _compute_dtype, confirm, finish
 from .closure import closed_over as closed_over
 from .closure import closed_over_message, refuse_closed_over
 from .equation import Equation, Method, needs_gradient, under_transform
 from .gradient import Record, SolvedGradient
-from .linear import GMRES, LinearSolver, solve_linear
+from .linear import GMRES, LinearSolver, solve_linear, solve_linear_once
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,10 @@ class Implicit(SolvedGradient):
         assert isinstance(found.value, Tensor)
         graph = _Graph.of(equation, found.value, _leaves(tensors, [t.requires_grad for t in tensors]))
         seen = confirm(found, graph.fz.detach())
-        short = seen.status != found.status
-        if not bool(short.any()):
+        if bool((seen.status == found.status).all()):
             record.graph = graph
             return seen
-        again = equation.solve(found.value, tensors)  # from there, every row seen
-        assert isinstance(again.value, Tensor)
-        counts = seen.counts
-        counts += again.counts
-        pick = lambda new, old: torch.where(short, new, old)
-        return replace(
-            again,
-            value=torch.where(short[:, None], again.value, found.value),
-            status=pick(again.status, seen.status),
-            residual=pick(again.residual, seen.residual),
-            scale=pick(again.scale, seen.scale),
-            steps=seen.steps + pick(again.steps, 0),
-            counts=counts,
-            image=None,
-        )
+        return finish(seen, found, equation.solve(found.value, tensors))
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
         if not torch.is_grad_enabled():
@@ -132,6 +117,11 @@ class _Graph:
     def pull_tensors(self, wanted: Sequence[int], u: Tensor) -> tuple[Tensor, ...]:
         """(∂f/∂θ)ᵀ u for the wanted tensors."""
         return self._grads([self.tensors[i] for i in wanted], u)
+
+    def pull_both(self, wanted: Sequence[int], u: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(∂f/∂z)ᵀ u and (∂f/∂θ)ᵀ u, in one pass."""
+        first, *rest = self._grads([self.z, *(self.tensors[i] for i in wanted)], u)
+        return first, tuple(rest)
 
     def _grads(self, inputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
         if not self.fz.requires_grad:
@@ -274,10 +264,16 @@ def _eager_pullback(
     ctx: Any, g: Tensor, z: Tensor, tensors: Sequence[Tensor], wanted: Sequence[int]
 ) -> Sequence[Tensor]:
     """θ̄ of the wanted tensors over the recorded graph."""
-    equation, graph = ctx.equation, ctx.graph
-    u, kept = _solve_eager_adjoint(ctx.how, equation, graph, g, ctx.record)
+    equation, graph, how = ctx.equation, ctx.graph, ctx.how
+    if isinstance(how.solver, GMRES):
+        u, kept = _solve_eager_adjoint(how, equation, graph, g, ctx.record)
+        found = graph.pull_tensors(wanted, u) if kept is None else ()
+    else:
+        last = lambda u: graph.pull_both(wanted, u)
+        solution, found = solve_linear_once(graph.pull, last, g, how.solver, how.stop, graph.dtype)
+        u, kept = _judged(solution, equation, ctx.record)
     if kept is None:
-        return graph.pull_tensors(wanted, u)
+        return found
     # Rows whose adjoint failed stay out altogether: zero times an infinite derivative is NaN.
     rows = [t[kept] if i < equation.batched else t for i, t in enumerate(tensors)]
     part = _Graph.of(equation, z[kept], _leaves(rows, [i in wanted for i in range(len(rows))]))
@@ -292,7 +288,11 @@ def _solve_eager_adjoint(
     how: Implicit, equation: Equation, graph: _Graph, g: Tensor, record: Record
 ) -> tuple[Tensor, Tensor | None]:
     """u = g + (∂f/∂z)ᵀ u, and the rows to keep: those that fail are judged by the layer's policy."""
-    solution = record.adjoint = solve_linear(graph.pull, g, how.solver, how.stop, graph.dtype)
+    return _judged(solve_linear(graph.pull, g, how.solver, how.stop, graph.dtype), equation, record)
+
+
+def _judged(solution: Solution, equation: Equation, record: Record) -> tuple[Tensor, Tensor | None]:
+    record.adjoint = solution
     kept = equation.method.on_failure.judge(solution, f"adjoint of the {equation.what}")
     u = solution.value
     assert isinstance(u, Tensor)

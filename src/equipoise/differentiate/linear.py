@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ..solve import Solution, Solver, Stop, fixed_point
+from ..solve.driver import approach, confirm, finish
 from ..solve.krylov import gmres
 from ..solve.solution import Counts, Status
 
@@ -29,6 +31,7 @@ class GMRES:
 
 
 LinearSolver = GMRES | Solver | Sequence[Solver]
+Extra = TypeVar("Extra")
 
 
 def solve_linear(
@@ -45,21 +48,55 @@ def solve_linear(
     arithmetic where it is lower than b's.
     """
     with torch.no_grad():
-        size = b.abs().amax(dim=1)  # (n,)
-        size = torch.where((size > 0) & torch.isfinite(size), size, 1.0)
-        unit = b / size[:, None]
+        size, unit = _unit(b)
         stop = stop.resolve(dtype or b.dtype)
         if isinstance(solver, GMRES):
             found = _solve_by_gmres(product, unit, solver, stop)
         else:
             found = fixed_point(lambda u: unit + product(u), unit, solver=solver, stop=stop)
+        return _scaled(found, size)
+
+
+def solve_linear_once(
+    product: Callable[[Tensor], Tensor],
+    last: Callable[[Tensor], tuple[Tensor, Extra]],
+    b: Tensor,
+    solver: Solver | Sequence[Solver],
+    stop: Stop,
+    dtype: torch.dtype | None = None,
+) -> tuple[Solution, Extra]:
+    """`solve_linear`, and what `last` makes of u beside J u: the product that it needs verifies u as well."""
+    with torch.no_grad():
+        size, unit = _unit(b)
+        stop = stop.resolve(dtype or b.dtype)
+        f = lambda u: unit + product(u)
+        found = approach(f, unit, solver=solver, stop=stop)
         assert isinstance(found.value, Tensor)
-        return replace(
-            found,
-            value=found.value * size[:, None],
-            residual=found.residual * size,
-            scale=found.scale * size,
-        )
+        moved, extra = last(found.value * size[:, None])
+        seen = confirm(found, unit + moved / size[:, None])
+        if bool((seen.status != found.status).any()):
+            seen = finish(seen, found, fixed_point(f, found.value, solver=solver, stop=stop))
+            assert isinstance(seen.value, Tensor)
+            _, extra = last(seen.value * size[:, None])
+        return _scaled(seen, size), extra
+
+
+def _unit(b: Tensor) -> tuple[Tensor, Tensor]:
+    """The size of each row, (n,), and the rows divided by it."""
+    size = b.abs().amax(dim=1)
+    size = torch.where((size > 0) & torch.isfinite(size), size, 1.0)
+    return size, b / size[:, None]
+
+
+def _scaled(found: Solution, size: Tensor) -> Solution:
+    assert isinstance(found.value, Tensor)
+    return replace(
+        found,
+        value=found.value * size[:, None],
+        residual=found.residual * size,
+        scale=found.scale * size,
+        image=None,
+    )
 
 
 def _solve_by_gmres(product: Callable[[Tensor], Tensor], b: Tensor, solver: GMRES, stop: Stop) -> Solution:

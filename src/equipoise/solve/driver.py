@@ -84,6 +84,25 @@ def confirm(found: Solution, image: Tensor) -> Solution:
     return replace(found, residual=residual, scale=scale, status=status, image=image)
 
 
+def finish(seen: Solution, forecast: Solution, again: Solution) -> Solution:
+    """What was seen of a forecast; the rows that fell short of it as a second, verified solve has them."""
+    assert isinstance(again.value, Tensor)
+    assert isinstance(seen.value, Tensor)
+    short, counts = seen.status != forecast.status, seen.counts
+    counts += again.counts
+    pick = lambda new, old: torch.where(short, new, old)
+    return replace(
+        seen,
+        value=torch.where(short[:, None], again.value, seen.value),
+        status=pick(again.status, seen.status),
+        residual=pick(again.residual, seen.residual),
+        scale=pick(again.scale, seen.scale),
+        steps=seen.steps + pick(again.steps, 0),
+        counts=counts,
+        image=None,
+    )
+
+
 def _solve(
     f: Callable[..., State],
     z0: State | Solution | None,
