@@ -1,5 +1,7 @@
 """The evaluation that verifies an equilibrium is the one its gradient is recorded from."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -106,6 +108,25 @@ def test_rows_without_an_equilibrium_end_as_they_do_without_a_gradient():
     assert found.status.tolist() == plain.status.tolist()
     assert found.status.tolist()[0] == eq.Status.converged
     assert eq.Status.converged not in found.status.tolist()[1:]
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn", "mask", "accept"])
+def test_no_graph_outlives_the_call(policy):
+    class Scaled(nn.Module):
+        def forward(self, z, x):
+            return x * z + 1
+
+    slopes = torch.tensor([[0.5], [0.4], [1.5]], dtype=torch.float64, requires_grad=True)
+    layer = eq.Equilibrium(
+        Scaled(), solver=eq.Picard(), stop=eq.Stop(max_steps=60), on_failure=eq.OnFailure(policy, share=0.5)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eq.EquilibriumWarning)
+        try:
+            layer(slopes)
+        except eq.EquilibriumError:
+            assert policy == "raise"
+    assert layer.last.graph is None
 
 
 def test_the_limit_on_steps_holds():

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..solve import EquilibriumError, Solution, Solver, Stop
-from ..solve.driver import _compute_dtype, confirm, finish
+from ..solve.driver import confirm, finish
 from .closure import closed_over as closed_over
 from .closure import closed_over_message, refuse_closed_over
 from .equation import Equation, Method, needs_gradient, under_transform
 from .gradient import Record, SolvedGradient
+from .graph import Graph, leaves, refuse_unsteady
 from .linear import GMRES, LinearSolver, solve_linear, solve_linear_once
 
 
@@ -70,10 +71,11 @@ class Implicit(SolvedGradient):
             return equation.solve(start, tensors)
         found = equation.solve(start, tensors, ahead=True)
         assert isinstance(found.value, Tensor)
-        graph = _Graph.of(equation, found.value, _leaves(tensors, [t.requires_grad for t in tensors]))
+        graph = Graph.of(equation, found.value, leaves(tensors, [t.requires_grad for t in tensors]))
         seen = confirm(found, graph.fz.detach())
         if bool((seen.status == found.status).all()):
-            record.graph = graph
+            used = not seen.failed_rows or equation.method.on_failure.policy in ("warn", "accept")
+            record.graph = graph if used else None  # rows may be left out, or the batch refused
             return seen
         return finish(seen, found, equation.solve(found.value, tensors))
 
@@ -82,87 +84,14 @@ class Implicit(SolvedGradient):
             return z
         graph, record.graph = record.graph, None
         if graph is None:
-            graph = _Graph.of(equation, z, _leaves(tensors, [t.requires_grad for t in tensors]))
-            _refuse_unsteady(equation, z, graph)
+            graph = Graph.of(equation, z, leaves(tensors, [t.requires_grad for t in tensors]))
+            refuse_unsteady(equation, z, graph)
         if graph.foreign():
-            graph = _Graph.of(equation, z, tensors)  # goes on beyond the tensors, into the program around
+            graph = Graph.of(equation, z, tensors)  # goes on beyond the tensors, into the program around
             return _ClosedOver.apply(_Task(self, equation, record, graph), z, graph.fz)
         if not needs_gradient(tensors):
             return z
         return _Equilibrium.apply(equation, self, record, z, *tensors, graph)
-
-
-# -- the eager graph of one evaluation at the equilibrium --------------------------------------------------
-
-
-@dataclass
-class _Graph:
-    """f at the equilibrium, recorded once: every product with its Jacobian's transpose comes from it."""
-
-    z: Tensor  # (N, D), a leaf
-    tensors: Sequence[Tensor]
-    fz: Tensor  # (N, D)
-    dtype: torch.dtype  # of the arithmetic in f
-
-    @classmethod
-    def of(cls, equation: Equation, z: Tensor, tensors: Sequence[Tensor]) -> _Graph:
-        leaf = z.detach().requires_grad_()
-        with torch.enable_grad():
-            return cls(leaf, tensors, equation(leaf, *tensors), _compute_dtype(z))
-
-    def pull(self, u: Tensor) -> Tensor:
-        """(∂f/∂z)ᵀ u."""
-        return self._grads((self.z,), u)[0]
-
-    def pull_tensors(self, wanted: Sequence[int], u: Tensor) -> tuple[Tensor, ...]:
-        """(∂f/∂θ)ᵀ u for the wanted tensors."""
-        return self._grads([self.tensors[i] for i in wanted], u)
-
-    def pull_both(self, wanted: Sequence[int], u: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(∂f/∂z)ᵀ u and (∂f/∂θ)ᵀ u, in one pass."""
-        first, *rest = self._grads([self.z, *(self.tensors[i] for i in wanted)], u)
-        return first, tuple(rest)
-
-    def _grads(self, inputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
-        if not self.fz.requires_grad:
-            return tuple(torch.zeros_like(i) for i in inputs)
-        return torch.autograd.grad(self.fz, inputs, u, retain_graph=True, materialize_grads=True)
-
-    def foreign(self) -> bool:
-        """Whether f reads a tensor of autograd that it was not given."""
-        mine = {id(t) for t in (self.z, *self.tensors)}
-        seen, queue = set(), [self.fz.grad_fn]
-        while queue:
-            node = queue.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and id(leaf) not in mine:
-                return True
-            queue.extend(parent for parent, _ in node.next_functions)
-        return False
-
-
-def _leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, ...]:
-    return tuple(t.detach().requires_grad_(yes) for t, yes in zip(tensors, wanted, strict=True))
-
-
-def _refuse_unsteady(equation: Equation, z: Tensor, graph: _Graph) -> None:
-    """A cell that answers differently each time has no equilibrium: the evaluation after the solve tells."""
-    if equation.method.on_failure.policy in ("warn", "accept"):
-        return  # z need not be an equilibrium
-    fz = graph.fz.detach()
-    scale, gap = fz.norm(dim=1), (fz - z).norm(dim=1)
-    allowed = 10 * equation.method.stop.resolve(graph.dtype).tolerance(scale)
-    off = gap > allowed + torch.finfo(graph.dtype).eps ** 0.5 * scale
-    if bool(off.any()):
-        row = int(torch.nonzero(off)[0])
-        raise RuntimeError(
-            f"the cell must give the same answer each time it is called with the same state. Got another "
-            f"one after the solve, off by {float(gap[row] / scale[row]):.1e} in row {row}: "
-            f"draw random masks once per solve (eq.SharedDropout), and hold buffers still during it."
-        )
 
 
 # -- the differentiable equilibrium ------------------------------------------------------------------------
@@ -254,8 +183,8 @@ def solve_below(equation: Equation, start: Tensor, tensors: Sequence[Tensor], re
     return _Equilibrium.apply(equation, Implicit(), record, start.detach(), *(t.detach() for t in tensors))
 
 
-def _split(rest: Sequence[Any]) -> tuple[tuple[Tensor, ...], _Graph | None]:
-    if rest and isinstance(rest[-1], _Graph):
+def _split(rest: Sequence[Any]) -> tuple[tuple[Tensor, ...], Graph | None]:
+    if rest and isinstance(rest[-1], Graph):
         return tuple(rest[:-1]), rest[-1]
     return tuple(rest), None
 
@@ -276,7 +205,7 @@ def _eager_pullback(
         return found
     # Rows whose adjoint failed stay out altogether: zero times an infinite derivative is NaN.
     rows = [t[kept] if i < equation.batched else t for i, t in enumerate(tensors)]
-    part = _Graph.of(equation, z[kept], _leaves(rows, [i in wanted for i in range(len(rows))]))
+    part = Graph.of(equation, z[kept], leaves(rows, [i in wanted for i in range(len(rows))]))
     found = part.pull_tensors(wanted, u[kept])
     return [
         torch.zeros_like(tensors[i]).index_copy_(0, kept, grad) if i < equation.batched else grad
@@ -285,7 +214,7 @@ def _eager_pullback(
 
 
 def _solve_eager_adjoint(
-    how: Implicit, equation: Equation, graph: _Graph, g: Tensor, record: Record
+    how: Implicit, equation: Equation, graph: Graph, g: Tensor, record: Record
 ) -> tuple[Tensor, Tensor | None]:
     """u = g + (∂f/∂z)ᵀ u, and the rows to keep: those that fail are judged by the layer's policy."""
     return _judged(solve_linear(graph.pull, g, how.solver, how.stop, graph.dtype), equation, record)
@@ -399,7 +328,7 @@ class _Task:
     how: Implicit
     equation: Equation
     record: Record
-    graph: _Graph
+    graph: Graph
 
 
 class _ClosedOver(torch.autograd.Function):

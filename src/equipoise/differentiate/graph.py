@@ -1,0 +1,82 @@
+"""f at an equilibrium, recorded by autograd: what every first-order product with its Jacobian comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..solve.driver import _compute_dtype
+from .equation import Equation
+
+
+@dataclass
+class Graph:
+    """f at the equilibrium, recorded once: every product with its Jacobian's transpose comes from it."""
+
+    z: Tensor  # (N, D), a leaf
+    tensors: Sequence[Tensor]
+    fz: Tensor  # (N, D)
+    dtype: torch.dtype  # of the arithmetic in f
+
+    @classmethod
+    def of(cls, equation: Equation, z: Tensor, tensors: Sequence[Tensor]) -> Graph:
+        leaf = z.detach().requires_grad_()
+        with torch.enable_grad():
+            return cls(leaf, tensors, equation(leaf, *tensors), _compute_dtype(z))
+
+    def pull(self, u: Tensor) -> Tensor:
+        """(∂f/∂z)ᵀ u."""
+        return self._grads((self.z,), u)[0]
+
+    def pull_tensors(self, wanted: Sequence[int], u: Tensor) -> tuple[Tensor, ...]:
+        """(∂f/∂θ)ᵀ u for the wanted tensors."""
+        return self._grads([self.tensors[i] for i in wanted], u)
+
+    def pull_both(self, wanted: Sequence[int], u: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(∂f/∂z)ᵀ u and (∂f/∂θ)ᵀ u, in one pass."""
+        first, *rest = self._grads([self.z, *(self.tensors[i] for i in wanted)], u)
+        return first, tuple(rest)
+
+    def _grads(self, inputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
+        if not self.fz.requires_grad:
+            return tuple(torch.zeros_like(i) for i in inputs)
+        return torch.autograd.grad(self.fz, inputs, u, retain_graph=True, materialize_grads=True)
+
+    def foreign(self) -> bool:
+        """Whether f reads a tensor of autograd that it was not given."""
+        mine = {id(t) for t in (self.z, *self.tensors)}
+        seen, queue = set(), [self.fz.grad_fn]
+        while queue:
+            node = queue.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in mine:
+                return True
+            queue.extend(parent for parent, _ in node.next_functions)
+        return False
+
+
+def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, ...]:
+    return tuple(t.detach().requires_grad_(yes) for t, yes in zip(tensors, wanted, strict=True))
+
+
+def refuse_unsteady(equation: Equation, z: Tensor, graph: Graph) -> None:
+    """A cell that answers differently each time has no equilibrium: the evaluation after the solve tells."""
+    if equation.method.on_failure.policy in ("warn", "accept"):
+        return  # z need not be an equilibrium
+    fz = graph.fz.detach()
+    scale, gap = fz.norm(dim=1), (fz - z).norm(dim=1)
+    allowed = 10 * equation.method.stop.resolve(graph.dtype).tolerance(scale)
+    off = gap > allowed + torch.finfo(graph.dtype).eps ** 0.5 * scale
+    if bool(off.any()):
+        row = int(torch.nonzero(off)[0])
+        raise RuntimeError(
+            f"the cell must give the same answer each time it is called with the same state. Got another "
+            f"one after the solve, off by {float(gap[row] / scale[row]):.1e} in row {row}: "
+            f"draw random masks once per solve (eq.SharedDropout), and hold buffers still during it."
+        )
