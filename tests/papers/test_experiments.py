@@ -290,7 +290,9 @@ def test_a_delm_is_judged_by_its_test_loss():
 
 
 def test_basins_are_judged_with_their_errors():
-    of = lambda *shares: [{"slices": [{"share": s, "known": 1.0} for s in shares]}]
+    of = lambda *shares, known=1.0: [
+        {"slices": [{"share": s, "known": known}]} for s in shares
+    ]  # a seed each
     clear = {
         "repeat-6": of(0.1, 0.11),
         "repeat-11": of(0.2, 0.21),
@@ -299,13 +301,19 @@ def test_basins_are_judged_with_their_errors():
     }
     assert verdicts("hieu2022.fig4.4", {"models": clear}) == ["agree", "agree"]
     noisy = {**clear, "DEQ": of(0.01, 0.9)}
-    assert verdicts("hieu2022.fig4.4", {"models": noisy}) == ["agree", "differs"]
+    assert verdicts("hieu2022.fig4.4", {"models": noisy}) == ["differs", "differs"]
+    uneven = {**clear, "repeat-18": of(0.2, 0.22)}  # one step within its error
+    assert verdicts("hieu2022.fig4.4", {"models": uneven}) == ["differs", "agree"]
     single = {words: of(share) for words, share in zip(clear, (0.1, 0.2, 0.3, 0.4), strict=True)}
-    assert verdicts("hieu2022.fig4.4", {"models": single}) == ["agree", "differs"]  # no error is known
+    assert verdicts("hieu2022.fig4.4", {"models": single}) == ["differs", "differs"]  # no error is known
     narrow = {**clear, "DEQ": of(0.05, 0.06)}
     assert verdicts("hieu2022.fig4.4", {"models": narrow}) == ["differs", "differs"]
     found = catalogue.experiment("hieu2022.fig4.4").judge({"models": narrow})
-    assert "not larger" in found[1].reason
+    assert "even if every point" in found[1].reason
+    masked = {**clear, "DEQ": of(0.05, 0.06, known=0.5)}
+    found = catalogue.experiment("hieu2022.fig4.4").judge({"models": masked})
+    assert found[1].verdict == "differs"
+    assert "leave it open" in found[1].reason
 
 
 def test_the_minima_of_a_slice_are_counted():
@@ -322,6 +330,7 @@ def test_the_minima_of_a_slice_are_counted():
     assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(bowl)]})[1] == "agree"
     edge = np.where((x[:, None] == 1) & (x[None] == 1), -1.0, bowl)
     assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(edge)]})[1] == "differs"
+    assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(bowl) | {"known": 0.8}]})[1] == "differs"
     rare = catalogue.experiment("hieu2022.fig4.5").judge({"data": "d", "runs": [run(edge) | {"known": 0.05}]})
     assert "not found" in rare[1].reason
     beside = (x[:, None] - 0.8) ** 2 + x[None] ** 2

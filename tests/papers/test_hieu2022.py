@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.differentiate import jacobian_penalty
 from equipoise.kernels import tangent_kernel
 from equipoise.models import Monotone
+from equipoise.papers import hieu2022 as training
+from equipoise.papers import hieu2022_landscape as slices
 from equipoise.papers import hieu2022_monotone as monotone
 from equipoise.papers import hieu2022_multiscale as multiscale
 from equipoise.papers.experiments import Context, Settings, experiment
 from equipoise.papers.hieu2022_landscape import dataset
+from equipoise.papers.hieu2022_training import build, fit
 from equipoise.papers.runner import run_one
+from equipoise.solve import Stop
 
 
 @pytest.mark.parametrize("scale", list(multiscale.CHANNELS))
@@ -32,7 +37,10 @@ def toy():
 
 
 def certified():
-    return {"proved": True, "violations": 0}
+    return {"proved": True, "violations": 0, "loss": [1.0, 0.5], "linear": [1.0, 0.5]}
+
+
+# -- monotone ------------------------------------------------------------------------------------------------
 
 
 def test_the_squared_gradient_is_that_of_the_kernel_without_asking_it():
@@ -55,24 +63,139 @@ def test_the_pl_inequality_fails_with_a_wrong_kernel(monkeypatch, factor, verdic
 
 
 def test_nothing_measured_is_no_agreement():
-    run = {"loss": [1.0], "moments": [], "stopped": "step 1: no equilibrium", "certified": certified()}
-    assert [j.verdict for j in monotone.judge_monotone({"runs": [run]})] == ["differs"] * 3 + ["agree"]
+    run = {"loss": [1.0], "linear": [1.0], "moments": [], "step": 0.1, "flips": 0}
+    run |= {"stopped": "step 1: no equilibrium", "certified": certified()}
+    found = [j.verdict for j in monotone.judge_monotone({"runs": [run]})]
+    assert found == ["differs"] * 4 + ["agree"] * 2
+
+
+def flow(loss, rate=0.01, stopped=""):
+    """A run of that loss whose λ_min(K) is `rate`/2η throughout."""
+    steps = range(0, len(loss), 10)
+    moments = [{"step": k, "lambda_min": rate / 0.2, "effective": rate, "moved": 0.0} for k in steps]
+    run = {"loss": list(loss), "linear": list(loss), "moments": moments, "step": 0.1, "flips": 3}
+    return run | {"stopped": stopped, "certified": certified()}
 
 
 def test_linear_convergence_is_told_from_a_power_law():
-    moment = {"lambda_min": 1.0, "effective": 2.0}
     k = np.arange(301)
+    verdicts = lambda *runs: [j.verdict for j in monotone.judge_monotone({"runs": list(runs)})][2:4]
+    at = lambda share: np.exp(-share * 0.01 * k)
+    assert verdicts(flow(at(1.0))) == ["agree", "agree"]
+    assert verdicts(flow(at(0.96))) == ["agree", "agree"]
+    assert verdicts(flow(at(0.94))) == ["agree", "differs"]  # linear, and slower than λ_min(K)
+    assert verdicts(flow(at(0.49))) == ["differs", "differs"]
+    assert verdicts(flow(at(2.0)), flow(at(0.49))) == ["differs", "differs"]  # every seed
+    for power in (0.5, 1.0):  # fast at first, and then ever slower
+        assert verdicts(flow((k + 1.0) ** -power)) == ["differs", "differs"]
+    assert verdicts(flow(at(1.0), stopped="step 300: the loss is not finite")) == ["differs", "agree"]
+    assert verdicts(flow(at(1.0) * (1 + 0.2 * (k == 155)))) == ["agree", "differs"]  # a rise
+    short = monotone.judge_monotone({"runs": [flow(at(1.0), rate=1e-3)]})[2]
+    assert short.verdict == "differs"
+    assert "too short" in short.reason
 
-    def verdict(loss, stopped=""):
-        run = {"loss": loss.tolist(), "moments": [moment], "stopped": stopped, "certified": certified()}
-        return monotone.judge_monotone({"runs": [run]})[2].verdict
 
-    assert verdict(0.98**k) == "agree"
-    assert verdict(1 / np.sqrt(k + 1)) == "differs"
-    assert verdict(1 / (k + 1)) == "differs"
-    assert verdict(0.98**k, "step 300: the loss is not finite") == "differs"
-    assert verdict(0.9999**k) == "differs"  # not halved
-    assert verdict(0.98**k + 0.1 * (k == 150)) == "differs"  # a rise
+def test_the_linearised_run_is_that_of_a_linear_model():
+    generator = torch.Generator().manual_seed(3)
+    A, r = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((4, 6), (4,)))
+    theta, y, losses = torch.zeros(6, dtype=torch.float64), -r, []
+    for _ in range(8):
+        losses.append(float((A @ theta - y).square().sum() / 2))
+        theta = theta - 0.02 * A.T @ (A @ theta - y)
+    found = monotone.linearised(A @ A.T, r, 0.02, 7)
+    assert found == pytest.approx(losses, rel=1e-10)
+    assert monotone.gap(losses, found) < 1e-10
+    assert monotone.gap([1.0, np.exp(-1.0)], [1.0, np.exp(-2.0)]) == pytest.approx(0.5)
+
+
+def test_at_the_start_of_the_theorem_descent_is_that_of_the_kernel():
+    X, y = toy()
+    found = monotone._certified(X, y, 12, 0)
+    assert found["proved"]
+    assert found["violations"] == 0
+    assert found["loss"][-1] < 0.5 * found["loss"][0]
+    assert monotone.gap(found["loss"], found["linear"]) < 1e-3
+
+
+# -- figure 4.3 ----------------------------------------------------------------------------------------------
+
+
+def test_variance_between_classes_is_that_of_the_means():
+    labels = torch.tensor([0, 0, 1, 1])
+    apart = torch.tensor([[0.0, 0.0], [0.0, 0.2], [5.0, 0.0], [5.0, 0.2]])
+    found = training._classes(apart, labels)
+    assert found["neighbour"] == 1.0
+    assert found["between"] == pytest.approx(25 / 25.04)
+    assert training._classes(apart, torch.tensor([0, 1, 0, 1]))["between"] == pytest.approx(0.04 / 25.04)
+
+
+def test_a_change_over_training_needs_two_standard_errors():
+    moment = lambda steps, first, between: {
+        "epoch": 0, "steps": steps, "first": first, "between": between,
+        "neighbour": 0.5, "unsettled": 0.0, "unknown": 0.0, "wander": 1.0,
+    }  # fmt: skip
+    start = moment(5.0, 0.9, 0.2)
+
+    def verdicts(*after):
+        runs = [{"moments": [start, m, m], "accuracy": 0.9} for m in after]
+        return [j.verdict for j in training.judge_training({"runs": runs})]
+
+    clear = moment(20.0, 0.5, 0.4), moment(22.0, 0.48, 0.41)
+    assert verdicts(*clear) == ["agree"] * 3
+    assert verdicts(clear[0]) == ["differs"] * 3  # one seed has no error
+    assert verdicts(moment(5.5, 0.5, 0.4), moment(5.6, 0.4, 0.4)) == ["differs", "agree", "agree"]
+    mixed = moment(20.0, 0.85, 0.19), moment(60.0, 0.3, 0.25)
+    assert verdicts(*mixed) == ["differs"] * 3  # larger, but within the spread
+    assert verdicts(*(moment(20.0, 0.95, 0.1 + d) for d in (0, 0.01))) == ["agree", "differs", "differs"]
+
+
+# -- figures 4.4 and 4.5 -------------------------------------------------------------------------------------
+
+
+def test_a_point_without_an_equilibrium_is_masked():
+    """f has none within reach of one step: the loss is not known; with the search it is."""
+    X = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(6)
+    model = build(X, 4, 0)
+    known = slices.slice_loss(X, y)(model, None)
+    expected = torch.nn.functional.cross_entropy(model(X, stop=Stop(rtol=1e-4)), y).item()
+    assert known.loss == pytest.approx(expected, rel=1e-2)
+    with torch.no_grad():
+        for p in (model.cell.conv1.weight, model.cell.conv2.weight):
+            p.normal_(generator=torch.Generator().manual_seed(1))
+        model.cell.norm2.weight.fill_(50.0)
+    lost = slices.slice_loss(X, y)(model, None)
+    assert lost.reason == "equilibrium not found"
+    assert np.isnan(lost.loss)
+    repeated = slices.slice_loss(X, y)(model.repeated(3), None)
+    assert np.isfinite(repeated.loss)
+
+
+def test_a_minimum_must_be_deeper_than_what_the_grid_leaves_open():
+    x = np.linspace(-1, 1, 21)
+    bowl = x[:, None] ** 2 + x[None] ** 2
+    dent = bowl.copy()
+    dent[4, 4] = dent[3:6, 3:6].min() - 0.05  # of a range of 2: 2.5 %
+    assert multiscale.minima(dent) == [(10, 10)]
+    assert multiscale.minima(dent, prominence=0.0) == [(10, 10), (4, 4)]
+    dent[4, 4] = 0.2
+    assert multiscale.minima(dent) == [(10, 10), (4, 4)]
+    wall = np.where(np.abs(x)[None] == 1, np.nan, bowl)  # what is not known is no way
+    wall[:, 14] = np.nan
+    assert len(multiscale.minima(wall)) == 2
+
+
+def test_the_penalty_pulls_the_jacobian_down():
+    X = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(40) % 10
+    found = []
+    for weight in (0.0, 30.0):
+        model = build(X, 4, 0)
+        fit(model, X, y, 6, seed=0, rate=1e-2, penalty=weight)
+        z = model.solve(X, stop=Stop(rtol=1e-3)).value
+        signs = torch.Generator().manual_seed(2)
+        found.append(jacobian_penalty(model, *model.injection(X), z=z, samples=8, generator=signs).item())
+    assert found[1] < 0.7 * found[0]
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "medium"])
