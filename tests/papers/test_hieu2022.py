@@ -17,7 +17,7 @@ from equipoise.papers import hieu2022_monotone as monotone
 from equipoise.papers import hieu2022_multiscale as multiscale
 from equipoise.papers.experiments import Context, Settings, experiment
 from equipoise.papers.hieu2022_landscape import dataset
-from equipoise.papers.hieu2022_training import build, fit
+from equipoise.papers.hieu2022_training import FAR, SEARCH, build, fit
 from equipoise.papers.runner import run_one
 from equipoise.solve import Stop
 
@@ -164,9 +164,15 @@ def test_a_point_without_an_equilibrium_is_masked():
         for p in (model.cell.conv1.weight, model.cell.conv2.weight):
             p.normal_(generator=torch.Generator().manual_seed(1))
         model.cell.norm2.weight.fill_(50.0)
-    lost = slices.slice_loss(X, y)(model, None)
+    floors: list[float] = []
+    lost = slices.slice_loss(X, y, floors)(model, None)
     assert lost.reason == "equilibrium not found"
     assert np.isnan(lost.loss)
+    found = model.solve(X, solver=SEARCH, stop=FAR)
+    there = found.converged
+    assert len(floors) == 1
+    expected = torch.nn.functional.cross_entropy(model.readout(found.value)[there], y[there], reduction="sum")
+    assert floors[0] == pytest.approx(expected.item() / 6)
     repeated = slices.slice_loss(X, y)(model.repeated(3), None)
     assert np.isfinite(repeated.loss)
 

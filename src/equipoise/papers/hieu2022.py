@@ -17,7 +17,8 @@ from ..plots.curves import draw, draw_band, finish
 from ..plots.plane import draw_path
 from ..plots.style import label, scale_axis
 from ..solve import Stop
-from .experiments import Context, Judgement, Measured, Progress, judged, register, standard_error, with_error
+from .experiments import Context, Judgement, Measured, Progress, judged, register, standard_error
+from .hieu2022_landscape import signed
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
 from .page import Page
 from .xie2021_images import accuracy, images
@@ -272,7 +273,7 @@ def judge_training(measured: Measured) -> list[Judgement]:
     errors = {at: standard_error(v) for at, v in changes.items()}
     margin = {at: math.inf if e is None else 2 * e for at, e in errors.items()}
     gain = {at: float(np.mean(v)) for at, v in changes.items()}
-    shown = {at: with_error(gain[at], errors[at], "+.2f") for at in changes}
+    shown = {at: signed(gain[at], errors[at], ".2f") for at in changes}
     accuracies = [r["accuracy"] for r in measured["runs"]]
     sure = "by more than two standard errors over seeds"
     return [

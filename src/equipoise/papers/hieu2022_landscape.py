@@ -1,8 +1,9 @@
 """Φ(s, t) = L(θ* + s d₁ + t d₂): a DEQ beside its cell repeated 6, 11 and 18 times    [hieu2022, Figure 4.4].
 
 Flatness is a number here: the share of the slice [−1, 1]² on which the loss is at most LEVEL, half of what
-guessing gives. Where an image's equilibrium is not found the loss of the DEQ is not known: its share lies
-between that with all such points high and that with all low. The models of a seed share their start and the
+guessing gives. Where an image's equilibrium is not found the loss of the DEQ is not known, and the point open
+unless the other images alone are above LEVEL: the share lies between that with all open points high and that
+with all low. The models of a seed share their start and the
 draws of their directions, so that differences are taken within a seed, and their error over seeds.
 """
 
@@ -52,20 +53,28 @@ def dataset(context: Context) -> str:
     return "digits"
 
 
-def slice_loss(X: torch.Tensor, y: torch.Tensor) -> Any:
-    """Mean cross-entropy, from zero states; of a DEQ only where every image's equilibrium is found."""
+def slice_loss(X: torch.Tensor, y: torch.Tensor, floors: list[float] | None = None) -> Any:
+    """Mean cross-entropy, from zero states; of a DEQ only where every image's equilibrium is found.
+
+    Of a point where one is not, `floors` is given what the mean is at least: no image's loss is below 0.
+    """
 
     def loss(model: nn.Module, state: Any) -> float:
         if not isinstance(model, ImageModel):
             return F.cross_entropy(model(X), y).item()
-        solution = model.solve(X, solver=SEARCH, stop=FAR).raise_if_failed()
-        return F.cross_entropy(model.readout(solution.value), y).item()
+        solution = model.solve(X, solver=SEARCH, stop=FAR)
+        losses = F.cross_entropy(model.readout(solution.value), y, reduction="none")
+        if solution.failed_rows and floors is not None:
+            floors.append(losses[solution.converged].sum().item() / len(y))
+        solution.raise_if_failed()
+        return losses.mean().item()
 
     return module_loss(loss)
 
 
 def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, Any]) -> Measured:
     inputs = {"data": context.source(name), "model": words, "seed": seed, **size}
+    inputs["level"] = LEVEL
     inputs["stops"] = [repr(part) for part in (STOP, FAR, *SEARCH)]
 
     def compute(progress: Progress) -> Measured:
@@ -82,11 +91,13 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
         for pair in range(size["pairs"]):
             generator = torch.Generator().manual_seed(1000 * seed + pair)
             directions = random_directions(model, 2, generator, ignore=vectors)
-            found = landscape(model, slice_loss(some, labels), directions, axis, axis)
+            floors: list[float] = []
+            found = landscape(model, slice_loss(some, labels, floors), directions, axis, axis)
             known = float(np.mean(~found.masked))
             share = found.share_below(LEVEL)
-            slices.append({"loss": found.to_dict()["loss"], "known": known, "share": share})
-            slices[-1]["error"] = found.share_error(LEVEL)
+            high = sum(floor > LEVEL for floor in floors) / found.loss.size
+            row = {"loss": found.to_dict()["loss"], "known": known, "share": share, "open": 1 - known - high}
+            slices.append(row | {"error": found.share_error(LEVEL)})
             progress(0.5 + (pair + 1) / size["pairs"] / 2)
         return {
             "axis": axis,
@@ -141,6 +152,10 @@ def _gain(more: list[float], less: list[float]) -> tuple[float, float | None]:
     return float(np.mean(gains)), standard_error(gains)
 
 
+def signed(gain: float, error: float | None, form: str = ".3f") -> str:
+    return f"{'+' if gain >= 0 else '−'}{with_error(abs(gain), error, form)}"
+
+
 def judge_basins(measured: Measured) -> list[Judgement]:
     models = measured["models"]
     shares = {words: _mean(runs, "share") for words, runs in models.items()}
@@ -151,7 +166,8 @@ def judge_basins(measured: Measured) -> list[Judgement]:
     grows = all(error is not None and gain > 2 * error for gain, error in steps)
     known = float(np.mean(_mean(models["DEQ"], "known")))
     low, error = _gain(shares["DEQ"], shares["repeat-6"])
-    high = low + 1 - known
+    undecided = float(np.mean(_mean(models["DEQ"], "open")))
+    high = low + undecided
     gain, spread = _gain(_among(models["DEQ"]), shares["repeat-6"])
     sure = error is not None and low > 2 * error
     if sure:
@@ -159,28 +175,28 @@ def judge_basins(measured: Measured) -> list[Judgement]:
     elif error is None:
         reason = "one seed has no error"
     elif high <= 2 * error:
-        reason = "it is not larger at this size, even if every point that is not known were low"
+        reason = "it is not larger at this size, even if every open point were low"
     else:
-        reason = "it is not larger at this size among the points known; those not known leave it open"
+        reason = "no difference beyond its error; the open points could make one"
     return [
         judged(
             "the region of small loss grows from 6 to 11 to 18 repeats to the DEQ",
             grows,
             paper="expands with the number of repeats",
             measured=f"share of [−1, 1]² with a loss of at most {LEVEL:.2f}: {shown}; steps "
-            f"{', '.join(with_error(g, e, '+.3f') for g, e in steps)}",
-            tolerance="each step up by more than two standard errors of its differences within seeds; points "
-            "not known count as high",
+            f"{', '.join(signed(g, e) for g, e in steps)}",
+            tolerance="each step up by more than two standard errors of its differences within seeds; open "
+            "points count as high",
             reason="" if grows else "not at this size: see the errors of the steps",
         ),
         judged(
             "the DEQ has a larger region of small loss than repeat-6",
             sure,
             paper="larger",
-            measured=f"difference {with_error(low, error, '+.3f')} with points not known as high, "
-            f"{high:+.3f} as low, {with_error(gain, spread, '+.3f')} among those known; "
-            f"{known:.0%} of the DEQ's points known",
-            tolerance="more than two standard errors over seeds, with points not known counted as high",
+            measured=f"difference {signed(low, error)} with open points as high, {high:+.3f} as low; "
+            f"{signed(gain, spread)} among those known; {known:.0%} of the DEQ's points known, "
+            f"{undecided:.0%} open",
+            tolerance="more than two standard errors over seeds, with open points counted as high",
             reason=reason,
         ),
     ]
@@ -217,40 +233,37 @@ def colour_bar(figure: Any, axes: np.ndarray, filled: Any) -> None:
 
 def draw_basins(measured: Measured, page: Page) -> None:
     models = measured["models"]
-    figure, axes = new_figure(1, len(models), width=3.3, height=3.6, sharey=True)
-    top = math.log(10) * 2
-    for ax, (words, runs) in zip(axes[0], models.items(), strict=True):
-        first = runs[0]["slices"][0]
-        title = f"{words}: {first['share']:.0%} low" + (
-            f", {first['known']:.0%} known" if words == "DEQ" else ""
-        )
-        loss = np.array(first["loss"], dtype=float)
-        filled = draw_slice(ax, np.array(runs[0]["axis"]), loss, top, title)
+    pairs, top = len(models["DEQ"][0]["slices"]), math.log(10) * 2
+    figure, axes = new_figure(pairs, len(models), width=3.3, height=3.5, sharex=True, sharey=True)
+    filled = None
+    for (words, runs), column in zip(models.items(), axes.T, strict=True):
+        for ax, one in zip(column, runs[0]["slices"], strict=True):
+            title = f"{words}: {one['share']:.0%} low"
+            title += f", {one['known']:.0%} known" if words == "DEQ" else ""
+            loss = np.array(one["loss"], dtype=float)
+            filled = draw_slice(ax, np.array(runs[0]["axis"]), loss, top, title) or filled
+    for ax in axes.flat:
+        ax.label_outer()
     if filled is not None:
         colour_bar(figure, axes, filled)
     page.figure(
         "landscapes",
         figure,
-        f"Loss on a slice around the trained weights (+), first seed and pair, cut at {top:.1f}. The line is "
-        f"at {LEVEL:.2f}; crosses on grey are points where an image's equilibrium was not found.",
+        f"Loss around the trained weights (+) of the first seed, a row a pair of directions, cut at "
+        f"{top:.1f}. The line is at {LEVEL:.2f}; crosses on grey: an image's equilibrium was not found.",
     )
     figure, axes = new_figure(1, 1, width=5.6)
-    places = np.arange(len(models))
-    for at in range(len(models["DEQ"])):
-        draw(
-            axes[0, 0], (places, [_mean(runs, "share")[at] for runs in models.values()]), f"seed {at}", at=at
-        )
-    lows, knowns = _mean(models["DEQ"], "share"), _mean(models["DEQ"], "known")
-    for at, (share, known) in enumerate(zip(lows, knowns, strict=True)):
-        axes[0, 0].plot(
-            [places[-1]] * 2, [share, share + 1 - known], color=LIGHT.colour(at), linewidth=4, alpha=0.4
-        )
-    finish(figure, axes[0, 0], x="", y=f"share with a loss ≤ {LEVEL:.2f}", title=measured["data"])
-    axes[0, 0].set_xticks(places, list(models))
+    ax, places = axes[0, 0], np.arange(len(models))
+    lows, opens = _mean(models["DEQ"], "share"), _mean(models["DEQ"], "open")
+    for at, (share, more) in enumerate(zip(lows, opens, strict=True)):
+        draw(ax, (places, [_mean(runs, "share")[at] for runs in models.values()]), f"seed {at}", at=at)
+        ax.plot([places[-1]] * 2, [share, share + more], color=LIGHT.colour(at), linewidth=5, alpha=0.4)
+    finish(figure, ax, x="", y=f"share with a loss ≤ {LEVEL:.2f}", title=measured["data"])
+    ax.set_xticks(places, list(models))
     page.figure(
         "shares",
         figure,
-        "The share of small loss by model, a line a seed. Bars: what it is if points not known were low.",
+        "The share of small loss by model, a line a seed. Bars: up to where every open point were low.",
     )
     page.table(
         "flatness",

@@ -272,7 +272,7 @@ def draw_monotone(measured: Measured, page: Page) -> None:
         draw(movement, (steps, of("moved")), f"seed {at}", **solid | {"log": False})
     title = f"{measured['data']}, N = {measured['N']}, n = {measured['width']}"
     finish(figure, loss, x="step", y="loss", title=title, log_y=True)
-    finish(figure, rate, x="step", y="rate", title="The rate and what bounds it", log_y=True)
+    finish(figure, rate, x="step", y="rate", title="The rate beside λ_min(K)", log_y=True)
     finish(figure, movement, x="step", y="‖K(t) − K(0)‖ / ‖K(0)‖", title="How far the kernel moves")
     caption = "From the ordinary start, a colour a seed: the loss, what governs its rate, how far K moves."
     page.figure("kernel", figure, caption)
