@@ -8,12 +8,12 @@ import torch
 
 from equipoise.data import load
 from equipoise.data.segmentation import digit_canvases
-from equipoise.models.conv import ConvOptEq, parameters_of
+from equipoise.models.conv import ConvOptEq, Scores, parameters_of
 from equipoise.papers import xie2021_images as images
 from equipoise.papers import xie2021_segmentation as segmentation
 from equipoise.papers.experiments import Settings, experiment
 from equipoise.papers.runner import run_one
-from equipoise.solve import SAM
+from equipoise.solve import SAM, Stop
 
 SIZE = {**images.MNIST, "shrink": 1, "extractor": [1], "state": 8, "hidden": [8, 12], "features": 8}
 
@@ -99,10 +99,41 @@ def test_both_segment_better_than_guessing_and_pictures_are_drawn(tmp_path):
 
 def test_training_lowers_the_loss_of_a_segmentation():
     x, y = segmentation.tensors(digit_canvases(64, 20, digits=1, noise=0.1))
-    size = {"state": 8, "hidden": [8, 8], "features": 8, "extractor": [2]}
+    size = {"state": 8, "hidden": [8, 8], "features": 8, "extractor": [2], "reach": 3, "limit": 0.95}
     model = segmentation.build("OptEq", tuple(x.shape[1:]), 11, size, 0)
     assert isinstance(model, ConvOptEq)
     losses = segmentation.fit(model, x, y, steps=40, rate=0.01, seed=0)
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
     assert all(math.isfinite(loss) for loss in losses)
     assert segmentation.predict(model, x[:3]).shape == (3, 20, 20)
+
+
+def test_what_the_loop_does_is_measured():
+    x, y = segmentation.tensors(digit_canvases(6, 20, digits=1, noise=0.1))
+    size = {"state": 6, "hidden": [8, 8], "features": 8, "extractor": [2], "reach": 3, "limit": 0.95}
+    model = segmentation.build("OptEq", tuple(x.shape[1:]), 11, size, 0)
+    model(x)
+    model.eval().stop = Stop(rtol=1e-6, max_steps=200)
+    found = segmentation.balance(model, x, y)
+    assert len(found["feedback"]) == 2
+    assert all(0.02 < f < 1 for f in found["feedback"])
+    with torch.no_grad():
+        z, start = model.equilibrium(x), model.default_start(model.injection(x))
+        assert found["beyond"] == pytest.approx(float((z - start).norm() / z.norm()), rel=1e-5)
+        model.layers[0].W.zero_()  # f_1 = 0, so that T = f_2(0) and nothing comes before the last layer
+    found = segmentation.balance(model, x, y)
+    assert found["feedback"] == [0, 0]
+    assert found["beyond"] == 0
+    assert found["alone"] == Scores.of(segmentation.predict(model, x), y, 11).miou
+
+
+def test_the_judgement_of_the_segmentations_can_fail():
+    loop = {"feedback": [0.04, 0.1], "beyond": 0.01, "alone": 0.3}
+    runs = lambda values: [{"mIoU": v, **loop} for v in values]
+    judge = lambda *opteq: segmentation.judge_scores(
+        {"models": {"FCN": runs((0.4, 0.5)), "OptEq": runs(opteq)}}
+    )[0]
+    assert judge(0.5, 0.6).verdict == "agree"
+    behind = judge(0.3, 0.4)
+    assert behind.verdict == "differs"
+    assert "T(0) is the equilibrium but for 1.0 %; W_l⋆z is 4, 10 %" in behind.reason

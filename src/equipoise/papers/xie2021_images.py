@@ -225,7 +225,7 @@ def _sized(context: Context, full: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure(context: Context, name: str, size: dict[str, Any]) -> Measured:
-    seeds = context.seeds(tiny=1, small=2, medium=3)
+    seeds = context.seeds(tiny=1, small=3)
     runs: dict[str, list[Measured]] = {words: [] for words in MODELS}
     for seed in seeds:  # a whole table after the first
         for words in MODELS:

@@ -17,6 +17,7 @@ from equipoise.models.conv import (
     parameters_of,
     poly,
 )
+from equipoise.solve import Stop
 
 
 def test_scores_are_those_of_scikit_learn():
@@ -67,9 +68,52 @@ def test_the_fcn_has_about_the_parameters_of_the_opteq():
     for hidden in ((8, 8), (16, 24, 24)):
         model = opteq_segmenter((1, 20, 24), 12, hidden, 5, features=8, extractor=(2,))
         fcn = fcn_like(model, torch.Generator().manual_seed(0))
-        assert abs(parameters_of(fcn) / parameters_of(model) - 1) < 0.01
+        assert abs(parameters_of(fcn) / parameters_of(model) - 1) < 0.02
         x = torch.randn(2, 1, 20, 24, generator=torch.Generator().manual_seed(0))
         assert model(x).shape == fcn(x).shape == (2, 5, 20, 24)
+
+
+def segmenter(**options):
+    make = torch.Generator().manual_seed(0)
+    return opteq_segmenter(
+        (1, 10, 8), 6, (8, 7), 3, features=5, extractor=(2, 1), generator=make, dtype=torch.float64, **options
+    )
+
+
+def pictures():
+    return torch.randn(4, 1, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def test_norms_stand_behind_every_convolution_but_not_in_the_loop():
+    model, x = segmenter(), pictures()
+    for c in model.injection(5 * x + 2):  # in training: mean 0 and variance 1 of every channel
+        torch.testing.assert_close(c.mean(dim=(0, 2, 3)), torch.zeros_like(c[0, :, 0, 0]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            c.var(dim=(0, 2, 3), correction=0), torch.ones_like(c[0, :, 0, 0]), rtol=1e-3, atol=0
+        )
+    seen = []
+    model.head.register_forward_pre_hook(lambda _, z: seen.append(z[0]))
+    model(x)
+    assert seen[0].mean(dim=(0, 2, 3)).abs().max() < 1e-12
+    fcn = fcn_like(model)
+    for stack, convolutions in ((model.extractor, 2), (fcn.extractor, 2), (fcn.body, 3)):
+        assert [type(m).__name__ for m in stack] == ["Conv2d", "BatchNorm2d", "ReLU"] * convolutions
+    assert model.wellposed().verdict == "proved"
+    model.eval()  # the norms are affine then, and every image is alone
+    torch.testing.assert_close(model(x)[2:3], model(x[2:3]), rtol=0, atol=1e-6)
+    z = model.equilibrium(x, stop=Stop(rtol=1e-13, atol=1e-14, max_steps=500))
+    torch.testing.assert_close(model.cell(z, *model.injection(x), *model.shared()), z, rtol=0, atol=1e-12)
+
+
+def test_files_hold_the_norms_and_the_task_is_of_pixels(tmp_path):
+    model, x = segmenter(), pictures()
+    for i, net in enumerate((model, fcn_like(model, torch.Generator().manual_seed(1)))):
+        net(x)
+        net.save(tmp_path / f"{i}.safetensors")
+        found = type(net).load(tmp_path / f"{i}.safetensors")
+        assert torch.equal(found.eval()(x), net.eval()(x))
+        with pytest.raises(ValueError, match=r"task must be 'segmentation' here\. Got 'classification'"):
+            type(net)(**net.config() | {"task": "classification"})
 
 
 def test_the_fcn_keeps_the_pooling_and_the_device_of_the_opteq():

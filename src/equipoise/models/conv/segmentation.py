@@ -7,31 +7,111 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .cnn import PlainCNN, cnn_of_size
 from .conv_opteq import ConvOptEq
 from .parts import parameters_of
 
 
+class OptEqSegmenter(ConvOptEq):
+    """z = f_L∘…∘f_1(z) with c_l = N(U_l⋆g(x) + b_l),  ŷ = resize(V⋆N(z) + v)    [xie2021, §5.3].
+
+    N is a batch norm, in training that of the batch. It stands behind every convolution of g and of the
+    injections and before the head; the loop is without one, so that each f_l remains a proximal map. Without
+    it the bounded layers learn slowly, and from a small state the head does. Arguments as for `ConvOptEq`.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        state: int,
+        hidden: Sequence[int],
+        outputs: int,
+        *,
+        task: str = "segmentation",
+        **options: Any,
+    ) -> None:
+        super().__init__(inputs, state, hidden, outputs, task=_of_pixels(task), **options)
+        _normalise(self.extractor)
+        self.scales = nn.ModuleList(_norm(len(layer.b), layer.b) for layer in self.layers)
+        self.last_norm = _norm(state, self.layers[0].b)
+
+    def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(N(c) for N, c in zip(self.scales, super().injection(x), strict=True))
+
+    def readout(self, z: Tensor) -> Tensor:
+        return self.head(self.last_norm(z))
+
+
+class FCN(PlainCNN):
+    """h_0 = g(x),  h_l = relu(N(K_l⋆h_{l−1} + b_l)),  ŷ = resize(V⋆N(h_L) + v).
+
+    A fully convolutional network. N is a batch norm, behind the convolutions of g too. Arguments as for
+    `PlainCNN`.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        hidden: Sequence[int],
+        outputs: int,
+        *,
+        task: str = "segmentation",
+        **options: Any,
+    ) -> None:
+        super().__init__(inputs, hidden, outputs, task=_of_pixels(task), **options)
+        _normalise(self.extractor)
+        _normalise(self.body)
+        self.last_norm = _norm(self.hidden[-1], next(self.parameters()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.last_norm(self.body(self.extractor(x))))
+
+
 def opteq_segmenter(
     inputs: Sequence[int], state: int, hidden: Sequence[int], classes: int, **options: Any
-) -> ConvOptEq:
+) -> OptEqSegmenter:
     """A deep OptEq as backbone, then a 1×1 convolution, bilinear to the image    [xie2021, §5.3]."""
-    return ConvOptEq(inputs, state, hidden, classes, task="segmentation", **options)
+    return OptEqSegmenter(inputs, state, hidden, classes, **options)
 
 
 def fcn_like(model: ConvOptEq, generator: torch.Generator | None = None) -> PlainCNN:
     """A plain network with the extractor, the task, the pooling and about the parameters of an OptEq.
 
-    It has L + 1 convolutions of its own for the L layers, each used once.
+    It has L + 1 convolutions of its own for the L layers, each used once; and norms, which are not counted,
+    if the OptEq has.
     """
     config = model.config()
     options = {key: config[key] for key in ("features", "extractor", "pool", "task")}
     like = next(model.parameters())
-    options |= {"dtype": like.dtype, "device": like.device, "generator": generator}
-    layers = len(config["hidden"]) + 1
-    return cnn_of_size(parameters_of(model), layers, model.inputs, model.outputs, **options)
+    placed: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "generator": generator}
+    norms = sum(parameters_of(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    size, layers = parameters_of(model) - norms, len(config["hidden"]) + 1
+    if not isinstance(model, OptEqSegmenter):
+        return cnn_of_size(size, layers, model.inputs, model.outputs, **options, **placed)
+    plain = cnn_of_size(size, layers, model.inputs, model.outputs, **options, device="meta")
+    return FCN(model.inputs, plain.hidden, model.outputs, **options, **placed)
+
+
+def _of_pixels(task: str) -> str:
+    if task != "segmentation":
+        raise ValueError(
+            f"task must be 'segmentation' here. Got {task!r} instead: use ConvOptEq or PlainCNN."
+        )
+    return task
+
+
+def _norm(channels: int, like: Tensor) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, dtype=like.dtype, device=like.device)
+
+
+def _normalise(stack: nn.Sequential) -> None:
+    """Put a batch norm behind every convolution."""
+    for i in reversed(range(len(stack))):
+        layer = stack[i]
+        if isinstance(layer, nn.Conv2d):
+            stack.insert(i + 1, _norm(layer.out_channels, layer.weight))
 
 
 def poly(
