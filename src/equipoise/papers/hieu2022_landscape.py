@@ -258,6 +258,7 @@ def draw_basins(measured: Measured, page: Page) -> None:
     for at, (share, more) in enumerate(zip(lows, opens, strict=True)):
         draw(ax, (places, [_mean(runs, "share")[at] for runs in models.values()]), f"seed {at}", at=at)
         ax.plot([places[-1]] * 2, [share, share + more], color=LIGHT.colour(at), linewidth=5, alpha=0.4)
+    ax.set_xlim(-0.3, len(models) + 0.2)  # room for the legend
     finish(figure, ax, x="", y=f"share with a loss ≤ {LEVEL:.2f}", title=measured["data"])
     ax.set_xticks(places, list(models))
     page.figure(
