@@ -34,7 +34,7 @@ KNOWN = 0.85  # of a slice: with less, nothing is said of its minima
     "Around a trained multiscale DEQ the loss has one minimum, and it is flat (ImageNet, 1024 test images).",
     judge=lambda measured: judge_multiscale(measured),
     draw=lambda measured, page: draw_multiscale(measured, page),
-    minutes=3,
+    minutes=2,
 )
 def fig4_5(context: Context) -> Measured:
     name = dataset(context)
