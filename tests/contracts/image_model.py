@@ -176,7 +176,7 @@ class ImageContract:
         path = tmp_path / "model.safetensors"
         model.save(path)
         for read in (load, ImageModel.load, self.family.load):
-            twin = read(path)
+            twin = read(path).train(model.training)
             assert type(twin) is type(model)
             assert twin.config() == model.config()
             torch.testing.assert_close(twin(x, stop=model.stop), model(x, stop=model.stop))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix, jaccard_score, recall_score
 
+from contracts.image_model import C, H, ImageContract, K, W
 from equipoise.models.conv import (
     ConvOptEq,
     PlainCNN,
@@ -17,7 +18,22 @@ from equipoise.models.conv import (
     parameters_of,
     poly,
 )
+from equipoise.models.conv.segmentation import OptEqSegmenter
 from equipoise.solve import Stop
+
+
+class TestOptEqSegmenter(ImageContract):
+    """In evaluation, where norms are affine and every image is alone."""
+
+    family = OptEqSegmenter
+    pixels = True
+
+    def build(self, seed=0, dtype=torch.float64, **options):
+        how = {"inputs": (C, H, W), "outputs": K, "features": 3, "extractor": (2,), "limit": 0.9, "norm": 0.9}
+        generator = torch.Generator().manual_seed(seed)
+        return OptEqSegmenter(
+            state=4, hidden=(3, 5), dtype=dtype, generator=generator, **how | options
+        ).eval()
 
 
 def test_scores_are_those_of_scikit_learn():
