@@ -3,8 +3,8 @@
 Flatness is a number here: the share of the slice [−1, 1]² on which the loss is at most LEVEL, half of what
 guessing gives. Where an image's equilibrium is not found the loss of the DEQ is not known, and the point open
 unless the other images alone are above LEVEL: the share lies between that with all open points high and that
-with all low. The models of a seed share their start and the draws of their directions, so that differences are
-taken within a seed, and their error over seeds.
+with all low. The models of a seed share their start and the draws of their directions, so that differences
+are taken within a seed, and their error over seeds.
 """
 
 from __future__ import annotations

@@ -49,6 +49,13 @@ def test_random_networks_are_reproduced_by_both_lemmas(sizes, seed, bias, scale)
     assert max(eq.linalg.norm_upper(layer.W) for layer in model.layers) <= 0.99
 
 
+def test_draws_that_fall_short_of_full_rank_are_drawn_again():
+    network, X = mlp([8, 8, 5], 0, bias=False), data(8)  # of the same numbers as the first draw below
+    found = unit_layers(network, generator=torch.Generator().manual_seed(0))
+    assert [int(torch.linalg.matrix_rank(W)) for W in found.W] == [8]
+    agree(found(X).detach(), network(X).detach())
+
+
 def test_the_equilibrium_is_reached_in_two_iterations_from_anywhere_and_certified():
     network, X = mlp([4, 6, 5, 7, 3], scale=2.0), data(4)
     model = from_feedforward(network)

@@ -7,6 +7,7 @@ W_1 = 0, which loses the input: what is needed is W_1W_Lᵀ = 0, so that no laye
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from ..baselines import ReLUNetwork
 from .deep import DeepOptEq
 from .pieces import positive
+
+_DRAWS = 10  # of a random factor, until it has full rank
 
 Affine = tuple[Tensor, Tensor]  # A (n_out, n_in), b (n_out,)
 
@@ -120,20 +123,24 @@ def unit_layers(
             f"state must be ≥ n_k + n_(k−1) − rank A_k for every layer after the first, {max(needed)} for "
             f"layer {k + 2} (of shape {tuple(chain[k].shape)}). Got {m} instead."
         )
-    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator).to(A_out)
-    top = torch.linalg.qr(draw(m, len(b_out))).Q.T  # V̄, (out, m)
-    factors = [top]
+    for _ in range(_DRAWS):
+        V, *W = _factors(chain, m, generator)
+        if all(int(torch.linalg.matrix_rank(factor)) == len(factor) for factor in W):
+            return UnitLayers(W[::-1], hidden[0][0], [b for _, b in hidden], V, b_out)
+    raise RuntimeError(f"a W̄ came out short of full rank in each of {_DRAWS} draws: give a larger state.")
+
+
+def _factors(chain: Sequence[Tensor], m: int, generator: torch.Generator | None) -> list[Tensor]:
+    """V̄, W̄_H, …, W̄_1. With numbers that the weights were drawn from, too, a W̄ may fall short of full rank."""
+    last = chain[-1]
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator).to(last)
+    factors = [torch.linalg.qr(draw(m, len(last))).Q.T]  # V̄, (out, m)
     for A in reversed(chain):
         upper = factors[-1]
         null = torch.linalg.svd(upper).Vh[len(upper) :].T  # (m, m − n)
         below = torch.linalg.pinv(upper) @ A + null @ draw(null.shape[1], A.shape[1]) / m**0.5
         factors.append(below.T)
-    V, *W = factors
-    W.reverse()
-    for k, factor in enumerate(W):
-        if int(torch.linalg.matrix_rank(factor)) < len(factor):
-            raise RuntimeError(f"W̄ of layer {k + 1} came out short of full rank: draw again.")
-    return UnitLayers(W, hidden[0][0], [b for _, b in hidden], V, b_out)
+    return factors
 
 
 def _affine_layers(network: nn.Sequential | ReLUNetwork) -> tuple[list[Affine], Affine]:
