@@ -164,7 +164,7 @@ def fig1(context: Context) -> Measured:
     return _compare(context, context.datasets(*FIRST), [LINEAR, DELM, *_dnns(2, 3, 4)], **_size(context))
 
 
-@register("kawaguchi2021.fig4", "Figure 4: four more data sets", _CLAIM, judge=judge, draw=draw, minutes=3)
+@register("kawaguchi2021.fig4", "Figure 4: four more data sets", _CLAIM, judge=judge, draw=draw, minutes=2)
 def fig4(context: Context) -> Measured:
     return _compare(context, context.datasets(*MORE), [LINEAR, DELM, *_dnns(2, 3, 4)], **_size(context))
 

@@ -239,7 +239,7 @@ def _measure(context: Context, name: str, size: dict[str, Any]) -> Measured:
     "OptEq classifies images as well as feedforward networks of its size, for α from .4 to 1.",
     judge=lambda measured: judge_table(measured),
     draw=lambda measured, page: draw_table(measured, page),
-    minutes=14,
+    minutes=12,
 )
 def mnist(context: Context) -> Measured:
     (name,) = context.datasets("mnist")[:1]

@@ -203,7 +203,7 @@ def _unit(context: Context, words: str, seed: int, size: dict[str, Any]) -> Meas
     "With as many parameters, an OptEq segments better than an FCN (Cityscapes: mIoU 74.5 against 71.5).",
     judge=lambda measured: judge_scores(measured),
     draw=lambda measured, page: draw_scores(measured, page),
-    minutes=4,
+    minutes=3,
 )
 def table2(context: Context) -> Measured:
     size = {
