@@ -50,7 +50,9 @@ def reproduce(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Experiments at a time, a process each. By default as many as cores.", min=1),
+        typer.Option(
+            help="Experiments at a time, a process each. By default as many as cores, up to 8.", min=1
+        ),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,

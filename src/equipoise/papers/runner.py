@@ -29,6 +29,8 @@ from .experiments import Context, Experiment, Result, Settings, Silent, Watcher,
 from .gallery import write_gallery, write_page
 from .page import Page
 
+MOST = 8  # jobs, unless more are asked for: each takes about half a gigabyte
+
 
 def reproduce(
     names: Sequence[str],
@@ -40,19 +42,16 @@ def reproduce(
 ) -> list[Result]:
     """Run experiments and write, for each, a directory `out`/<key>; then the gallery, `out`/index.html.
 
-    `jobs` of them at a time, each in a process of its own; None is the number of cores. One that raises is
-    reported as failed, and the others go on.
+    `jobs` of them at a time, each in a process of its own; None is the number of cores, up to 8. One that
+    raises is reported as failed, and the others go on.
     """
     chosen, out, watcher = select(names), Path(out), watcher or Silent()
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be an integer ≥ 1, or None. Got {jobs} instead.")
-    jobs = min(jobs or cores(), len(chosen))
+    jobs = min(jobs or min(cores(), MOST), len(chosen))
     results: dict[str, Result] = {}
-    for result in (
-        _side_by_side(chosen, settings, out, watcher, jobs)
-        if jobs > 1
-        else _in_turn(chosen, settings, out, watcher)
-    ):
+    work = (chosen, settings, out, watcher)
+    for result in _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work):
         write_page(result, out)
         watcher.finished(result)
         results[result.key] = result
