@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from equipoise.papers.gallery import duration, read_results, summary
+from equipoise.papers.gallery import duration, processor_time, read_results, summary
 
 WIDEST, LARGEST = 1400, 200_000  # pixels; bytes of a picture
 
@@ -27,7 +27,7 @@ def export(gallery: Path, name: str, title: str) -> None:
             to.parent.mkdir(parents=True, exist_ok=True)
             _shrink(gallery / r.key / to.name, to)
     text = summary(results).split("\n", 2)[2].replace("](", f"]({name}/")
-    total = duration(sum(r.seconds for r in results))
+    total = duration(processor_time(results, gallery))
     head = f"# {title}\n\nProcessor time of all: {total}, one thread each. [What this is](README.md).\n\n"
     (here / f"{name}.md").write_text(head + text.rstrip() + "\n", encoding="utf-8")
     print(f"{len(results)} experiments, {total}: {here / name}.md")

@@ -58,6 +58,12 @@ def read_results(out: Path) -> list[Result]:
     return sorted(found, key=lambda r: (PAPERS.index(r.key.split(".")[0]), r.key))
 
 
+def processor_time(results: Sequence[Result], out: Path) -> float:
+    """Seconds of all units that the results rest on, each counted once."""
+    units = {path for r in results for path in r.units}
+    return sum(json.loads((out / path).read_text("utf-8"))["processor_seconds"] for path in units)
+
+
 def summary(results: Sequence[Result]) -> str:
     """The gallery in Markdown: every claim with its numbers."""
     lines = ["# Five papers, reproduced", ""]
@@ -82,7 +88,7 @@ def _render(results: Sequence[Result], out: Path, title: str, gallery: bool) -> 
         title=title,
         gallery=gallery,
         version=__version__,
-        total=sum(r.seconds for r in results),
+        total=processor_time(results, out),
         time=duration,
         counts=counts,
     )
