@@ -91,6 +91,18 @@ def test_a_row_that_falls_short_of_its_forecast_is_solved_on():
     torch.testing.assert_close(x.grad, 1 / (1 - torch.diag(cell.W.detach()))[None], rtol=1e-7, atol=0)
 
 
+def test_a_slow_row_beside_a_fast_one_is_not_taken_for_a_runaway():
+    class Scaled(nn.Module):
+        def forward(self, z, x):  # x = the slope, z* = 1
+            return x * z + (1 - x)
+
+    slopes = torch.tensor([[0.3], [0.95]], dtype=torch.float64, requires_grad=True)
+    start = torch.tensor([[1 - 6e-3 / 0.7], [1 - 1.9e-3 / 0.05]], dtype=torch.float64)  # 6 and 1.9 tolerances
+    layer = eq.Equilibrium(Scaled(), solver=eq.Picard(), stop=eq.Stop(rtol=1e-3), state=(1,))
+    layer(slopes, start=start)
+    assert layer.last.forward.converged.all()
+
+
 def test_rows_without_an_equilibrium_end_as_they_do_without_a_gradient():
     class Scaled(nn.Module):
         def forward(self, z, x):  # x = the slope: one row contracts, one grows, one is not a number

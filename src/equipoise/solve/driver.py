@@ -283,8 +283,7 @@ def _iterate(
             if record is not None:
                 keep = slice(None) if f.working is None else f.working
                 record.points.append(Point(k, names[rows][keep], residual[keep], z[keep].clone()))
-            tolerance = stop.tolerance(scale) / (min(progress.rate, 1.0) if ahead else 1.0)
-            status = progress.judge(k, z, fz, residual, tolerance, stop)
+            status = progress.judge(k, z, fz, residual, stop.tolerance(scale), stop, ahead)
             ended = (status >= 0) & ~progress.done
             if bool(ended.any()):
                 at = rows[ended]

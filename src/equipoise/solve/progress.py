@@ -45,8 +45,18 @@ class Progress:
             done=self.done[rows],
         )
 
-    def judge(self, k: int, z: Tensor, fz: Tensor, residual: Tensor, tolerance: Tensor, stop: Stop) -> Tensor:
-        """The Status of each row, −1 where it is on its way."""
+    def judge(
+        self,
+        k: int,
+        z: Tensor,
+        fz: Tensor,
+        residual: Tensor,
+        tolerance: Tensor,
+        stop: Stop,
+        ahead: bool = False,
+    ) -> Tensor:
+        """The Status of each row, −1 where it is on its way; `ahead`, that of its next step at this rate."""
+        there = residual * (min(self.rate, 1.0) if ahead else 1.0) <= tolerance
         if k == 0:
             self.first, self.asked = torch.maximum(residual, tolerance), tolerance
         better = residual < 0.99 * self.best
@@ -58,9 +68,9 @@ class Progress:
         diverged = (residual > stop.growth * self.first) | (far if last else far & idle)
         status = torch.where(idle, int(Status.stalled), int(Status.max_steps) if last else -1)
         status = torch.where(diverged, int(Status.diverged), status)
-        status = torch.where(residual <= tolerance, int(Status.converged), status).to(torch.int8)
+        status = torch.where(there, int(Status.converged), status).to(torch.int8)
         # A state that runs away meets a relative tolerance at last, its residual as large as ever.
-        runaway = (residual <= tolerance) & (residual > 0.5 * self.first) & (tolerance > 2 * self.asked)
+        runaway = there & (residual > 0.5 * self.first) & (tolerance > 2 * self.asked)
         status = torch.where(runaway, int(Status.diverged), status).to(torch.int8)
         broken = ~torch.isfinite(residual)
         if bool(broken.any()):
