@@ -7,6 +7,7 @@ import equipoise as eq
 from equipoise.linalg import Interval
 from equipoise.models.conv import ConvOptEq
 from equipoise.models.properties import L1, GradientStep, differentiable
+from equipoise.solve import Activation
 
 IMAGE = (2, 5, 6)
 
@@ -80,6 +81,14 @@ def test_what_cannot_be_judged_is_said():
         eq.certify(model(), x, tier="rigorous")
     with pytest.raises(ValueError, match="at least one image"):
         eq.certify(model(), x[:0])
+
+
+def test_an_activation_that_bears_a_known_name_is_still_a_declared_one():
+    twice = lambda t: torch.tanh(t / 2)
+    slope = lambda t: (1 - torch.tanh(t / 2).square()) / 2
+    own = Activation("relu", twice, slope, lipschitz=1.0)
+    assert any("as declared" in h for h in eq.certify(model(activation=own), images()).hypotheses)
+    assert not any("as declared" in h for h in eq.certify(model(), images()).hypotheses)
 
 
 def test_a_certificate_is_about_these_weights_and_images():

@@ -59,8 +59,11 @@ def read_results(out: Path) -> list[Result]:
 
 
 def processor_time(results: Sequence[Result], out: Path) -> float:
-    """Seconds of all units that the results rest on, each counted once."""
+    """Seconds of all units that the results rest on, each counted once; of those removed since, as often as
+    they were used."""
     units = {path for r in results for path in r.units}
+    if not all((out / path).exists() for path in units):
+        return sum(r.seconds for r in results)
     return sum(json.loads((out / path).read_text("utf-8"))["processor_seconds"] for path in units)
 
 
