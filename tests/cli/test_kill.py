@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import equipoise as eq
-from cli.commands import write_flowers
-from cli.test_fit import assert_same_outcome
+from cli.commands import assert_same_outcome, write_flowers
 from equipoise.runs import Run
 
 LONG = ("--width", "64", "--steps", "40", "--eta", "0.05", "--no-report", "--quiet")

@@ -1,0 +1,237 @@
+"""A verdict follows from the numbers, by the test that is stated: what is wrong differs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from equipoise.papers import catalogue
+from equipoise.papers.experiments import (
+    Judgement,
+    Result,
+    Settings,
+    falling,
+    impossible,
+    joint,
+    judged,
+    plain,
+    standard_error,
+    with_error,
+)
+from equipoise.papers.hieu2022_multiscale import minima
+
+KEYS = [e.key for e in catalogue.experiments()]
+TINY = Settings("tiny", ("digits",))
+
+NAMED = {
+    "gao2022": ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "table1", "conditions"],
+    "ling2023": ["fig1", "theorem2", "theorem4", "theorem5", "condition1"],
+    "kawaguchi2021": [
+        *(f"fig{i}" for i in (1, 3, 4, 5, 6, 7, 8)),
+        *("fig2a", "fig2b", "fig2c", "theorem2", "appendixB"),
+    ],
+    "hieu2022": ["fig4.1", "fig4.2", "fig4.3", "fig4.4", "fig4.5", "monotone"],
+    "xie2021": ["table1", "table3", "objective", "theorem3", "sam"],
+}
+
+
+def test_a_verdict_is_that_of_its_judgements():
+    agree = judged("c", True, paper="p", measured="m", tolerance="t")
+    differs = judged("c", False, paper="p", measured="m", tolerance="t")
+    untried = impossible("c", paper="p", reason="no data")
+    of = lambda *js, error="": Result("gao2022.x", "t", "c", {}, js, [], [], [], {}, [], 0.0, error).verdict
+    assert of(agree, untried) == "agree"
+    assert of(agree, differs, untried) == "differs"
+    assert of(untried) == "not reproducible here"
+    assert of(agree, error="boom") == "failed"
+    assert differs.verdict == "differs"
+    assert isinstance(untried, Judgement)
+
+
+def test_falling_means_up_to_two_standard_errors():
+    assert falling([[3.0], [2.0], [1.0]])
+    assert falling([[3.0], [3.05], [1.0]])  # 2 % is nothing
+    assert not falling([[3.0], [3.2], [1.0]])
+    assert falling([[3.0, 3.4], [3.1, 3.5], [1.0, 1.1]])  # within the spread of its seeds
+    assert not falling([[3.0, 3.01], [3.5, 3.51], [1.0, 1.1]])
+    assert not falling([[3.0, 3.4], [3.1, 3.5]])  # no fall at all
+    for lost in (float("inf"), float("nan")):
+        assert not falling([[3.0, 3.1], [lost, 1.0]])
+        assert not falling([[lost], [1.0]])  # a lost run is no evidence that the others are lower
+        assert not falling([[3.0, lost], [2.0, 2.1], [1.0, 1.1]])
+
+
+def test_one_value_has_no_error_and_adds_nothing_to_a_tolerance():
+    assert standard_error([1.0, 3.0]) == pytest.approx(1.0)
+    assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(3**-0.5)
+    assert standard_error([5.0]) is None
+    assert joint(3.0, 4.0) == 5.0
+    assert joint(None, 4.0) == 4.0
+    assert joint(None, None) == 0.0
+    assert with_error(97.234, 0.06, ".2f") == "97.23 ± 0.06"
+    assert with_error(97.234, None) == "97.2 (one seed)"
+
+
+def verdicts(key, measured):
+    return [j.verdict for j in catalogue.experiment(key).judge(measured)]
+
+
+def run(loss, test, norm=0.1, stopped=""):
+    return {
+        "loss": [100.0, loss],
+        "test_loss": [1.0, test],
+        "norm": [0.1, norm],
+        "N": 10,
+        "stopped": stopped,
+        "stable_step": 0.3,
+    }
+
+
+def test_width_is_judged_by_the_losses():
+    good = {"data": {"x": {"m = 1": [run(2.0, 0.5)], "m = 2": [run(1.0, 0.4)]}}}
+    assert verdicts("gao2022.fig1", good) == ["agree"] * 3
+    worse = {"data": {"x": {"m = 1": [run(1.0, 0.4)], "m = 2": [run(2.0, 0.3)]}}}
+    assert verdicts("gao2022.fig1", worse) == ["differs", "agree", "agree"]
+    drift = {"data": {"x": {"m = 1": [run(2.0, 0.5)], "m = 2": [run(1.0, 0.4, norm=0.14)]}}}
+    assert verdicts("gao2022.fig1", drift) == ["agree", "agree", "differs"]
+    lost = {"data": {"x": {"m = 1": [run(2.0, 0.5)], "m = 2": [run(1.0, 0.4, stopped="step 1")]}}}
+    assert verdicts("gao2022.fig1", lost) == ["differs", "differs", "agree"]
+
+
+def test_a_lost_gamma_differs_and_says_why():
+    curves = {f"γ = {g}": [run(3.0 - g, 1.0 - g)] for g in (0.1, 0.3, 0.5)}
+    kept = {**curves, "γ = 0.8": [run(1.0, 0.1)], "calm": [run(1.0, 0.1)]}
+    assert verdicts("gao2022.fig2", {"data": {"x": kept}}) == ["agree"] * 3
+    lost = {**kept, "γ = 0.8": [run(1.0, 0.1, stopped="step 7: no equilibrium")]}
+    found = catalogue.experiment("gao2022.fig2").judge({"data": {"x": kept}})
+    assert "at most 2 % above the least of γ = .1, .3 and .5" in found[-1].tolerance
+    near = {**kept, "γ = 0.8": [run(2.54, 0.1)]}  # the least is 2.5
+    assert verdicts("gao2022.fig2", {"data": {"x": near}})[-1] == "agree"
+    above = {**kept, "γ = 0.8": [run(2.56, 0.1)]}
+    assert verdicts("gao2022.fig2", {"data": {"x": above}})[-1] == "differs"
+    found = catalogue.experiment("gao2022.fig2").judge({"data": {"x": lost}})
+    assert found[-1].verdict == "differs"
+    assert "step 7" in found[-1].measured
+    assert "0.30/N" in found[-1].reason
+
+
+def test_step_sizes_are_judged_by_rises():
+    large, paper, small = run(200.0, 1.0), run(1.0, 0.1), run(50.0, 0.9)
+    good = {"data": {"x": {"10": [large], "1": [paper], "0.1": [small]}}}
+    assert verdicts("gao2022.fig3", good) == ["agree"] * 3
+    assert verdicts("gao2022.fig3", {"data": {"x": {"10": [paper], "1": [large], "0.1": [small]}}}) == [
+        "differs",
+        "differs",
+        "differs",
+    ]
+
+
+def test_table_1_is_judged_against_the_paper():
+    start = {"N": 1000}
+    start |= {g: {"batch": b, "predicted": b, "sample": b / 2} for g, b in (("0.1", 6), ("0.3", 9))}
+    start |= {g: {"batch": b, "predicted": b, "sample": b / 2} for g, b in (("0.5", 15), ("0.8", 47))}
+    along = {"γ = .1": {"N": 100, "first": 5.0, "last": 6.0}}
+    assert verdicts("gao2022.table1", {"data": {"mnist": [start, along]}}) == ["agree"] * 4
+    wrong = {**start, "0.8": {"batch": 20, "predicted": 19, "sample": 18.0}}
+    shrinks = {"γ = .1": {"N": 100, "first": 6.0, "last": 5.0}}
+    assert verdicts("gao2022.table1", {"data": {"mnist": [wrong, shrinks]}}) == [
+        "differs",
+        "differs",
+        "differs",
+        "agree",
+    ]
+    mean = lambda *counts: {  # over training at the paper's size: judged in place of the start
+        f"γ = {g}": {"N": 1000, "first": n, "last": n + 1, "batch": n, "sample": n / 2}
+        for g, n in zip((0.1, 0.3, 0.5, 0.8), counts, strict=True)
+    }
+    judge = lambda runs: verdicts("gao2022.table1", {"data": {"mnist": [start, runs]}})[2:]
+    assert judge(mean(5.0, 9.0, 14.0, 59.0)) == ["agree", "agree"]
+    assert judge(mean(5.0, 9.0, 14.0, 60.0)) == ["differs", "agree"]
+    assert judge(mean(12.0, 18.0, 30.0, 95.0)) == ["differs", "differs"]
+    few = lambda runs: verdicts("gao2022.table1", {"data": {"digits": [{**start, "N": 200}, runs]}})
+    assert few(along) == ["agree", "agree", "not reproducible here"]
+    still = {"γ = .1": {"N": 100, "first": 6.0, "last": 6.0}}
+    assert few(still)[1] == "differs"  # no increase is not more
+    assert few({**still, "γ = .3": along["γ = .1"]})[1] == "agree"
+    assert few({**shrinks, "γ = .3": along["γ = .1"]})[1] == "differs"
+
+
+def test_bounds_are_judged_at_every_step():
+    good = {"gap": [9.0, 1.0], "dependent": [9.0, 2.0], "independent": [9.0, 8.0]}
+    good |= {"lambda": 0.5, "lambda_fixed": 0.03, "kappa": 1.0, "least": 1.0}
+    assert verdicts("kawaguchi2021.fig2c", good) == ["agree", "agree"]
+    assert verdicts("kawaguchi2021.fig2c", {**good, "gap": [9.0, 2.1]}) == ["differs", "agree"]
+    assert verdicts("kawaguchi2021.fig2c", {**good, "lambda": 0.01}) == ["agree", "differs"]
+
+
+def test_a_delm_is_judged_by_its_test_loss():
+    losses = lambda last: {
+        "test": [[[100.0, last]]],
+        "train": [[[100.0, 0.1]]],
+        "rates": [0.01],
+        "at": [0, 1],
+    }
+    measured = {"data": {"x": {"linear": losses(30.0), "DELM": losses(20.0), "DNN, H = 2": losses(10.0)}}}
+    assert verdicts("kawaguchi2021.fig1", measured) == ["agree", "agree", "differs"]
+    lost = {"data": {"x": {"linear": losses(30.0), "DELM": losses(None)}}}
+    assert verdicts("kawaguchi2021.fig1", lost) == ["agree", "not reproducible here"]
+
+
+def test_basins_are_judged_with_their_errors():
+    of = lambda *shares, known=1.0: [
+        {"slices": [{"share": s, "known": known, "open": 1 - known}]} for s in shares
+    ]  # a seed each
+    clear = {
+        "repeat-6": of(0.1, 0.11),
+        "repeat-11": of(0.2, 0.21),
+        "repeat-18": of(0.3, 0.31),
+        "DEQ": of(0.4, 0.41),
+    }
+    assert verdicts("hieu2022.fig4.4", {"models": clear}) == ["agree", "agree"]
+    noisy = {**clear, "DEQ": of(0.01, 0.9)}
+    assert verdicts("hieu2022.fig4.4", {"models": noisy}) == ["differs", "differs"]
+    uneven = {**clear, "repeat-18": of(0.2, 0.22)}  # one step within its error
+    assert verdicts("hieu2022.fig4.4", {"models": uneven}) == ["differs", "agree"]
+    single = {words: of(share) for words, share in zip(clear, (0.1, 0.2, 0.3, 0.4), strict=True)}
+    assert verdicts("hieu2022.fig4.4", {"models": single}) == ["differs", "differs"]  # no error is known
+    narrow = {**clear, "DEQ": of(0.05, 0.06)}
+    assert verdicts("hieu2022.fig4.4", {"models": narrow}) == ["differs", "differs"]
+    found = catalogue.experiment("hieu2022.fig4.4").judge({"models": narrow})
+    assert "even if every open point" in found[1].reason
+    masked = {**clear, "DEQ": of(0.05, 0.06, known=0.5)}
+    found = catalogue.experiment("hieu2022.fig4.4").judge({"models": masked})
+    assert found[1].verdict == "differs"
+    assert "open points could" in found[1].reason
+
+
+def test_the_minima_of_a_slice_are_counted():
+    x = np.linspace(-1, 1, 11)
+    bowl = x[:, None] ** 2 + x[None] ** 2
+    assert minima(bowl) == [(5, 5)]
+    assert len(minima(np.cos(2 * np.pi * x)[:, None] + x[None] ** 2)) == 2
+    assert minima(x[:, None] + x[None]) == [(0, 0)]  # lowest at a corner
+    assert minima(x[:, None] ** 2 - x[None]) == [(5, 10)]  # at an edge
+    assert minima(np.full((3, 3), np.nan)) == []
+    holed = np.where(bowl < 0.05, np.nan, bowl)
+    assert (5, 5) not in minima(holed)
+    run = lambda loss: {"axis": x.tolist(), "loss": plain(loss), "known": 1.0}
+    assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(bowl)]})[1] == "agree"
+    edge = np.where((x[:, None] == 1) & (x[None] == 1), -1.0, bowl)
+    assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(edge)]})[1] == "differs"
+    assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(bowl) | {"known": 0.8}]})[1] == "differs"
+    rare = catalogue.experiment("hieu2022.fig4.5").judge({"data": "d", "runs": [run(edge) | {"known": 0.05}]})
+    assert "not found" in rare[1].reason
+    beside = (x[:, None] - 0.8) ** 2 + x[None] ** 2
+    assert verdicts("hieu2022.fig4.5", {"data": "d", "runs": [run(beside)]})[1] == "differs"
+
+
+def test_the_grid_of_alpha_is_judged_by_its_accuracies():
+    cell = lambda a: {"accuracies": [a, a]}
+    of = lambda small, reg: {
+        "cells": {
+            "0.1": {"none": cell(small), "prox": cell(reg)},
+            "1": {"none": cell(0.9), "prox": cell(0.95)},
+        }
+    }
+    assert verdicts("xie2021.table3", of(0.6, 0.7)) == ["agree", "agree", "agree"]
+    assert verdicts("xie2021.table3", of(0.88, 0.8)) == ["agree", "differs", "differs"]
