@@ -16,6 +16,7 @@ from torch.func import functional_call
 import equipoise as eq
 from equipoise.models.conv import ImageModel
 from equipoise.models.saving import load
+from memory import stored_bytes
 
 TIGHT = eq.Stop(rtol=1e-12, atol=1e-14, max_steps=2000)
 C, H, W, N, K = 2, 6, 7, 4, 3
@@ -23,20 +24,6 @@ C, H, W, N, K = 2, 6, 7, 4, 3
 
 def parts(z):
     return z if isinstance(z, tuple) else (z,)
-
-
-def stored_bytes(run) -> int:
-    """Bytes of the tensors that autograd keeps alive after `run`, each storage once."""
-    seen = {}
-
-    def keep(t):
-        seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        out = run()
-    assert out.requires_grad
-    return sum(seen.values())
 
 
 class ImageContract:

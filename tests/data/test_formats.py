@@ -6,10 +6,10 @@ import tarfile
 
 import numpy as np
 import pytest
-from official_files import RNG, cifar10_members, idx, idx_files, mat, place, python2_batch, tar_gz
 
 from equipoise.data import DataError
 from equipoise.data.load import load_source
+from official_files import RNG, cifar10_members, idx, idx_files, mat, place, python2_batch, tar_gz
 
 
 @pytest.mark.parametrize("layout", ["mnist", "."])

@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 import pytest
-from official_files import idx_files, place
 
 from equipoise.data import DataError, MissingData, available, data_directory, load
 from equipoise.data.load import load_source
 from equipoise.data.registry import SOURCES
+from official_files import idx_files, place
 
 # -- finding, subsets, hashes ---------------------------------------------------------------------
 

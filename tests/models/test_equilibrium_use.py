@@ -13,6 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.solve import PeacemanRachford
+from memory import sizes, stored_bytes
 from problems import Affine, inputs
 
 DTYPE = torch.float64
@@ -73,21 +74,15 @@ def test_memory_of_a_step_does_not_grow_with_the_iterations():
             return self.a * torch.sin(z) + x
 
     def measure(gradient, rtol):
-        """Bytes that autograd keeps, tensors of the size of the state that live on, and steps taken."""
-        kept = {}
-
-        def pack(t):
-            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t.detach()
-
+        """Bytes that autograd keeps, memories of the size of the state that live on, and steps taken."""
         layer = eq.Equilibrium(Slow(), solver=eq.Picard(), gradient=gradient, stop=eq.Stop(rtol=rtol))
         x = 0.05 * inputs(64, 32)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            layer(x)
+        by_autograd = stored_bytes(lambda: layer(x))
         gc.collect()
         z = layer(x)
-        live = sum(issubclass(type(o), torch.Tensor) and o.numel() == z.numel() for o in gc.get_objects())
-        return sum(kept.values()), live, int(layer.last.forward.steps.max())
+        tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+        live = sizes(t for t in tensors if t.numel() == z.numel())
+        return by_autograd, len(live), int(layer.last.forward.steps.max())
 
     few, many = measure(eq.Implicit(), 1e-2), measure(eq.Implicit(), 1e-10)
     assert many[2] > 4 * few[2]

@@ -1,7 +1,7 @@
 import pytest
-from certificates import data, network
 
 import equipoise as eq
+from certificates import data, network
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from certificates import F64, claim, data, descent, network
 
 import equipoise as eq
+from certificates import F64, claim, data, descent, network
 from equipoise.linalg import Interval
 from equipoise.theory import Certificate, fingerprint
 from equipoise.theory.certify import constants_of

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from certificates import claim, data, descent, network
 
 import equipoise as eq
+from certificates import claim, data, descent, network
 from equipoise.linalg import Interval
 from equipoise.theory import make_theorem
 

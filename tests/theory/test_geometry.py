@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from certifiable import FAMILIES, data, instance, network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from certifiable import FAMILIES, data, instance, network
 from equipoise.linalg import Interval
 from equipoise.theory.geometry import Contracting, Monotonic, Softmax, geometry
 from equipoise.theory.instance import Instance

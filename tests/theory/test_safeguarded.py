@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from certifiable import FAMILIES, instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from certifiable import FAMILIES, instance
 from equipoise.theory import equilibrium_error
 
 TIGHT = eq.Stop(rtol=1e-13, max_steps=5000)

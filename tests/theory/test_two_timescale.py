@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from certifiable import FAMILIES, instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from certifiable import FAMILIES, instance
 from equipoise.linalg import Interval
 from equipoise.theory import Certificate, TwoTimescale
 from equipoise.theory.features import Start, reachable_targets

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from certifiable import FAMILIES, instance
 
 import equipoise as eq
+from certifiable import FAMILIES, instance
 
 TIGHT = eq.Stop(rtol=1e-13, max_steps=5000)
 norm = lambda M: float(torch.linalg.matrix_norm(M.detach(), ord=2))

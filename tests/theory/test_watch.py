@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from certifiable import FAMILIES, instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from certifiable import FAMILIES, instance
 from equipoise.linalg import singular_bounds
 from equipoise.theory.enclosure import enclose
 from equipoise.theory.watch import FeatureWatch, WeightWatch, enclose_near

@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from certifiable import FAMILIES, data, instance, network
 
 import equipoise as eq
+from certifiable import FAMILIES, data, instance, network
 from equipoise.train import gradient_flow
 from equipoise.train.flow_field import Field
 from equipoise.train.stiff import GaussNewtonBDF, flatten

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from certifiable import FAMILIES, instance
 from safetensors.torch import load_file
 
 import equipoise as eq
+from certifiable import FAMILIES, instance
 from equipoise.train.checkpoint import Checkpoints, CheckpointWarning
 
 STEPS = 23

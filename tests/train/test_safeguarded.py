@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from certifiable import FAMILIES, instance
 
 import equipoise as eq
+from certifiable import FAMILIES, instance
 from equipoise.theory.features import reachable_targets
 from equipoise.theory.instance import Instance
 from equipoise.theory.watch import FeatureWatch
@@ -128,7 +128,9 @@ def test_the_model_is_left_at_its_last_weights_and_slack_starts_at_zero():
         left = model(X, stop=TIGHT) - y
     assert history.plain_loss is not None
     assert history.plain_loss[0] == pytest.approx(history.loss[0])  # e = 0
-    assert 0.5 * float(left.square().sum()) == pytest.approx(history.plain_loss[30], rel=1e-6)
+    # Solves are as tight as a step needs, to 1e-5 at the loosest: far below what one step changes.
+    assert 0.5 * float(left.square().sum()) == pytest.approx(history.plain_loss[30], rel=2e-5)
+    assert history.plain_loss[29] != pytest.approx(history.plain_loss[30], rel=1e-3)
     assert history.loss[30] < 0.1 * history.plain_loss[30]  # the slack takes what is not worth fitting
 
 
