@@ -304,6 +304,32 @@ def test_patience_holds_rows_out_of_every_class(wine):
         fit(X[:4], [0, 1, 0, 1], "classes", free(patience=2))
 
 
+def test_rows_held_out_decide_nothing_but_when_to_stop(wine):
+    """Not even the units of the columns: the mean of those trained on is exactly that of 4/5 of the rows."""
+    X, y = wine[0][:20], np.arange(20) % 2
+    recipe = free(patience=50, epochs=1, width=5)
+    found = fit(X, y, "classes", recipe)
+    trained = np.ones(20, dtype=bool)
+    for i in range(20):  # a row far out moves the mean, if it is trained on
+        moved = X.copy()
+        moved[i] += 1e3
+        trained[i] = bool((fit(moved, y, "classes", recipe).preparation.mean != found.preparation.mean).any())
+    assert (~trained).sum() == found.validation["rows"] == 4
+    np.testing.assert_allclose(found.preparation.mean, X[trained].mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(1 / found.preparation.scale, X[trained].std(axis=0), rtol=1e-9)
+
+
+def test_rows_of_weight_nothing_are_neither_trained_on_nor_held_out(wine):
+    X, y, *_ = wine
+    weights = np.zeros(len(X))
+    weights[::2] = 1.0
+    recipe = free(patience=50, epochs=3)
+    some, half = fit(X, y, "classes", recipe, sample_weight=weights), fit(X[::2], y[::2], "classes", recipe)
+    assert some.validation["rows"] == half.validation["rows"]
+    np.testing.assert_array_equal(some.preparation.mean, half.preparation.mean)
+    np.testing.assert_array_equal(some.history.test_loss[3], half.history.test_loss[3])
+
+
 def test_weights_count_in_free_training():
     X, y = np.array([[0.0], [0.0], [1.0]]), np.array([0.0, 3.0, 1.0])
     for w in (1.0, 9.0):
