@@ -166,7 +166,8 @@ class ImageContract:
             twin = read(path).train(model.training)
             assert type(twin) is type(model)
             assert twin.config() == model.config()
-            torch.testing.assert_close(twin(x, stop=model.stop), model(x, stop=model.stop))
+            assert twin.stop == model.stop
+            torch.testing.assert_close(twin(x), model(x))
 
     def test_float32_is_close_to_float64(self):
         single, double = self.build(dtype=torch.float32), self.build()
@@ -189,8 +190,18 @@ class ImageContract:
         assert gaps[2] < 0.2 * gaps[0]
         assert len(list(model.repeated(6).parameters())) == len(list(model.parameters()))
 
+    def test_a_file_holds_the_tolerance_and_not_the_failure_policy(self, tmp_path):
+        stop = eq.Stop(rtol=1e-11, max_steps=1234)
+        self.build(stop=stop, on_failure="accept").save(tmp_path / "model.safetensors")
+        twin = load(tmp_path / "model.safetensors")
+        assert twin.stop == stop
+        assert twin.on_failure == "raise"
+        assert load(tmp_path / "model.safetensors", stop=TIGHT).stop == TIGHT
+
     def test_what_cannot_be_used_is_refused_in_words(self):
         model, x = self.build(), self.images()
+        with pytest.raises(TypeError, match=r"stop must be a Stop such as .* Got 1e-06 instead"):
+            self.build(stop=1e-6)
         with pytest.raises(ValueError, match=r"x must be \(N, 2, 6, 7\)\. Got shape \(4, 2, 6, 6\)"):
             model(x[..., 1:])
         with pytest.raises(ValueError, match=r"A single image is x\[None\]"):

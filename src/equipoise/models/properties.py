@@ -32,7 +32,7 @@ from ..differentiate import Equation, Gradient, Record, Unrolled
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.unrolled import _refuse_mapped
 from ..linalg import norm_upper
-from ..solve import SAM, Picard, Regulariser, Solver, Status, half_squared_norm
+from ..solve import SAM, Picard, Regulariser, Solver, Status, Stop, half_squared_norm
 from ..solve.driver import verify
 from ..solve.problem import make_map
 
@@ -300,12 +300,15 @@ def selects(solver: Any) -> bool:
     return any(isinstance(one, Solver) and one.selects for one in chain)
 
 
-def method_config(gradient: Gradient | None, solver: Any) -> dict[str, Any]:
-    """What a file keeps of how z is found, where z depends on it: unrolled steps, and SAM.
+def method_config(gradient: Gradient | None, solver: Any, stop: Stop | None) -> dict[str, Any]:
+    """What a file keeps of how z is found, where z depends on it: unrolled steps, SAM, the tolerance.
 
-    What JSON cannot hold is kept as words, for which `load` asks.
+    What JSON cannot hold is kept as words, for which `load` asks. The failure policy is not kept: what was
+    let through in one place is not in the next, unless it is said there too.
     """
     kept: dict[str, Any] = {}
+    if stop is not None and stop != Stop():
+        kept["stop"] = asdict(stop)
     if isinstance(gradient, Unrolled) and type(gradient.solver) is Picard:
         damping = gradient.solver.damping
         kept["gradient"] = gradient.steps if damping == 1 else {"steps": gradient.steps, "damping": damping}
@@ -333,6 +336,15 @@ def as_sam(solver: Solver | Sequence[Solver] | Mapping[str, Any] | str | None) -
             f"function, and no chain, so pass such a SAM to load(path, solver=…)."
         )
     return solver
+
+
+def as_stop(stop: Stop | Mapping[str, Any] | None) -> Stop | None:
+    """A Stop as it is, or the one that a file holds."""
+    if isinstance(stop, Mapping):
+        return Stop(**stop)
+    if stop is not None and not isinstance(stop, Stop):
+        raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {stop!r} instead.")
+    return stop
 
 
 def _nonnegative(name: str, value: float) -> None:

@@ -137,6 +137,13 @@ def test_a_file_keeps_what_is_known_by_name_and_asks_for_what_is_a_function(tmp_
     assert twin.method.solver.rho == 0.5
     assert twin.bound == 0.8
 
+    model, X = build(stop=eq.Stop(rtol=1e-3, max_steps=77))
+    model.save(path)
+    assert eq.load(path).method.stop == eq.Stop(rtol=1e-3, max_steps=77)
+    assert torch.equal(eq.load(path)(X), model(X))
+    with pytest.raises(TypeError, match="stop must be a Stop such as"):
+        build(stop=1e-6)
+
     model, X = build(gradient=15, solver=eq.SAM(eq.solve.inverse_norm(0.5)))
     model.save(path)
     with pytest.raises(TypeError, match=r"pass such a SAM to load\(path, solver=…\)"):

@@ -23,7 +23,7 @@ from ..affine import refuse_nonfinite
 from ..baselines import Repeat
 from ..equilibrium import Equilibrium
 from ..opteq.pieces import Gradients, as_gradient, trained_by
-from ..properties import as_sam, method_config
+from ..properties import as_sam, as_stop, method_config
 from ..saving import Saved
 from .parts import Image, checked_image, positive
 
@@ -61,7 +61,7 @@ class ImageModel(Saved, ABC):
         self.inputs: Image = checked_image(inputs)
         self.outputs = outputs
         self.solver: Solvers = as_sam(solver)
-        self.stop, self.on_failure = stop, on_failure
+        self.stop, self.on_failure = as_stop(stop), on_failure
         self.gradient = None if gradient is None else as_gradient(gradient)
         self._last = Record()
 
@@ -164,7 +164,7 @@ class ImageModel(Saved, ABC):
 
     def config(self) -> dict[str, Any]:
         """What all families keep of how z is found."""
-        return method_config(self.gradient, self.solver)
+        return method_config(self.gradient, self.solver, self.stop)
 
     def _check_images(self, x: Tensor) -> Tensor:
         shape = ", ".join(map(str, self.inputs))

@@ -22,7 +22,7 @@ from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
 from ..affine import refuse_nonfinite, spectral_norm
 from ..equilibrium import Equilibrium, _shaped
-from ..properties import Property, as_property, as_sam, method_config
+from ..properties import Property, as_property, as_sam, as_stop, method_config
 from ..saving import Saved
 from .activations import KNOWN, monotone_activation
 from .pieces import Cell, Gradients, ProximalEquation, as_gradient, positive, trained_by
@@ -80,7 +80,7 @@ class ProximalFamily(Saved, ABC):
         self.bound = None if bound is None else float(bound)
         self.feature_map = feature_map
         self.gradient = as_gradient(gradient)
-        self.method = Method(as_sam(solver), stop or Stop(), "native", OnFailure.of(on_failure))
+        self.method = Method(as_sam(solver), as_stop(stop) or Stop(), "native", OnFailure.of(on_failure))
         self._last = Record()
 
     # -- what a family is ----------------------------------------------------------------------------------
@@ -384,4 +384,4 @@ class ProximalFamily(Saved, ABC):
             settings["regulariser"] = self.regulariser.config()
         if self.feature_map is not None:
             settings["feature_map"] = getattr(self.feature_map, "__name__", type(self.feature_map).__name__)
-        return settings | method_config(self.gradient, self.method.solver)
+        return settings | method_config(self.gradient, self.method.solver, self.method.stop)
