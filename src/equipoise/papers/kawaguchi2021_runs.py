@@ -94,8 +94,9 @@ def train(
         torch.stack(p).repeat_interleave(len(rates), dim=0).requires_grad_()
         for p in zip(*starts, strict=True)
     ]
-    step = torch.tensor(rates, dtype=torch.float64).repeat(trials)  # (R,)
     velocity = [torch.zeros_like(p) for p in parameters]
+    step = torch.tensor(rates, dtype=torch.float64).repeat(trials)  # (R,)
+    running = torch.arange(len(step))  # which runs these are: one that is lost leaves at the next measurement
     alive = torch.ones(len(step), dtype=torch.bool)
     shuffle = torch.Generator().manual_seed(0)
     at = sorted(set(np.linspace(0, epochs, min(moments, epochs + 1)).round().astype(int).tolist()))
@@ -103,20 +104,24 @@ def train(
 
     def loss(X: Tensor, y: Tensor) -> Tensor:
         """Mean square of every run, (R,), each on the rows of its trial."""
-        rows = lambda T: T.repeat_interleave(len(rates), dim=0)
+        rows = lambda T: T[running // len(rates)]
         return (kind.predict(parameters, rows(X)) - rows(y)).square().mean(dim=1)
 
     @torch.no_grad()
     def measure() -> None:
         for key, (some, targets) in (("train", (X, y)), ("test", (X_test, y_test))):
             parts = [loss(a, b) * a.shape[1] for a, b in _chunks(some, targets)]
-            value = torch.stack(parts).sum(dim=0) / some.shape[1]
-            found[key].append(torch.where(alive, value, math.nan).reshape(trials, -1))
+            value = torch.full((trials * len(rates),), math.nan, dtype=torch.float64)
+            value[running[alive]] = (torch.stack(parts).sum(dim=0) / some.shape[1])[alive]
+            found[key].append(value.reshape(trials, -1))
 
     for epoch in range(epochs + 1):
         if epoch in at:
             measure()
             progress(epoch / max(epochs, 1))
+            parameters = [p.detach()[alive].requires_grad_() for p in parameters]
+            velocity, step, running = [v[alive] for v in velocity], step[alive], running[alive]
+            alive = alive[alive]
         if epoch == epochs:
             break
         for rows in torch.randperm(N, generator=shuffle).split(BATCH):
