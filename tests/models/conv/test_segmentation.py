@@ -66,6 +66,22 @@ def test_pixels_to_ignore_and_classes_that_do_not_occur():
         Scores.of(called[:, :1], truth, 3)
 
 
+def test_scores_of_other_classes_and_of_what_is_no_class_are_refused():
+    truth = torch.tensor([[[0, 1]]])
+    one, four = (Scores.of(torch.zeros_like(truth), torch.zeros_like(truth), k) for k in (1, 4))
+    for a, b, words in ((four, one, "4 and 1 classes"), (one, four, "1 and 4 classes")):
+        with pytest.raises(ValueError, match=words):
+            a + b
+    with pytest.raises(TypeError, match=r"predicted must hold classes.*float32.*argmax"):
+        Scores.of(torch.tensor([[[0.9, 1.7]]]), truth, 2)
+    with pytest.raises(TypeError, match=r"truth must hold classes.*float64"):
+        Scores.of(truth, truth.double(), 2)
+    with pytest.raises(ValueError, match="classes must be an integer ≥ 1"):
+        Scores.of(truth, truth, 0)
+    small = Scores.of(truth.to(torch.uint8), truth.bool(), 2)  # integers of any size, and yes or no
+    assert small.confusion.tolist() == [[1, 0], [0, 1]]
+
+
 def test_the_poly_learning_rate():
     p = torch.nn.Parameter(torch.zeros(1))
     optimiser = torch.optim.SGD([p], lr=0.01)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .cnn import PlainCNN, cnn_of_size
 from .conv_opteq import ConvOptEq
-from .parts import parameters_of
+from .parts import parameters_of, positive
 
 
 class OptEqSegmenter(ConvOptEq):
@@ -132,6 +132,13 @@ class Scores:
     @classmethod
     def of(cls, predicted: Tensor, truth: Tensor, classes: int, ignore: int | None = 255) -> Scores:
         """From class images (N, H, W); pixels whose truth is `ignore` are left out."""
+        positive(classes=classes)
+        for name, values in (("predicted", predicted), ("truth", truth)):
+            if values.is_floating_point() or values.is_complex():
+                raise TypeError(
+                    f"{name} must hold classes, integers. Got {values.dtype} instead: the classes of outputs "
+                    f"(N, k, H, W) are outputs.argmax(1)."
+                )
         if predicted.shape != truth.shape:
             raise ValueError(
                 f"predicted must be {tuple(truth.shape)} like the truth. Got {tuple(predicted.shape)}."
@@ -145,6 +152,11 @@ class Scores:
         return cls(torch.bincount(t * classes + p, minlength=classes**2).reshape(classes, classes))
 
     def __add__(self, other: Scores) -> Scores:
+        if self.confusion.shape != other.confusion.shape:
+            raise ValueError(
+                f"scores must be of the same classes to be added. Got {len(self.confusion)} and "
+                f"{len(other.confusion)} classes."
+            )
         return Scores(self.confusion + other.confusion)
 
     @property
