@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 
 from equipoise.papers import catalogue
-from equipoise.papers.experiments import (
-    Context,
-    Experiment,
-    Settings,
-    judged,
-    plain,
-    register,
-)
+from equipoise.papers.experiments import Context, Experiment, Settings, plain, register
 from equipoise.papers.gallery import duration, read_results, summary, write_gallery
 from equipoise.papers.page import Page, markdown
 from equipoise.papers.runner import reproduce, run_one
+from equipoise.papers.verdicts import judged
 
 KEYS = [e.key for e in catalogue.experiments()]
 TINY = Settings("tiny", ("digits",))

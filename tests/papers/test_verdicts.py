@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from equipoise.papers import catalogue
-from equipoise.papers.experiments import (
+from equipoise.papers.experiments import Result, Settings, plain
+from equipoise.papers.hieu2022_multiscale import minima
+from equipoise.papers.verdicts import (
     Judgement,
-    Result,
-    Settings,
+    below,
     falling,
     impossible,
     joint,
     judged,
-    plain,
     standard_error,
     with_error,
 )
-from equipoise.papers.hieu2022_multiscale import minima
 
 KEYS = [e.key for e in catalogue.experiments()]
 TINY = Settings("tiny", ("digits",))
@@ -45,20 +44,53 @@ def test_a_verdict_is_that_of_its_judgements():
     assert of(untried) == "not reproducible here"
     assert of(agree, error="boom") == "failed"
     assert differs.verdict == "differs"
+    undecided = judged("c", None, paper="p", measured="m", tolerance="t", reason="One seed.")
+    assert undecided.verdict == "not reproducible here"
+    assert undecided.reason.startswith("undecided at this size")
+    assert undecided.reason.endswith("One seed.")
     assert isinstance(untried, Judgement)
 
 
-def test_falling_means_up_to_two_standard_errors():
-    assert falling([[3.0], [2.0], [1.0]])
-    assert falling([[3.0], [3.05], [1.0]])  # 2 % is nothing
-    assert not falling([[3.0], [3.2], [1.0]])
-    assert falling([[3.0, 3.4], [3.1, 3.5], [1.0, 1.1]])  # within the spread of its seeds
-    assert not falling([[3.0, 3.01], [3.5, 3.51], [1.0, 1.1]])
-    assert not falling([[3.0, 3.4], [3.1, 3.5]])  # no fall at all
+def test_a_comparison_needs_two_standard_errors_and_is_else_undecided():
+    assert below([1.0, 1.1, 1.2], [2.0, 2.1, 2.3]) is True
+    assert below([2.0, 2.1, 2.3], [1.0, 1.1, 1.2]) is False
+    assert below([1.0, 3.0], [1.9, 2.3]) is None  # the seeds do not agree
+    assert below([1.0, 5.0], [1.1, 5.1]) is True  # paired by seed they do
+    assert below([1.0], [1.04]) is None  # one seed: within 5 %
+    assert below([1.0], [1.06]) is True
+    assert below([1.0], [1.06], margin=0.1) is None
+    assert below([1.0, 1.0], [1.0, 1.0]) is None
+    assert below([1.0, 1.0], [1.0 + 1e-9, 1.0 + 1e-9]) is None  # rounding
+    assert below([1.0], [1.2, 1.3, 1.4]) is True
+    assert below([1.15], [1.2, 1.3, 1.4]) is None  # one seed is taken to spread like the others
+    assert below([-2.0], [-1.0]) is True
     for lost in (float("inf"), float("nan")):
-        assert not falling([[3.0, 3.1], [lost, 1.0]])
-        assert not falling([[lost], [1.0]])  # a lost run is no evidence that the others are lower
-        assert not falling([[3.0, lost], [2.0, 2.1], [1.0, 1.1]])
+        assert below([1.0], [lost]) is True
+        assert below([lost, 1.0], [9.0, 9.0]) is False
+        assert below([lost], [lost]) is None
+
+
+def test_noise_is_seldom_a_verdict():
+    rng = np.random.default_rng(0)
+    said = [below(*(1 + 0.3 * rng.standard_normal((2, 3)))) for _ in range(2000)]
+    assert said.count(None) > 0.75 * 2000  # two standard errors of three pairs: t with two degrees of freedom
+    said = [falling(1 + 0.3 * rng.standard_normal((4, 3))) for _ in range(2000)]
+    assert said.count(True) < 0.1 * 2000
+
+
+def test_means_fall():
+    assert falling([[3.0], [2.0], [1.0]]) is True
+    assert falling([[3.0], [3.05], [1.0]]) is True  # 2 % is nothing
+    assert falling([[3.0], [3.2], [1.0]]) is False
+    assert falling([[3.0, 3.4], [3.1, 3.3], [1.0, 1.1]]) is True  # within the spread of its seeds
+    assert falling([[3.0, 3.01], [3.5, 3.51], [1.0, 1.1]]) is False
+    assert falling([[3.0, 3.4], [3.05, 3.45]]) is False  # it rises, a little but surely
+    assert falling([[1.0, 3.0], [1.9, 1.9]]) is None
+    assert falling([[1.0], [1.015], [1.03], [0.9999]]) is None
+    for lost in (float("inf"), float("nan")):
+        assert falling([[3.0, 3.1], [lost, 1.0]]) is False
+        assert falling([[lost], [1.0]]) is None  # a lost run is no evidence that the others are lower
+        assert falling([[3.0, lost], [2.0, 2.1], [1.0, 1.1]]) is None
 
 
 def test_one_value_has_no_error_and_adds_nothing_to_a_tolerance():

@@ -16,18 +16,9 @@ from . import (  # noqa: F401  each module enters its experiments
     xie2021_images,
     xie2021_segmentation,
 )
-from .experiments import (
-    SCALES,
-    Experiment,
-    Judgement,
-    Result,
-    Settings,
-    Watcher,
-    experiment,
-    experiments,
-    select,
-)
+from .experiments import SCALES, Experiment, Result, Settings, Watcher, experiment, experiments, select
 from .runner import reproduce
+from .verdicts import Judgement
 
 __all__ = [
     "SCALES",

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -31,10 +30,10 @@ from ..runs.directory import locked
 from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .page import Page
+from .verdicts import Judgement
 
 Scale = Literal["tiny", "small", "medium", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
-Verdict = Literal["agree", "differs", "not reproducible here"]
 Measured = dict[str, Any]
 Progress = Callable[[float], None]  # the share done of a unit
 
@@ -60,61 +59,6 @@ class Settings:
             if scale in by_scale:
                 return by_scale[scale]
         return next(iter(by_scale.values()))
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """One claim of the paper, in our words, beside what was measured."""
-
-    claim: str
-    paper: str  # what the paper reports
-    measured: str
-    tolerance: str  # the test that was applied to the numbers
-    verdict: Verdict
-    reason: str = ""
-
-
-def judged(
-    claim: str, holds: bool, *, paper: str, measured: str, tolerance: str, reason: str = ""
-) -> Judgement:
-    """Agree or differ, by a test that was applied already and is stated in `tolerance`."""
-    return Judgement(claim, paper, measured, tolerance, "agree" if holds else "differs", reason)
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """s/√n, of the mean of n values. One value has none: it is None, and adds 0 to a tolerance."""
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
-def joint(*errors: float | None) -> float:
-    """√(e_1² + e_2² + …), the error of a sum or difference; None, that of one seed, counts as 0."""
-    return math.hypot(*(e or 0.0 for e in errors))
-
-
-def with_error(mean: float, error: float | None, form: str = ".1f") -> str:
-    return f"{mean:{form}} (one seed)" if error is None else f"{mean:{form}} ± {error:{form}}"
-
-
-def falling(groups: Sequence[Sequence[float]], slack: float = 1.02) -> bool:
-    """Whether the mean falls from group to group: each at most `slack` times the one before, or within two
-    standard errors of the difference; and the last below the first. A lost run is no evidence."""
-    if not all(np.isfinite(g).all() for g in groups):
-        return False
-    means = [float(np.mean(g)) for g in groups]
-    steps = zip(pairwise(means), pairwise(map(standard_error, groups)), strict=True)
-    each = all(b <= slack * a + 2 * joint(*errors) for (a, b), errors in steps)
-    return each and means[-1] < means[0]
-
-
-FALLING = (
-    "no run lost; each mean at most 2 % above the one before, or within two standard errors; "
-    "the last below the first"
-)
-
-
-def impossible(claim: str, *, paper: str, reason: str) -> Judgement:
-    """What cannot be tried with the data or the machine at hand."""
-    return Judgement(claim, paper, "not measured", "none", "not reproducible here", reason)
 
 
 @dataclass(frozen=True)

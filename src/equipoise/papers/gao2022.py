@@ -9,9 +9,10 @@ import numpy as np
 
 from ..plots import LIGHT, new_figure
 from ..plots.curves import draw_band, finish
-from .experiments import FALLING, Context, Judgement, Measured, falling, judged, register
+from .experiments import Context, Measured, register
 from .gao2022_runs import CALM, DATA, GAMMAS, STEP, ended, final, final_test, finals, finals_test, grid, sizes
 from .page import Page, number, shared_legend
+from .verdicts import FALLING, Judgement, falling, judged
 
 SLACK = 1.02  # "lower" may be 2 % higher
 NORM_DRIFT = 0.25  # "about its initial value": γ‖A(k)‖ within 25 % of γ

@@ -9,10 +9,11 @@ from ..models import ScaledReLU
 from ..plots import new_figure
 from ..plots.curves import draw, finish
 from ..theory import certify
-from .experiments import Context, Judgement, Measured, Progress, impossible, judged, register
+from .experiments import Context, Measured, Progress, register
 from .gao2022_runs import CALM, GAMMAS, STEP, curve, iterations, predicted, sizes
 from .images import room, two_classes
 from .page import Page, number
+from .verdicts import Judgement, impossible, judged
 
 TABLE_1 = {0.1: 6.0, 0.3: 9.0, 0.5: 15.0, 0.8: 47.5}
 

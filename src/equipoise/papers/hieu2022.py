@@ -17,10 +17,11 @@ from ..plots.curves import draw, draw_band, finish
 from ..plots.plane import draw_path
 from ..plots.style import label, scale_axis
 from ..solve import Stop
-from .experiments import Context, Judgement, Measured, Progress, judged, register, standard_error
+from .experiments import Context, Measured, Progress, register
 from .hieu2022_landscape import signed
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
 from .page import Page
+from .verdicts import Judgement, judged, standard_error
 from .xie2021_images import accuracy, images
 
 STARTS = {"std 1": 1.0, "std 0.1": 0.1, "std 0.01": 0.01}

@@ -26,18 +26,10 @@ from ..plots.curves import draw, finish
 from ..plots.style import LIGHT, dress, label
 from ..plots.surfaces import colours
 from ..solve import Stop
-from .experiments import (
-    Context,
-    Judgement,
-    Measured,
-    Progress,
-    judged,
-    register,
-    standard_error,
-    with_error,
-)
+from .experiments import Context, Measured, Progress, register
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
 from .page import Page
+from .verdicts import Judgement, judged, standard_error, with_error
 from .xie2021_images import accuracy, images
 
 LEVEL = math.log(10) / 2

@@ -23,9 +23,10 @@ from ..plots.curves import draw, finish
 from ..plots.style import DASHES, LIGHT
 from ..theory import certify
 from ..train import gradient_descent
-from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .experiments import Context, Measured, Progress, register
 from .images import room, two_classes
 from .page import Page, number
+from .verdicts import Judgement, judged
 
 MOMENTS = 31
 SHARE = 0.05  # of 1/λ_max(K(0)): K grows tenfold in the first steps

@@ -14,10 +14,11 @@ from ..explore import landscape, random_directions
 from ..models.conv import MultiscaleDEQ
 from ..plots import LIGHT, new_figure, surface
 from ..solve import Stop
-from .experiments import Context, Judgement, Measured, Progress, impossible, judged, register
+from .experiments import Context, Measured, Progress, register
 from .hieu2022_landscape import LEVEL, colour_bar, dataset, draw_slice, slice_loss
 from .hieu2022_training import FAR, RATES, SEARCH, fit
 from .page import Page
+from .verdicts import Judgement, impossible, judged
 from .xie2021_images import accuracy, images
 
 # More than the 4 groups of a scale: a normalised group of one channel has the same mean for every image.

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..plots import new_figure
 from ..plots.curves import draw_band, finish
-from .experiments import Context, Judgement, Measured, impossible, judged, register
+from .experiments import Context, Measured, register
 from .kawaguchi2021_runs import RATES, Kind, chosen, runs, series
 from .page import Page, number, shared_legend
+from .verdicts import Judgement, impossible, judged
 
 LINEAR, DELM = Kind("linear"), Kind("delm")
 FIRST, MORE = ("kmnist", "cifar10", "cifar100"), ("mnist", "svhn", "semeion", "fashion_mnist")

@@ -11,10 +11,11 @@ from ..plots import new_figure
 from ..plots.curves import draw, finish
 from ..theory.trust_region import resolvent_limit, trust_region
 from ..train import gradient_descent
-from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .experiments import Context, Measured, Progress, register
 from .kawaguchi2021_theory import M, delm, gaussian
 from .page import Page, number
 from .small import norm
+from .verdicts import Judgement, judged
 
 
 def judge_theorem2(measured: Measured) -> list[Judgement]:

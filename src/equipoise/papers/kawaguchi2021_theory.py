@@ -16,8 +16,9 @@ from ..plots import new_figure
 from ..plots.curves import draw, finish
 from ..plots.style import legend
 from ..train import gradient_descent
-from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .experiments import Context, Measured, Progress, register
 from .page import Page, number
+from .verdicts import Judgement, judged
 
 GAMMA, M = 0.8, 10
 REACHED = 0.05  # a loss at most 5 % above the least has reached it

@@ -17,10 +17,11 @@ from ..plots import LIGHT, new_figure
 from ..plots.curves import draw_band, finish
 from ..solve import Stop
 from ..train import gradient_descent
-from .experiments import FALLING, Context, Judgement, Measured, Progress, falling, judged, register
+from .experiments import Context, Measured, Progress, register
 from .images import room, two_classes
 from .page import Page, number, shared_legend
 from .small import norm
+from .verdicts import FALLING, Judgement, falling, judged
 
 S2 = 0.08  # σ_w²
 SYNTHETIC = "synthetic-sphere"

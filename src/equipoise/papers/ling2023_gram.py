@@ -17,9 +17,10 @@ from ..plots.curves import draw, draw_band, finish
 from ..plots.style import scale_axis
 from ..theory import certify
 from ..train import gradient_descent
-from .experiments import Context, Judgement, Measured, Progress, judged, register
+from .experiments import Context, Measured, Progress, register
 from .ling2023 import S2
 from .page import Page, number
+from .verdicts import Judgement, judged
 
 LAYERS = 8
 

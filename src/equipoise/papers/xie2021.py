@@ -13,9 +13,10 @@ from ..models.opteq import DeepOptEq, OptEq
 from ..plots import new_figure
 from ..plots.curves import draw, finish
 from ..solve import SAM, Picard, Stop, fixed_point
-from .experiments import Context, Judgement, Measured, Progress, judged, register, standard_error, with_error
+from .experiments import Context, Measured, Progress, register
 from .page import Page, number
 from .small import draw as normal
+from .verdicts import Judgement, judged, standard_error, with_error
 from .xie2021_digits import ALPHAS, COLUMNS, run
 
 CIFAR10 = {0.01: 58.4, 0.1: 56.8, 0.4: 86.9, 0.8: 87.4, 1.0: 87.2}  # Table 3, without a regulariser

@@ -20,7 +20,7 @@ from ..data import load
 from ..models.opteq import DeepOptEq
 from ..models.properties import L1, GradientStep, SquaredL2
 from ..solve import SAM, decorrelation, half_squared_norm, inverse_norm
-from .experiments import standard_error, with_error
+from .verdicts import standard_error, with_error
 
 ALPHAS = (0.01, 0.1, 0.4, 0.8, 1.0)
 STATE, HIDDEN, STEPS = 64, [64, 64], 20

@@ -21,18 +21,9 @@ from ..models.conv import ConvOptEq, ImageModel, ResidualConv, cnn_of_size, para
 from ..plots import new_figure
 from ..plots.style import label
 from ..solve import SAM, Anderson, Stop
-from .experiments import (
-    Context,
-    Judgement,
-    Measured,
-    Progress,
-    joint,
-    judged,
-    register,
-    standard_error,
-    with_error,
-)
+from .experiments import Context, Measured, Progress, register
 from .page import Page
+from .verdicts import Judgement, joint, judged, standard_error, with_error
 
 ALPHAS = (0.1, 0.8, 1.0)
 OPTEQ = {f"OptEq α={a:g}": a for a in ALPHAS}

@@ -52,18 +52,9 @@ from ..models.conv import ConvOptEq, Scores, fcn_like, opteq_segmenter, paramete
 from ..plots import new_figure
 from ..plots.style import LARGE, SMALL
 from ..solve import Stop
-from .experiments import (
-    Context,
-    Judgement,
-    Measured,
-    Progress,
-    joint,
-    judged,
-    register,
-    standard_error,
-    with_error,
-)
+from .experiments import Context, Measured, Progress, register
 from .page import Page
+from .verdicts import Judgement, joint, judged, standard_error, with_error
 from .xie2021_images import parameter_groups
 
 MODELS = ("FCN", "OptEq")
