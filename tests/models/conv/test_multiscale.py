@@ -1,5 +1,7 @@
 """Several resolutions in one equilibrium: every one hears of every other."""
 
+import math
+
 import pytest
 import torch
 
@@ -61,6 +63,7 @@ def test_options_are_checked():
         ((4, 2), {}, "the same for every image"),
         ((4,), {"extractor": ()}, "extractor must hold a stride"),
         ((4,), {"task": "detection"}, "task must be one of"),
+        *(((4,), {"std": std}, "std must be > 0 and finite") for std in (0.0, -1.0, math.inf, math.nan)),
     ):
         with pytest.raises(ValueError, match=words):
             build(channels, **options)

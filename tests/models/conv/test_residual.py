@@ -1,5 +1,7 @@
 """[hieu2022, (4.1)]: the equation, and what its group norms do."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,8 +48,9 @@ class TestResidualConv(ImageContract):
         with pytest.raises(ValueError, match="the same for every image"):
             ResidualConv((C, H, W), 4, groups=4, pool=1)
         ResidualConv((C, H, W), 4, groups=4, pool=2)
-        with pytest.raises(ValueError, match="std must be > 0"):
-            self.build(std=0.0)
+        for std in (0.0, -1.0, math.inf, math.nan):
+            with pytest.raises(ValueError, match="std must be > 0 and finite"):
+                self.build(std=std)
         with pytest.raises(ValueError, match="extractor must hold a stride"):
             self.build(extractor=())
         with pytest.raises(ValueError, match="task must be one of"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -146,6 +147,23 @@ def checked_image(inputs: Sequence[int]) -> Image:
     if len(inputs) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in inputs):
         raise ValueError(f"inputs must be (channels, height, width), integers ≥ 1. Got {inputs!r} instead.")
     return inputs[0], inputs[1], inputs[2]
+
+
+def images_of(inputs: Image, x: Tensor) -> Tensor:
+    """`x`, which must be a batch of images of the size a model was built for."""
+    shape = ", ".join(map(str, inputs))
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor of images, (N, {shape}). Got {type(x).__name__} instead.")
+    if tuple(x.shape[1:]) != inputs:
+        hint = " A single image is x[None]." if tuple(x.shape) == inputs else ""
+        raise ValueError(f"x must be (N, {shape}). Got shape {tuple(x.shape)} instead.{hint}")
+    return x
+
+
+def positive_finite(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be > 0 and finite. Got {value!r} instead.")
 
 
 def positive(**numbers: int) -> None:

@@ -12,7 +12,7 @@ from ...solve import Anderson, Stop
 from ...solve.failure import OnFailure, Policy
 from ..opteq.pieces import Gradients
 from .images import ImageModel, StoredSolvers
-from .parts import ClassHead, Extractor, Maker, all_positive, head_for, positive
+from .parts import ClassHead, Extractor, Maker, all_positive, head_for, positive, positive_finite
 
 
 class ResidualCell(nn.Module):
@@ -87,8 +87,7 @@ class ResidualConv(ImageModel):
         strides = all_positive("extractor", extractor)
         if not strides:
             raise ValueError("extractor must hold a stride: g(x) must have the channels of the state.")
-        if not std > 0:
-            raise ValueError(f"std must be > 0. Got {std} instead.")
+        positive_finite(std=std)
         make = Maker(dtype, device, generator)
         self.hidden, self.groups, self.std, self.pool, self.task = hidden, groups, float(std), pool, task
         self.extractor = Extractor(self.inputs, channels, strides, make)

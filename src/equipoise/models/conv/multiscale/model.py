@@ -16,7 +16,7 @@ from ....solve import Anderson, Stop
 from ....solve.failure import OnFailure, Policy
 from ...opteq.pieces import Gradients
 from ..images import ImageModel, StoredSolvers
-from ..parts import TASKS, Extractor, Maker, PixelHead, all_positive, positive
+from ..parts import TASKS, Extractor, Maker, PixelHead, all_positive, positive, positive_finite
 from .cell import MultiscaleCell, down
 
 
@@ -65,6 +65,7 @@ class MultiscaleDEQ(ImageModel):
             on_failure=on_failure,
         )
         positive(groups=groups)
+        positive_finite(std=std)
         self.channels = all_positive("channels", channels)
         if not self.channels or any(m % groups for m in self.channels):
             raise ValueError(f"channels must be multiples of groups={groups}, one or more. Got {channels!r}.")
