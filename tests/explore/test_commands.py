@@ -22,10 +22,24 @@ def trained(tmp_path_factory):
     rows = "\n".join(",".join(map(str, [*x, x[0] - x[1]])) for x in X)
     (root / "table.csv").write_text(f"a,b,c,y\n{rows}\n")
     for name, steps in (("one", "4"), ("two", "2")):
-        asked = ["fit", str(root / "table.csv"), "--out", str(root / name), "--width", "40", "--quiet"]
-        result = runner.invoke(app, [*asked, "--steps", steps])
-        assert result.exit_code == 0, result.output
+        train(root, name, "--steps", steps)
     return root
+
+
+def train(root, name, *more):
+    asked = [
+        "fit",
+        root / "table.csv",
+        "--out",
+        root / name,
+        "--width",
+        "40",
+        "--quiet",
+        "--no-report",
+        *more,
+    ]
+    result = runner.invoke(app, [str(a) for a in asked])
+    assert result.exit_code == 0, result.output
 
 
 def call(*asked):
@@ -54,6 +68,46 @@ def test_the_line_to_another_run_ends_in_it(trained, tmp_path):
     assert there["loss"][2] == pytest.approx(there["centre"], rel=1e-5)
     assert there["loss"][6] == pytest.approx(back["centre"], rel=1e-5)
     assert (tmp_path / "line.svg").exists()
+
+
+FREE = ("--uncertified", "--epochs", "1", "--test-share", "0", "--loss", "square")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "what"),
+    [
+        (
+            ("--model", "scaled-relu", "--gamma", "0.2"),
+            ("--model", "scaled-relu", "--gamma", "0.7"),
+            "gamma (0.2",
+        ),
+        ((), ("--model", "monotone"), "class (GaussianReLU and Monotone)"),
+        ((), ("--rows", "20"), "data (table.csv, 24 rows; and table.csv, 20 rows)"),
+        (
+            FREE,
+            (*FREE, "--patience", "1"),
+            "preparation of the rows (mean, scale, target_mean, target_scale)",
+        ),
+        ((), ("--uncertified", "--epochs", "1", "--loss", "square"), "loss (half_square and square)"),
+        ((), ("--dtype", "float32"), "parameter"),
+    ],
+)
+def test_runs_that_differ_in_more_than_weights_have_no_line(trained, tmp_path, one, two, what):
+    (tmp_path / "table.csv").write_text((trained / "table.csv").read_text())
+    for name, more in (("one", one), ("two", two)):
+        train(tmp_path, name, *(() if "--uncertified" in more else ("--steps", "1")), *more)
+    result = runner.invoke(app, ["landscape", str(tmp_path / "one"), "--to", str(tmp_path / "two"), "--json"])
+    assert result.exit_code == 2
+    assert what in json.loads(result.stdout)["message"]
+    assert not (tmp_path / "one" / "landscape").exists()
+
+
+@pytest.mark.parametrize("option", [("--radius", "1.0"), ("--line",), ("--seed", "0")])
+def test_an_option_that_would_change_nothing_is_refused(trained, option):
+    asked = ["landscape", str(trained / "one"), "--to", str(trained / "two"), "--json", *option]
+    result = runner.invoke(app, asked)
+    assert result.exit_code == 2
+    assert f"{option[0]} would change nothing" in json.loads(result.stdout)["message"]
 
 
 def test_a_random_line_is_one_direction(trained, tmp_path):

@@ -10,13 +10,14 @@ from torch import nn
 from equipoise.explore import (
     affine_loss,
     between,
+    differences,
     landscape,
     module_loss,
     path_plane,
     random_directions,
     shifted,
 )
-from equipoise.models import GaussianReLU, LinearEquilibrium, LinearModel, Monotone
+from equipoise.models import GaussianReLU, LinearEquilibrium, LinearModel, Monotone, ScaledReLU
 from equipoise.models.equilibrium import Equilibrium
 from equipoise.solve import Picard, Stop
 
@@ -139,8 +140,27 @@ def test_a_line_between_two_models_meets_both():
     loss = lambda m, state: ((m(X)[:, 0] - y) ** 2).sum().item()
     found = landscape(one, module_loss(loss), [between(one, two)], [0.0, 1.0])
     assert found.loss == pytest.approx([loss(one, None), loss(two, None)], rel=1e-12)
-    with pytest.raises(ValueError, match="same parameters"):
+    with pytest.raises(ValueError, match=r"differ in parameter M \(\(1, 4, torch.float64\) and \(1, 5, "):
         between(one, LinearModel(5))
+
+
+def test_a_line_between_models_that_differ_in_more_than_weights_is_refused():
+    one = ScaledReLU(4, 5, gamma=0.2, generator=generator())
+    assert differences(one, ScaledReLU(4, 5, gamma=0.2, generator=generator(1))) == []
+    with pytest.raises(ValueError, match=r"They differ in gamma \(0\.2 and 0\.7\)"):
+        between(one, ScaledReLU(4, 5, gamma=0.7, generator=generator()))
+    with pytest.raises(ValueError, match=r"class \(ScaledReLU and GaussianReLU\)"):
+        between(one, GaussianReLU(4, 5))
+    inside = (nn.Sequential(Monotone(4, 5, margin=m)) for m in (0.25, 0.5))
+    assert differences(*inside) == ["0.margin (0.25 and 0.5)"]
+    shown = differences(nn.LeakyReLU(0.1), nn.LeakyReLU(0.2))
+    assert shown == ["constants (negative_slope=0.1 and negative_slope=0.2)"]
+    norms = [nn.BatchNorm1d(3) for _ in range(2)]
+    norms[1].running_mean += 1
+    assert differences(*norms) == ["buffer running_mean"]
+    assert differences(nn.Linear(2, 1), nn.Linear(2, 1, dtype=torch.float64))[0].startswith(
+        "parameter weight"
+    )
 
 
 def test_the_plane_of_a_path_in_a_plane_holds_it():

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
+from ..models.saving import Saved
 from ..solve import EquilibriumError, Stop
 
 Direction = Mapping[str, Tensor]  # one tensor a parameter; a parameter that is left out stays
@@ -109,11 +110,51 @@ def _filter_norms(p: Tensor) -> Tensor:
 
 
 def between(model: nn.Module, other: nn.Module) -> dict[str, Tensor]:
-    """θ' − θ: the line on which s = 0 is this model and s = 1 the other."""
-    mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
-    if {n: p.shape for n, p in mine.items()} != {n: p.shape for n, p in theirs.items()}:
-        raise ValueError("both models must have the same parameters, by name and shape.")
-    return {n: (theirs[n] - p).detach() for n, p in mine.items()}
+    """θ' − θ: the line on which s = 0 is this model and s = 1 the other.
+
+    Only parameters move on a line, so nothing else may differ, as far as `differences` can tell.
+    """
+    if differ := differences(model, other):
+        raise ValueError(
+            f"both models must be the same but for their weights. They differ in {', '.join(differ)}."
+        )
+    theirs = dict(other.named_parameters())
+    return {n: (theirs[n] - p).detach() for n, p in model.named_parameters()}
+
+
+def differences(model: nn.Module, other: nn.Module) -> list[str]:
+    """In what two models differ besides their weights: ["gamma (0.2 and 0.7)"]. Empty where they compare.
+
+    Compared are the class and constants of each module (`config()`, else what its repr shows); if those
+    agree, the shapes and types of parameters, and buffers. A constant that none of these shows is not known.
+    """
+    if type(model) is not type(other):
+        return [f"class ({type(model).__name__} and {type(other).__name__})"]
+    if found := _unlike(_constants(model), _constants(other)):
+        return found
+    shapes = [
+        {f"parameter {n}": (*p.shape, p.dtype) for n, p in m.named_parameters()} for m in (model, other)
+    ]
+    mine, theirs = dict(model.named_buffers()), dict(other.named_buffers())
+    same = {n for n in mine.keys() & theirs.keys() if torch.equal(mine[n], theirs[n])}
+    return _unlike(*shapes) + [f"buffer {n}" for n in sorted((mine.keys() | theirs.keys()) - same)]
+
+
+def _constants(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, part in model.named_modules():
+        at = f"{name}." if name else ""
+        found[f"{at}class"] = type(part).__name__
+        if isinstance(part, Saved) and type(part).config is not Saved.config:
+            found |= {f"{at}{key}": value for key, value in part.config().items()}
+        else:
+            found[f"{at}constants"] = part.extra_repr()
+    return found
+
+
+def _unlike(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    names = [n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n)]
+    return [f"{n} ({mine.get(n, 'none')} and {theirs.get(n, 'none')})" for n in names]
 
 
 def path_plane(
