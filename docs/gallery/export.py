@@ -1,15 +1,16 @@
 """A gallery as a page of this directory: `python docs/gallery/export.py GALLERY small "Title"`.
 
-Writes small.md, the claims with their numbers, and small/KEY/*.png, the figures with few colours.
+Writes small.md, the claims with their numbers, and small/KEY/*.png, the figures in 256 colours.
 """
 
 import shutil
 import sys
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageColor
 
 from equipoise.papers.gallery import duration, processor_time, read_results, summary
+from equipoise.plots import LIGHT
 
 WIDEST, LARGEST = 1400, 200_000  # pixels; bytes of a picture
 
@@ -36,9 +37,18 @@ def export(gallery: Path, name: str, title: str) -> None:
 def _shrink(source: Path, to: Path) -> None:
     picture = Image.open(source).convert("RGB")
     picture.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-    picture.quantize(64, dither=Image.Dither.NONE).save(to, optimize=True)
+    in_256_colours(picture).save(to, optimize=True)
     if to.stat().st_size > LARGEST:
         sys.exit(f"{to} must have at most {LARGEST} bytes. Got {to.stat().st_size} instead.")
+
+
+def in_256_colours(picture: Image.Image) -> Image.Image:
+    """The theme's own colours, exact, and the picture's others as near as the rest of a palette allows."""
+    own = [ImageColor.getrgb(colour) for colour in (LIGHT.paper, LIGHT.ink, LIGHT.soft, *LIGHT.series)]
+    others = picture.quantize(256 - len(own), method=Image.Quantize.MAXCOVERAGE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for colour in own for part in colour] + others[: 3 * (256 - len(own))])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 if __name__ == "__main__":

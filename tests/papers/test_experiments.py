@@ -204,3 +204,24 @@ def test_plain_is_json_and_a_table_is_written(tmp_path):
     assert (tmp_path / "t.csv").read_text() == "a,b\n1.23456789,\n"
     assert page.tables[0]["rows"] == [["1.235", "–"]]
     assert [duration(s) for s in (0.2, 30, 600, 7200)] == ["under 1 s", "30 s", "10 min", "2.0 h"]
+
+
+def test_an_exported_figure_keeps_the_colours_of_the_theme():
+    """Series beside a picture of many colours: a palette of the picture alone would merge them."""
+    import importlib.util
+    from pathlib import Path
+
+    from PIL import Image, ImageColor
+
+    from equipoise.plots import LIGHT
+
+    script = Path(__file__).parents[2] / "docs" / "gallery" / "export.py"
+    spec = importlib.util.spec_from_file_location("export", script)
+    export = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(export)
+    pixels = np.random.default_rng(0).integers(256, size=(150, 150, 3), dtype=np.uint8)
+    for row, colour in enumerate(LIGHT.series):
+        pixels[row] = ImageColor.getrgb(colour)
+    shown = np.asarray(export.in_256_colours(Image.fromarray(pixels)).convert("RGB"))
+    assert np.array_equal(shown[: len(LIGHT.series)], pixels[: len(LIGHT.series)])
+    assert len(np.unique(shown.reshape(-1, 3), axis=0)) <= 256
