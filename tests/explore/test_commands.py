@@ -53,7 +53,7 @@ def test_a_plane_is_measured_and_drawn(trained):
     loss = np.array(found["loss"], dtype=float)
     assert loss.shape == (5, 5)
     assert loss[2, 2] == pytest.approx(found["centre"], rel=1e-5)
-    assert found["hessian_lambda_max"] > 0
+    assert 0 <= found["hessian_residual"] <= 1e-6 * found["hessian_lambda_max"]
     where = trained / "one" / "landscape"
     assert json.loads((where / "landscape.json").read_text()) == found
     for name in ("contours.svg", "contours.png", "surface.svg", "surface.png"):
@@ -68,6 +68,14 @@ def test_the_line_to_another_run_ends_in_it(trained, tmp_path):
     assert there["loss"][2] == pytest.approx(there["centre"], rel=1e-5)
     assert there["loss"][6] == pytest.approx(back["centre"], rel=1e-5)
     assert (tmp_path / "line.svg").exists()
+
+
+def test_the_sharpness_is_the_same_every_time_and_for_every_seed(trained, tmp_path):
+    asked = ("landscape", trained / "one", "--line", "--grid", "3", "--json", "--out", tmp_path)
+    first, again, other = (call(*asked, "--seed", s) for s in (0, 0, 1))
+    assert again == first
+    assert other["loss"] != first["loss"]
+    assert other["hessian_lambda_max"] == pytest.approx(first["hessian_lambda_max"], rel=1e-6)
 
 
 FREE = ("--uncertified", "--epochs", "1", "--test-share", "0", "--loss", "square")

@@ -20,6 +20,25 @@ def test_lambda_max_of_a_quadratic():
     assert found.value == pytest.approx(torch.linalg.eigvalsh(H)[-1].item(), rel=1e-10)
 
 
+def test_lanczos_goes_on_until_its_residual_is_small():
+    spectrum = torch.cat([torch.linspace(0, 0.97, 198), torch.tensor([0.98, 1.0])]).double()
+    w = torch.zeros(200, dtype=torch.float64, requires_grad=True)
+    loss = lambda: 0.5 * (spectrum * w * w).sum()
+    short = hessian_lambda_max(loss, [w], steps=16, generator=torch.Generator().manual_seed(0))
+    assert short.products == 16
+    assert 1 - short.value > 1e-4  # not there yet, and it says so
+    assert short.residual > 1e-3
+    found = [
+        hessian_lambda_max(loss, [w], steps=128, generator=torch.Generator().manual_seed(s)) for s in (0, 1)
+    ]
+    for estimate in found:
+        assert estimate.value == pytest.approx(1.0, abs=1e-10)
+        assert estimate.residual <= 1e-6
+        assert estimate.products in (16 + 32 + 64, 16 + 32 + 64 + 128)
+    again = hessian_lambda_max(loss, [w], steps=128, generator=torch.Generator().manual_seed(0))
+    assert again == found[0]
+
+
 @pytest.mark.parametrize("family", ["linear", "gaussian"])
 def test_lambda_max_through_an_equilibrium_is_the_dense_one(family):
     generator = torch.Generator().manual_seed(0)

@@ -87,17 +87,17 @@ def landscape(
             Code.USAGE,
         )
     evaluate = affine_loss(X, y, loss=name)
+    generator = torch.Generator().manual_seed(seed or 0)
     if to is not None:
         directions = [between(model, _comparable(run, fitted, sample, to))]
         points = 4 * (grid // 2) + 1  # both networks are among them
         found = measure(model, evaluate, directions, np.linspace(-0.5, 1.5, points))
     else:
-        generator = torch.Generator().manual_seed(seed or 0)
         directions = random_directions(model, 1 if line else 2, generator)
         reach = 1.0 if radius is None else radius
         axis = np.linspace(-reach, reach, grid)
         found = measure(model, evaluate, directions, axis, None if line else axis)
-    sharpness = hessian_lambda_max(lambda: as_loss(name)(model(X), y), model, steps=12)
+    sharpness = hessian_lambda_max(lambda: as_loss(name)(model(X), y), model, generator=generator)
     where = out or run / "landscape"
     where.mkdir(parents=True, exist_ok=True)
     at_centre = evaluate(model, None).loss
@@ -106,6 +106,7 @@ def landscape(
         "centre": at_centre,
         "share_below_twice": found.share_below(2 * at_centre),
         "hessian_lambda_max": sharpness.value,
+        "hessian_residual": sharpness.residual,
         "rows": len(X),
         "seed": seed or 0,
     }
@@ -117,7 +118,8 @@ def landscape(
             "at most twice that": f"on {percent(content['share_below_twice'])} of the slice",
             "no equilibrium shown": f"{percent(float(found.masked.mean()))} of the points "
             + ", ".join(f"({count} {reason})" for reason, count in found.reasons.items()),
-            "λ_max of the Hessian": f"about {number(sharpness.value, 4)} (an estimate, from below)",
+            "λ_max of the Hessian": f"about {number(sharpness.value, 4)} (an estimate, from below; "
+            f"Lanczos residual {number(sharpness.residual, 1)})",
             "written": ", ".join(str(f) for f in files),
         }
     )
