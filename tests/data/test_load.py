@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.data import DataError, MissingData, available, data_directory, load
 from equipoise.data.load import load_source
-from equipoise.data.registry import SOURCES
+from equipoise.data.registry import DIGITS_SHA256, SOURCES
 from official_files import idx_files, place
 
 # -- finding, subsets, hashes ---------------------------------------------------------------------
@@ -67,12 +67,29 @@ def test_a_subset_is_declared(file, tmp_path):
         ({"y_train": np.array([0, -1, 2, 3])}, "label of row 1 is -1"),
         ({"y_train": np.array([0.0, 1, 2, 3])}, "must be integers"),
         ({"y_train": np.array([{}, 1, 2, 3], dtype=object)}, "plain arrays"),
+        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.zeros(0, int)}, "Got 4 and 0 instead"),
+        ({"x_train": np.zeros((0, 28, 28), np.uint8), "y_train": np.zeros(0, int)}, "Got 0 and 2 instead"),
     ],
 )
 def test_malformed_subset(changes, message, tmp_path):
     subset(tmp_path / "kmnist.npz", **changes)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as error:
         load("kmnist", tmp_path, download=False)
+    found = {item.name: item for item in available(tmp_path)}["kmnist"]
+    assert found.found == "damaged"
+    assert found.where == str(error.value)
+
+
+def test_some_official_files_are_incomplete(tmp_path, monkeypatch):
+    contents, _, _ = idx_files()
+    monkeypatch.setitem(SOURCES, "mnist", place("mnist", contents, tmp_path / "mnist"))
+    (tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz").unlink()
+    found = {item.name: item for item in available(tmp_path)}
+    assert found["mnist"].found == "incomplete"
+    assert found["mnist"].where == "missing: t10k-images-idx3-ubyte.gz"
+    assert found["fashion_mnist"].found == "missing"
+    subset(tmp_path / "mnist.npz")
+    assert {item.name: item.found for item in available(tmp_path)}["mnist"] == "subset"
 
 
 def test_official_files_come_before_a_subset(tmp_path):
@@ -198,4 +215,6 @@ def test_digits_are_the_same_everywhere():
     counts = np.bincount(np.concatenate([data.y_train, data.y_test]))
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     digest = hashlib.sha256(data.x_train.tobytes() + data.y_train.astype("<i8").tobytes()).hexdigest()
+    (content,) = data.provenance.files
+    assert content.sha256 == DIGITS_SHA256
     assert digest == "9066d95fb2903250ef73161f7d0c5bcf25f0bfeca2fde3e8d174494eedb86e68"

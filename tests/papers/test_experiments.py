@@ -131,6 +131,15 @@ def test_an_interrupted_unit_leaves_nothing_and_the_rest_is_kept(tmp_path):
     assert done == ["first"]
 
 
+def test_units_are_found_by_the_hashes_they_always_had(tmp_path, monkeypatch):
+    """Those of stored galleries: a change here would compute hours of work again."""
+    monkeypatch.setattr("equipoise.papers.experiments.__version__", "0.1.0")
+    context = Context(TINY, tmp_path)
+    assert context.source("digits") == {"name": "digits", "files": [], "subset": None}
+    context.unit("hieu2022.start", "digits", {"data": context.source("digits"), "seed": 0}, lambda p: {})
+    assert context.units == ["units/hieu2022.start/digits-e05670744b1e.json"]
+
+
 def test_figures_share_their_curves(tmp_path):
     small = Settings("tiny", ("digits",))
     one = run_one(catalogue.experiment("gao2022.fig1"), small, tmp_path)

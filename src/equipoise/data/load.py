@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,28 +29,34 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
     `<name>.npz` or `<name>_partial.npz` (arrays x_train, y_train, x_test, y_test), whose provenance says so.
     Otherwise, with `download`, the official files are fetched into that directory.
     """
+    check_name(name)
     if name == "digits":
         return _digits()
     if name in SYNTHETIC:
         return SYNTHETIC[name]()
-    if name in SOURCES:
-        return load_source(SOURCES[name], data_directory(data_dir), download)
+    return load_source(SOURCES[name], data_directory(data_dir), download)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that `load` does not know."""
     known = ["digits", *SOURCES, *SYNTHETIC]
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise DataError(f"no data set is called {name!r}{hint or '.'} Known: {', '.join(known)}")
+    if name not in known:
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise DataError(f"no data set is called {name!r}{hint or '.'} Known: {', '.join(known)}")
 
 
 class Availability(NamedTuple):
-    """What `load(name, download=False)` would find, and where."""
+    """What `load(name, download=False)` would find, and where; or what is wrong with it."""
 
     name: str
-    found: Literal["embedded", "official", "subset", "damaged", "missing"]
+    found: Literal["embedded", "official", "subset", "damaged", "incomplete", "missing"]
     where: str
 
 
 def available(data_dir: str | os.PathLike[str] | None = None) -> list[Availability]:
-    """Every name, and whether its data are embedded, official (by hash), a subset, damaged or missing."""
+    """Every name, and whether its data are embedded, official (by hash), a subset (that can be read),
+    damaged, incomplete (some official files are here) or missing."""
     directory = data_directory(data_dir)
     embedded = [Availability(name, "embedded", "") for name in ("digits", *SYNTHETIC)]
     return embedded + [_availability(source, directory) for source in SOURCES.values()]
@@ -58,12 +65,17 @@ def available(data_dir: str | os.PathLike[str] | None = None) -> list[Availabili
 def _availability(source: Source, directory: Path) -> Availability:
     try:
         found = find_official(source, directory)
-    except DataError as error:
+        missing = [file.name for file in source.files if file.name not in found]
+        if not missing:
+            return Availability(source.name, "official", ", ".join(str(path) for path in found.values()))
+        if subset := find_subset(source, directory):
+            _load_subset(source, subset)
+            return Availability(source.name, "subset", str(subset))
+    except (DataError, OSError) as error:
         return Availability(source.name, "damaged", str(error))
-    if len(found) == len(source.files):
-        return Availability(source.name, "official", ", ".join(str(path) for path in found.values()))
-    subset = find_subset(source, directory)
-    return Availability(source.name, "subset" if subset else "missing", str(subset or directory))
+    if found:
+        return Availability(source.name, "incomplete", f"missing: {', '.join(missing)}")
+    return Availability(source.name, "missing", str(directory))
 
 
 def data_directory(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -128,6 +140,9 @@ def find_subset(source: Source, directory: Path) -> Path | None:
 
 def _load_subset(source: Source, path: Path) -> Dataset:
     parts = read_subset(path, source.shape, len(source.classes))
+    if not (len(parts.x_train) and len(parts.x_test)):
+        got = f"{len(parts.x_train)} and {len(parts.x_test)}"
+        raise DataError(f"{path.name} must hold images to train on and to test on. Got {got} instead.")
     provenance = Provenance(
         source=source.page,
         files=(SourceFile(path.name, sha256(path)),),
@@ -180,11 +195,12 @@ def _digits() -> Dataset:
     from sklearn.datasets import load_digits
 
     content = load_digits()
-    parts = seeded_split(content.images.astype(np.uint8), content.target.astype(np.int64))
+    images, labels = content.images.astype(np.uint8), content.target.astype(np.int64)
+    digest = hashlib.sha256(images.tobytes() + labels.astype("<i8").tobytes()).hexdigest()
     provenance = Provenance(
         source="sklearn.datasets.load_digits; https://archive.ics.uci.edu/dataset/80 (test part)",
-        files=(),
+        files=(SourceFile("images as uint8, then labels as int64", digest),),
         licence="CC BY 4.0 (UCI); E. Alpaydin and C. Kaynak, 1998",
         split=SEEDED_SPLIT,
     )
-    return Dataset("digits", *parts, classes=DIGITS, provenance=provenance)
+    return Dataset("digits", *seeded_split(images, labels), classes=DIGITS, provenance=provenance)

@@ -35,6 +35,7 @@ def _idx_files(base: str, *hashes: str) -> tuple[SourceFile, ...]:
 
 
 DIGITS = tuple("0123456789")
+DIGITS_SHA256 = "65e5b4619795efb40c1082f4c350c049e4ad552200d369b6ae99e21eef5e72c5"
 
 _FASHION = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 

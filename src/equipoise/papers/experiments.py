@@ -26,6 +26,7 @@ import torch
 
 from .. import __version__
 from ..data import Dataset, MissingData, load
+from ..data.registry import DIGITS_SHA256
 from ..runs.directory import locked
 from ..train.checkpoint import write_atomically
 from .claims import PAPERS
@@ -199,9 +200,10 @@ class Context:
         return found or ["digits"]
 
     def source(self, name: str) -> dict[str, Any]:
-        """What identifies the bytes of a data set, for the hash of a unit."""
+        """What identifies the bytes of a data set, for the hash of a unit: of the digits, their name."""
         origin = self.load(name).provenance
-        return {"name": name, "files": [f.sha256 for f in origin.files], "subset": origin.subset}
+        files = [f.sha256 for f in origin.files if f.sha256 != DIGITS_SHA256]
+        return {"name": name, "files": files, "subset": origin.subset}
 
     def unit(
         self, group: str, name: str, inputs: Mapping[str, Any], compute: Callable[[Progress], Measured]
