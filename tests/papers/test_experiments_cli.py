@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from equipoise.cli.app import app
 from equipoise.papers import catalogue
 
-runner = CliRunner()
+runner = CliRunner(env={"COLUMNS": "80"})
 
 
 def call(*asked):
@@ -20,7 +20,9 @@ def test_the_list_names_every_experiment():
     result = call("list", "--json")
     assert result.exit_code == 0
     assert [row["key"] for row in json.loads(result.stdout)] == [e.key for e in catalogue.experiments()]
-    assert "gao2022.fig1" in call("list").stdout
+    shown = call("list").stdout  # of 80 columns
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert {e.key for e in catalogue.experiments()} <= set(shown.split())
 
 
 def test_it_runs_writes_a_gallery_and_does_not_compute_twice(tmp_path):
@@ -49,3 +51,12 @@ def test_what_is_wrong_is_said(tmp_path):
     assert scale.exit_code == 1
     assert "tiny, small, medium, paper" in scale.output.replace("\n", " ")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_data_are_listed_by_whole_names_and_damage_is_said(tmp_path):
+    (tmp_path / "kmnist.npz").write_bytes(b"nothing that can be read")
+    result = runner.invoke(app, ["data", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "synthetic-negated-uniform" in result.stdout.split()
+    (row,) = (line for line in result.stdout.splitlines() if line.split()[:1] == ["kmnist"])
+    assert row.split()[1] == "damaged"

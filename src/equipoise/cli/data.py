@@ -22,6 +22,7 @@ _WORDS = {
     "official": ("green", "here, with the official hash"),
     "subset": ("yellow", "part of it is here"),
     "damaged": ("red", "damaged"),
+    "incomplete": ("yellow", "incomplete"),
     "missing": ("dim", "is fetched when asked for"),
 }
 
@@ -50,6 +51,7 @@ def data(
     output = Output(quiet, json)
     found = available(data_dir)
     shown = table("name", "state", "where", fold=("where",))
+    shown.columns[0].no_wrap = True  # a name is there to be copied
     for entry in found:
         colour, words = _WORDS[entry.found]
         where = entry.where

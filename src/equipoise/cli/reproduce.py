@@ -89,6 +89,7 @@ def _list(output: Output) -> None:
 
     entries = catalogue.experiments()
     shown = table("experiment", "what", "the paper's claim", "minutes", fold=("what", "the paper's claim"))
+    shown.columns[0].no_wrap = True  # a key is there to be copied
     for entry in entries:
         minutes = f"{entry.minutes:g}" if entry.minutes else "< 1"
         shown.add_row(entry.key, entry.title, entry.claim, minutes)
