@@ -18,7 +18,7 @@ from equipoise.models.conv import (
     parameters_of,
     poly,
 )
-from equipoise.models.conv.segmentation import OptEqSegmenter
+from equipoise.models.conv.segmentation import FCN, OptEqSegmenter
 from equipoise.solve import Stop
 
 
@@ -175,3 +175,45 @@ def test_a_file_holds_the_plain_network(tmp_path):
     model.save(tmp_path / "cnn.safetensors")
     x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
     assert torch.equal(PlainCNN.load(tmp_path / "cnn.safetensors")(x), model(x))
+
+
+def test_plain_networks_take_images_of_their_size_only():
+    for model in (PlainCNN((1, 8, 8), (6,), 3), FCN((1, 8, 8), (6,), 3), FCN((1, 8, 8), (), 3)):
+        assert len(model(torch.zeros(2, 1, 8, 8))) == 2
+        with pytest.raises(ValueError, match=r"x must be \(N, 1, 8, 8\)\. Got shape \(2, 1, 9, 8\)"):
+            model(torch.zeros(2, 1, 9, 8))
+        with pytest.raises(ValueError, match=r"A single image is x\[None\]"):
+            model(torch.zeros(1, 8, 8))
+        with pytest.raises(TypeError, match="x must be a tensor of images"):
+            model(np.zeros((2, 1, 8, 8), np.float32))
+
+
+def test_sizes_that_no_plain_network_has_are_refused(monkeypatch):
+    size = lambda *hidden: parameters_of(PlainCNN((1, 8, 8), hidden, 3, device="meta"))
+    with pytest.raises(ValueError, match=rf"must be ≤ {size(2048, 4096)} for layers=2, .* take more layers"):
+        cnn_of_size(10**9, 2, (1, 8, 8), 3)
+    for parameters, layers, words in (
+        (1000, 0, "layers must be an integer ≥ 1"),
+        (10**6, 0, "layers must be an integer ≥ 1"),
+        (0, 2, "parameters must be an integer ≥ 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            cnn_of_size(parameters, layers, (1, 8, 8), 3)
+    monkeypatch.setattr("equipoise.models.conv.cnn.WIDEST", 8)
+    for hidden in ((16,), (8, 16), (8, 8, 16), (1,)):  # the most there are, and the least
+        assert cnn_of_size(size(*hidden), len(hidden), (1, 8, 8), 3).hidden == hidden
+    with pytest.raises(ValueError, match="parameters must be ≤"):
+        cnn_of_size(size(16) + 1, 1, (1, 8, 8), 3)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_no_other_widths_come_nearer_to_the_size_that_is_asked_for(layers):
+    size = lambda *hidden: parameters_of(PlainCNN((1, 4, 4), hidden, 2, features=2, pool=1, device="meta"))
+    sizes = [
+        size(*(width,) * (layers - 1), last)
+        for width in range(1, 12)
+        for last in range((width + 1) // 2, 2 * width + 1)
+    ]
+    for parameters in (60, 123, 300, 450):
+        found = parameters_of(cnn_of_size(parameters, layers, (1, 4, 4), 2, features=2, pool=1))
+        assert abs(found - parameters) == min(abs(n - parameters) for n in sizes)

@@ -15,9 +15,12 @@ from .parts import (
     all_positive,
     checked_image,
     head_for,
+    images_of,
     parameters_of,
     positive,
 )
+
+WIDEST = 2048  # layer that `cnn_of_size` tries
 
 
 class PlainCNN(Saved):
@@ -54,8 +57,12 @@ class PlainCNN(Saved):
         self.body = nn.Sequential(*layers)
         self.head = head_for(task, before, self.extractor.size, self.inputs, outputs, pool, make)
 
+    def last_layer(self, x: Tensor) -> Tensor:
+        """h_L, (N, channels, h, w)."""
+        return self.body(self.extractor(images_of(self.inputs, x)))
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self.extractor(x)))
+        return self.head(self.last_layer(x))
 
     def config(self) -> dict[str, Any]:
         return {
@@ -77,22 +84,30 @@ def cnn_of_size(
 ) -> PlainCNN:
     """The PlainCNN whose number of parameters is nearest to `parameters`: layers of one width but the last.
 
-    The last is at least half and at most twice as wide as the others.
+    The last is at least half and at most twice as wide as the others, which are at most WIDEST = 2048 wide.
     """
+    positive(parameters=parameters, layers=layers)
     placed = {name: options.pop(name, None) for name in ("generator", "device")}
 
     def count(*hidden: int) -> int:
         return parameters_of(PlainCNN(inputs, hidden, outputs, **options, device="meta"))
 
+    most = count(*(WIDEST,) * (layers - 1), 2 * WIDEST)
+    if parameters > most:
+        raise ValueError(
+            f"parameters must be ≤ {most} for layers={layers}, each at most {WIDEST} wide. Got {parameters} "
+            f"instead: take more layers."
+        )
     best, gap = (1,) * layers, float("inf")
-    least = next(w for w in (2**k for k in range(12)) if count(*(2 * w,) * layers) > parameters)
-    for width in range(max(1, least // 2), 2049):
-        front = (width,) * (layers - 1)
+    doublings = (2**k for k in range(WIDEST.bit_length()))
+    least = next(w for w in doublings if count(*(2 * w,) * layers) >= parameters)
+    for width in range(max(1, least // 2), WIDEST + 1):
+        front, low, high = (width,) * (layers - 1), (width + 1) // 2, 2 * width
         one, two = count(*front, 1), count(*front, 2)  # affine in the width of the last
-        last = min(max(1 + round((parameters - one) / (two - one)), (width + 1) // 2), 2 * width)
-        miss = abs(count(*front, last) - parameters)
-        if miss < gap:
-            best, gap = (*front, last), miss
-        if one > parameters:
+        last = min(max(1 + round((parameters - one) / (two - one)), low), high)
+        miss = one + (last - 1) * (two - one) - parameters
+        if abs(miss) < gap:
+            best, gap = (*front, last), abs(miss)
+        if last == low and miss > 0:  # wider ones have more
             break
     return PlainCNN(inputs, best, outputs, **options, **placed)

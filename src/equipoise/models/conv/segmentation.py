@@ -63,10 +63,10 @@ class FCN(PlainCNN):
         super().__init__(inputs, hidden, outputs, task=_of_pixels(task), **options)
         _normalise(self.extractor)
         _normalise(self.body)
-        self.last_norm = _norm(self.hidden[-1], next(self.parameters()))
+        self.last_norm = _norm((self.extractor.channels, *self.hidden)[-1], next(self.parameters()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.last_norm(self.body(self.extractor(x))))
+        return self.head(self.last_norm(self.last_layer(x)))
 
 
 def opteq_segmenter(
