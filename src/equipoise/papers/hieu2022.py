@@ -15,13 +15,13 @@ from ..models.conv import ResidualConv
 from ..plots import LIGHT, new_figure
 from ..plots.curves import draw, draw_band, finish
 from ..plots.plane import draw_path
-from ..plots.style import label, scale_axis
+from ..plots.style import DASHES, label, scale_axis
 from ..solve import Stop
 from .experiments import Context, Measured, Progress, register
-from .hieu2022_landscape import signed
+from .hieu2022_landscape import gain, signed
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
 from .page import Page
-from .verdicts import Judgement, judged, standard_error
+from .verdicts import BELOW, Judgement, below, judged, standard_error, with_error
 from .xie2021_images import accuracy, images
 
 STARTS = {"std 1": 1.0, "std 0.1": 0.1, "std 0.01": 0.01}
@@ -43,6 +43,10 @@ def _shape(states: Sequence[np.ndarray]) -> dict[str, float]:
     ends = [np.linalg.norm(z[-1] - z[0]) for z in states if len(z) > 1]
     wander = np.mean([m.sum() / max(e, 1e-300) for m, e in zip(moves, ends, strict=True)])
     return {"first": float(first), "wander": float(wander)}
+
+
+def _shown(values: Sequence[float], form: str = ".1f") -> str:
+    return with_error(float(np.mean(values)), standard_error(values), form)
 
 
 # -- figures 4.1 and 4.2: the start --------------------------------------------------------------------------
@@ -83,7 +87,8 @@ def _starts(context: Context) -> Measured:
 
 
 def judge_residuals(measured: Measured) -> list[Judgement]:
-    last = {w: [r["residual"][-1] for r in runs] for w, runs in measured["starts"].items()}
+    finite = lambda value: math.inf if value is None else value
+    last = {w: [finite(r["residual"][-1]) for r in runs] for w, runs in measured["starts"].items()}
     shown = {w: f"{min(v):.1e} to {max(v):.1e}" for w, v in last.items()}
     return [
         judged(
@@ -124,22 +129,22 @@ def fig4_1(context: Context) -> Measured:
 
 
 def judge_paths(measured: Measured) -> list[Judgement]:
-    first = {w: float(np.mean([r["first"] for r in runs])) for w, runs in measured["starts"].items()}
-    wander = {w: float(np.mean([r["wander"] for r in runs])) for w, runs in measured["starts"].items()}
+    of = lambda words, key: [r[key] for r in measured["starts"][words]]
+    first, straight, erratic = of("std 0.01", "first"), of("std 0.01", "wander"), of("std 1", "wander")
     return [
         judged(
             "from small weights the state is steady after the first step",
-            first["std 0.01"] >= 0.9,
+            below([0.9] * len(first), first),
             paper="steady after the first step",
-            measured=f"{first['std 0.01']:.0%} of the way is the first step",
-            tolerance="at least 90 %, mean over images and seeds",
+            measured=f"{_shown([100 * f for f in first])} % of the way is the first step",
+            tolerance=f"more than 90 %, mean over images, {BELOW}",
         ),
         judged(
             "from N(0, 1) weights the way is erratic",
-            wander["std 1"] >= 3 * wander["std 0.01"],
+            below([3 * w for w in straight], erratic),
             paper="more chaotic",
-            measured=f"length over distance {wander['std 1']:.2f} against {wander['std 0.01']:.2f}",
-            tolerance="at least three times as long, relative to the distance between its ends",
+            measured=f"length over distance {_shown(erratic, '.2f')} against {_shown(straight, '.2f')}",
+            tolerance=f"more than three times as long, relative to the distance between its ends, {BELOW}",
         ),
     ]
 
@@ -266,44 +271,40 @@ def _classes(points: Tensor, labels: Tensor) -> dict[str, float]:
 
 def judge_training(measured: Measured) -> list[Judgement]:
     runs = [r["moments"] for r in measured["runs"]]
-    of = lambda key, at: float(np.mean([moments[at][key] for moments in runs]))
-    changes = {
-        (key, at): [m[at][key] - m[0][key] for m in runs]
+    by_seed = lambda key, at: [float(moments[at][key]) for moments in runs]
+    of = lambda key, at: float(np.mean(by_seed(key, at)))
+    shown = {
+        (key, at): signed(*gain(by_seed(key, at), by_seed(key, 0)), ".2f")
         for key, at in (("steps", -1), ("first", -1), ("between", 1))
     }
-    errors = {at: standard_error(v) for at, v in changes.items()}
-    margin = {at: math.inf if e is None else 2 * e for at, e in errors.items()}
-    gain = {at: float(np.mean(v)) for at, v in changes.items()}
-    shown = {at: signed(gain[at], errors[at], ".2f") for at in changes}
     accuracies = [r["accuracy"] for r in measured["runs"]]
-    sure = "by more than two standard errors over seeds"
     return [
         judged(
             "the solver needs more steps as training goes on",
-            gain["steps", -1] > max(margin["steps", -1], 0.2 * of("steps", 0)),
+            below([1.2 * steps for steps in by_seed("steps", 0)], by_seed("steps", -1)),
             paper="the dynamics become more complex",
             measured=f"{of('steps', 0):.1f} → {of('steps', -1):.1f} steps to 10⁻³ ({shown['steps', -1]}), "
             f"those not there after 100 ({of('unsettled', -1):.0%}) counted as 100; test accuracy "
             f"{np.mean(accuracies):.1%}",
-            tolerance=f"at least 20 % more at the end, and {sure}",
+            tolerance=f"more than 1.2 times those of the start, {BELOW}",
         ),
         judged(
             "the path is less of a single leap",
-            -gain["first", -1] > margin["first", -1],
+            below(by_seed("first", -1), by_seed("first", 0)),
             paper="one leap at the start of training, orbits near the fixed point later",
             measured=f"share of the first step {of('first', 0):.0%} → {of('first', -1):.0%} "
             f"({shown['first', -1]}); length over distance {of('wander', 0):.2f} → {of('wander', -1):.2f}",
-            tolerance=f"a smaller share at the end, {sure}",
+            tolerance=f"a smaller share at the end, {BELOW}",
         ),
         judged(
             "classes are in different regions after the first epoch",
-            gain["between", 1] > margin["between", 1],
+            below(by_seed("between", 0), by_seed("between", 1)),
             paper="moved to different regions",
             measured=f"variance of equilibria between classes: {of('between', 0):.0%} before, "
             f"{of('between', 1):.0%} after one epoch ({shown['between', 1]}), {of('between', -1):.0%} at the "
             f"end; nearest neighbour of the same class: {of('neighbour', 0):.0%}, {of('neighbour', 1):.0%}, "
             f"{of('neighbour', -1):.0%}; not found at the end: {of('unknown', -1):.1%}",
-            tolerance=f"a larger share of the variance after one epoch than before, {sure}; of the "
+            tolerance=f"a larger share of the variance after one epoch than before, {BELOW}; of the "
             "equilibria of training images that are found, to 10⁻²",
         ),
     ]
@@ -316,12 +317,15 @@ def draw_training(measured: Measured, page: Page) -> None:
     for ax, moment in zip(axes[0], shown, strict=True):
         for path, kind in zip(moment["paths"], run["labels"], strict=False):
             line = np.array(path)
-            ax.plot(line[:, 0], line[:, 1], color=LIGHT.colour(kind), linewidth=0.6, alpha=0.35)
+            how = {"color": LIGHT.colour(kind), "linestyle": DASHES[kind // len(LIGHT.series)]}
+            ax.plot(line[:, 0], line[:, 1], linewidth=0.6, alpha=0.35, **how)
             ax.plot(*line[-1], marker=f"${kind}$", markersize=6, color=LIGHT.colour(kind))
         _frame(
             ax, moment["shares"], f"after epoch {moment['epoch']}" if moment["epoch"] else "before training"
         )
     caption = f"Solver paths of {measured['data']} images from zero; each ends in the number of its class."
+    if len(set(run["labels"])) > len(LIGHT.series):
+        caption += " Classes of one colour differ in their dashes."
     page.figure("paths", figure, caption)
     figure, axes = new_figure(1, 4, width=3.6, height=3.0)
     for ax, (key, words) in zip(

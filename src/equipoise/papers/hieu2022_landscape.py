@@ -10,6 +10,7 @@ are taken within a seed, and their error over seeds.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +30,7 @@ from ..solve import Stop
 from .experiments import Context, Measured, Progress, register
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
 from .page import Page
-from .verdicts import Judgement, judged, standard_error, with_error
+from .verdicts import BELOW, FALLING, Judgement, below, falling, judged, standard_error, with_error
 from .xie2021_images import accuracy, images
 
 LEVEL = math.log(10) / 2
@@ -138,7 +139,7 @@ def _among(runs: list[Measured]) -> list[float]:
     return [share / known if known else 0.0 for share, known in pairs]
 
 
-def _gain(more: list[float], less: list[float]) -> tuple[float, float | None]:
+def gain(more: Sequence[float], less: Sequence[float]) -> tuple[float, float | None]:
     """The mean over seeds of more − less, and its standard error."""
     gains = [a - b for a, b in zip(more, less, strict=True)]
     return float(np.mean(gains)), standard_error(gains)
@@ -148,48 +149,43 @@ def signed(gain: float, error: float | None, form: str = ".3f") -> str:
     return f"{'+' if gain >= 0 else '−'}{with_error(abs(gain), error, form)}"
 
 
+def bracketed(low: bool | None, high: bool | None) -> bool | None:
+    """The verdict if it is the same with all open points high and with all low."""
+    return low if low is high else None
+
+
+OPEN = "the same verdict whether points that are open count as high or as low"
+
+
 def judge_basins(measured: Measured) -> list[Judgement]:
     models = measured["models"]
     shares = {words: _mean(runs, "share") for words, runs in models.items()}
     shown = ", ".join(
         f"{w}: {with_error(float(np.mean(v)), standard_error(v), '.3f')}" for w, v in shares.items()
     )
-    steps = [_gain(b, a) for a, b in pairwise(shares.values())]
-    grows = all(error is not None and gain > 2 * error for gain, error in steps)
-    known = float(np.mean(_mean(models["DEQ"], "known")))
-    low, error = _gain(shares["DEQ"], shares["repeat-6"])
-    undecided = float(np.mean(_mean(models["DEQ"], "open")))
-    high = low + undecided
-    gain, spread = _gain(_among(models["DEQ"]), shares["repeat-6"])
-    sure = error is not None and low > 2 * error
-    if sure:
-        reason = ""
-    elif error is None:
-        reason = "one seed has no error"
-    elif high <= 2 * error:
-        reason = "it is not larger at this size, even if every open point were low"
-    else:
-        reason = "no difference beyond its error; the open points could make one"
+    opens, known = (_mean(models["DEQ"], key) for key in ("open", "known"))
+    least, most = shares["DEQ"], [s + o for s, o in zip(shares["DEQ"], opens, strict=True)]
+    tied = [v for words, v in shares.items() if words != "DEQ"]
+    grows = bracketed(*(falling([deq, *reversed(tied)]) for deq in (least, most)))
+    larger = bracketed(*(below(shares["repeat-6"], deq) for deq in (least, most)))
+    steps = ", ".join(signed(*gain(b, a)) for a, b in pairwise(shares.values()))
     return [
         judged(
             "the region of small loss grows from 6 to 11 to 18 repeats to the DEQ",
             grows,
             paper="expands with the number of repeats",
-            measured=f"share of [−1, 1]² with a loss of at most {LEVEL:.2f}: {shown}; steps "
-            f"{', '.join(signed(g, e) for g, e in steps)}",
-            tolerance="each step up by more than two standard errors of its differences within seeds; open "
-            "points count as high",
-            reason="" if grows else "not at this size: see the errors of the steps",
+            measured=f"share of [−1, 1]² with a loss of at most {LEVEL:.2f}: {shown}; steps {steps}",
+            tolerance=f"from the DEQ down to repeat-6: {FALLING}; {OPEN}",
         ),
         judged(
             "the DEQ has a larger region of small loss than repeat-6",
-            sure,
+            larger,
             paper="larger",
-            measured=f"difference {signed(low, error)} with open points as high, {high:+.3f} as low; "
-            f"{signed(gain, spread)} among those known; {known:.0%} of the DEQ's points known, "
-            f"{undecided:.0%} open",
-            tolerance="more than two standard errors over seeds, with open points counted as high",
-            reason=reason,
+            measured=f"difference {signed(*gain(least, shares['repeat-6']))} with open points as high, "
+            f"{signed(*gain(most, shares['repeat-6']))} as low; "
+            f"{signed(*gain(_among(models['DEQ']), shares['repeat-6']))} among those known; "
+            f"{np.mean(known):.0%} of the DEQ's points known, {np.mean(opens):.0%} open",
+            tolerance=f"{BELOW}; {OPEN}",
         ),
     ]
 

@@ -2,23 +2,35 @@
 
 Its training adds PENALTY ‖∂f/∂z‖_F²/D, without which the solver loses the equilibria of many images, at the
 trained weights and around them. A minimum is counted if the way to a lower point climbs by PROMINENCE of the
-slice's range at least: what a grid and 60 images leave open is less.
+slice's range at least: what a grid and 60 images leave open is less. How flat it is, is said beside the same
+cell repeated 6 times, from the same start and along the same draws of directions.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..explore import landscape, random_directions
 from ..models.conv import MultiscaleDEQ
 from ..plots import LIGHT, new_figure, surface
 from ..solve import Stop
 from .experiments import Context, Measured, Progress, register
-from .hieu2022_landscape import LEVEL, colour_bar, dataset, draw_slice, slice_loss
+from .hieu2022_landscape import (
+    LEVEL,
+    OPEN,
+    bracketed,
+    colour_bar,
+    dataset,
+    draw_slice,
+    gain,
+    signed,
+    slice_loss,
+)
 from .hieu2022_training import FAR, RATES, SEARCH, fit
 from .page import Page
-from .verdicts import Judgement, impossible, judged
+from .verdicts import BELOW, Judgement, below, impossible, judged, standard_error, with_error
 from .xie2021_images import accuracy, images
 
 # More than the 4 groups of a scale: a normalised group of one channel has the same mean for every image.
@@ -26,6 +38,7 @@ CHANNELS = {"tiny": (8, 8), "small": (16, 32)}
 STOP = Stop(rtol=1e-2, max_steps=30)  # of training
 PENALTY = 1.0
 PROMINENCE = 0.05
+REPEATS = 6  # of the weight-tied network beside it
 KNOWN = 0.85  # of a slice: with less, nothing is said of its minima
 
 
@@ -48,12 +61,16 @@ def fig4_5(context: Context) -> Measured:
         "seen": context.pick(tiny=20, small=60, medium=200, paper=1024),
         "penalty": PENALTY,
     }
-    stops = [repr(part) for part in (STOP, FAR, *SEARCH)]
-    found: Measured = {"data": name, "runs": []}
+    found: Measured = {"data": name, "runs": [], "tied": []}
     for seed in context.seeds(tiny=1, small=2):
-        inputs = {"data": context.source(name), "seed": seed, **size, "stops": stops}
+        inputs = {"data": context.source(name), "seed": seed, **size}
+        stops = [repr(part) for part in (STOP, FAR, *SEARCH)]
         compute = lambda progress, seed=seed: _trained(context, name, seed, size, progress)
-        found["runs"].append(context.unit("hieu2022.multiscale", f"{name}-seed{seed}", inputs, compute))
+        unit = context.unit("hieu2022.multiscale", f"{name}-seed{seed}", inputs | {"stops": stops}, compute)
+        found["runs"].append(unit)
+        compute = lambda progress, seed=seed: _trained(context, name, seed, size, progress, REPEATS)
+        tied = inputs | {"repeats": REPEATS}
+        found["tied"].append(context.unit("hieu2022.multiscale", f"{name}-tied-seed{seed}", tied, compute))
     return found
 
 
@@ -69,9 +86,13 @@ def build(X: torch.Tensor, channels: tuple[int, ...], seed: int) -> MultiscaleDE
     )
 
 
-def _trained(context: Context, name: str, seed: int, size: Measured, progress: Progress) -> Measured:
+def _trained(
+    context: Context, name: str, seed: int, size: Measured, progress: Progress, repeats: int | None = None
+) -> Measured:
+    """A slice around the DEQ, or around its cell repeated, which needs no penalty."""
     X, y, X_test, y_test = images(context.load(name), size["rows"], 500, seed)
-    model = build(X, size["channels"], seed)
+    deq = build(X, size["channels"], seed)
+    model: nn.Module = deq if repeats is None else deq.repeated(repeats)
     half = lambda share: progress(share / 2)
     how = {"seed": seed, "rate": size["rate"], "penalty": size["penalty"], "progress": half}
     losses = fit(model, X, y, size["epochs"], **how)
@@ -120,6 +141,8 @@ def judge_multiscale(measured: Measured) -> list[Judgement]:
     near = [all(max(abs(i - middle), abs(j - middle)) <= 1 for i, j in p) for p in places]
     known = min(r["known"] for r in runs)
     shown = ", ".join(f"{r['known']:.0%}" for r in runs)
+    tied, least = ([r["share"] for r in measured[key]] for key in ("tied", "runs"))
+    most = [r["share"] + 1 - r["known"] for r in runs]
     return [
         impossible(
             "the landscape of the multiscale DEQ of ImageNet",
@@ -129,26 +152,41 @@ def judge_multiscale(measured: Measured) -> list[Judgement]:
         ),
         judged(
             f"{measured['data']}: the slice has one minimum, at the trained weights",
-            all(len(p) == 1 for p in places) and all(near) and known >= KNOWN,
+            all(len(p) == 1 for p in places) and all(near) if known >= KNOWN else None,
             paper="only one minimum",
             measured=f"minima by seed: {', '.join(str(len(p)) for p in places)}; points known: {shown}",
             tolerance=f"every seed: one minimum, the edge included, deeper than {PROMINENCE:.0%} of the "
-            f"slice's range, within one step of the middle; at least {KNOWN:.0%} of the points known",
-            reason="" if known >= KNOWN else "at many points the equilibrium of some image was not found",
+            f"slice's range, within one step of the middle; undecided with less than {KNOWN:.0%} known",
+            reason="" if known >= KNOWN else "At many points the equilibrium of some image was not found.",
+        ),
+        judged(
+            f"{measured['data']}: the minimum is flat, beside that of the cell repeated {REPEATS} times",
+            bracketed(*(below(tied, deq) for deq in (least, most))),
+            paper="flat, by eye; nothing stands beside it",
+            measured=f"share of [−1, 1]² with a loss of at most {LEVEL:.2f}: "
+            f"{with_error(float(np.mean(least)), standard_error(least), '.3f')} against "
+            f"{with_error(float(np.mean(tied)), standard_error(tied), '.3f')}, {signed(*gain(least, tied))}",
+            tolerance=f"a larger share, {BELOW}; {OPEN}",
         ),
     ]
 
 
 def draw_multiscale(measured: Measured, page: Page) -> None:
-    runs = measured["runs"]
-    losses = [np.array(r["loss"], dtype=float) for r in runs]
-    top = max((float(np.nanmax(loss)) for loss in losses if np.isfinite(loss).any()), default=1.0)
-    figure, axes = new_figure(1, len(runs), width=4.2, height=3.8, sharey=True)
-    for i, (ax, run, loss) in enumerate(zip(axes[0], runs, losses, strict=True)):
-        axis = np.array(run["axis"])
-        filled = draw_slice(ax, axis, loss, top, f"seed {i}: {run['known']:.0%} known")
-        for row, column in minima(loss):
-            ax.plot(axis[column], axis[row], "*", color=LIGHT.series[1], markersize=12)
+    rows = {"multiscale DEQ": measured["runs"], f"repeated {REPEATS} times": measured["tied"]}
+    of = lambda run: np.array(run["loss"], dtype=float)
+    every = [loss for runs in rows.values() for loss in map(of, runs) if np.isfinite(loss).any()]
+    top = max((float(np.nanmax(loss)) for loss in every), default=1.0)
+    seeds = len(measured["runs"])
+    figure, axes = new_figure(2, seeds, width=4.2, height=3.8, sharex=True, sharey=True)
+    filled = None
+    for row_of_axes, (words, runs) in zip(axes, rows.items(), strict=True):
+        for i, (ax, run) in enumerate(zip(row_of_axes, runs, strict=True)):
+            axis, title = np.array(run["axis"]), f"{words}, seed {i}: {run['share']:.0%} low"
+            filled = draw_slice(ax, axis, of(run), top, title) or filled
+            for row, column in minima(of(run)):
+                ax.plot(axis[column], axis[row], "*", color=LIGHT.series[1], markersize=12)
+    for ax in axes.flat:
+        ax.label_outer()
     if filled is not None:
         colour_bar(figure, axes, filled)
     page.figure(
@@ -157,14 +195,25 @@ def draw_multiscale(measured: Measured, page: Page) -> None:
         f"Loss of {measured['data']} test images on a slice around the trained weights (+), a line at "
         f"{LEVEL:.2f}. Stars are minima, crosses on grey points where an image's equilibrium was not found.",
     )
-    drawn = surface(runs[0]["axis"], runs[0]["axis"], losses[0], title=f"{measured['data']}, seed 0")
+    first = measured["runs"][0]
+    drawn = surface(first["axis"], first["axis"], of(first), title=f"{measured['data']}, seed 0")
     page.figure("surface", drawn, "The slice of seed 0 as a surface; what is not known is a hole.")
     page.table(
         "slices",
-        ["seed", "minima", f"share with a loss ≤ {LEVEL:.2f}", "known", "training loss", "test accuracy"],
         [
-            [i, len(minima(loss)), r["share"], r["known"], r["training_loss"], r["accuracy"]]
-            for i, (r, loss) in enumerate(zip(runs, losses, strict=True))
+            "network",
+            "seed",
+            "minima",
+            f"share with a loss ≤ {LEVEL:.2f}",
+            "known",
+            "training loss",
+            "test accuracy",
         ],
-        f"By seed: filter-normalised random directions on [−1, 1]², Jacobian penalty {PENALTY:g}.",
+        [
+            [words, i, len(minima(of(r))), r["share"], r["known"], r["training_loss"], r["accuracy"]]
+            for words, runs in rows.items()
+            for i, r in enumerate(runs)
+        ],
+        "By seed: filter-normalised random directions on [−1, 1]²; the DEQ is trained with a Jacobian "
+        f"penalty of {PENALTY:g}.",
     )
