@@ -26,7 +26,6 @@ from .families import SVD
 
 Network = OptEq | DeepOptEq
 _ULPS = 16  # of an activation or a property, as computed
-_TIGHT = Stop(rtol=1e-13, max_steps=5000)
 
 
 def is_opteq(model: nn.Module) -> bool:
@@ -60,7 +59,7 @@ def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certifi
         return Certificate(claims=(claim,), constants={"reason": reason}, **frame)  # type: ignore[arg-type]
     constants: dict[str, float | str] = {"R": (1 / (1 - q)).hi, "rate": q.hi, "reason": reason}
     if not rigorous:  # products of the iteration are not formed in balls
-        constants["error"] = _error(exact, X64, exact.solve(X64, stop=_TIGHT).value, q)
+        constants["error"] = _error(exact, X64, exact.solve(X64, stop=_tight(exact)).value, q)
     return Certificate(
         claims=(claim,),
         promise=(
@@ -114,6 +113,11 @@ def opteq_error(model: Network, X: Tensor, Z: Tensor) -> float:
         return math.inf
     claim, q = contraction_claim(exact, lambda W: singular_bounds(W).norm, SVD)
     return _error(exact, X64, Z.detach().to(exact.V.device).double(), q) if claim.holds else math.inf
+
+
+def _tight(model: Network) -> Stop:
+    """As near as float64 tells, of layers of which a step leads a part of the way."""
+    return Stop(rtol=max(1e-13, 2 * Stop.reach(torch.float64) / model.pace), max_steps=5000)
 
 
 def _double(model: Network) -> Network:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...differentiate import Gradient, Implicit, Method, Record
+from ...differentiate.gradient import SolvedGradient
 from ...linalg import norm_upper
 from ...solve import Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
 from ...solve.driver import Precision
@@ -22,10 +24,10 @@ from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
 from ..affine import refuse_nonfinite, spectral_norm
 from ..equilibrium import Equilibrium, _shaped
-from ..properties import Property, as_property, as_sam, as_stop, method_config
+from ..properties import Property, as_property, as_sam, as_stop, method_config, selects
 from ..saving import Saved
 from .activations import KNOWN, monotone_activation
-from .pieces import Cell, Gradients, ProximalEquation, as_gradient, positive, trained_by
+from .pieces import Cell, Gradients, ProximalEquation, as_gradient, positive, skip_share, trained_by
 
 Solvers = Solver | Sequence[Solver]
 FeatureMap = Callable[[Tensor], Tensor]
@@ -39,7 +41,7 @@ class ProximalFamily(Saved, ABC):
     """
 
     readout_name: ClassVar[str] = "V"
-    mu: float = 1.0
+    composed: ClassVar[bool] = True  # T is the layers one after the other
     V: nn.Parameter  # (m,), or (m, k) for k > 1 outputs
 
     def __init__(
@@ -61,8 +63,6 @@ class ProximalFamily(Saved, ABC):
         super().__init__()
         for name, value in (("inputs", inputs), ("state", state), ("outputs", outputs)):
             positive(name, value)
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha} instead.")
         if bound is not None and not 0 < bound <= 1:
             raise ValueError(
                 f"bound must lie in (0, 1], the largest √(L_σ/μ)‖W‖, or be None for free weights. "
@@ -73,7 +73,8 @@ class ProximalFamily(Saved, ABC):
                 f"feature_map must be a function from X to (N, {inputs}). Got {feature_map!r} instead; a "
                 f"file holds its name alone, so pass it to load(path, feature_map=…)."
             )
-        self.inputs, self.state, self.outputs, self.alpha = inputs, state, outputs, float(alpha)
+        self.inputs, self.state, self.outputs = inputs, state, outputs
+        self.alpha, self.mu = alpha, 1.0
         chosen = monotone_activation(activation)
         self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
         self.regulariser = as_property(regulariser)
@@ -115,6 +116,26 @@ class ProximalFamily(Saved, ABC):
         return tuple(name for name, _ in self.named_parameters() if name != self.readout_name)
 
     @property
+    def alpha(self) -> float:
+        """α ∈ (0, 1], the share of each layer in a step; the rest is z itself."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._alpha = skip_share(alpha)
+
+    @property
+    def mu(self) -> float:
+        """μ > 0."""
+        return self._mu
+
+    @mu.setter
+    def mu(self, mu: float) -> None:
+        if not 0 < mu < math.inf:
+            raise ValueError(f"mu must be a finite number > 0. Got {mu} instead.")
+        self._mu = float(mu)
+
+    @property
     def limit(self) -> float:
         """√(μ/L_σ): the norm up to which a layer is a proximal map."""
         return (self.mu / self.activation.lipschitz) ** 0.5
@@ -152,11 +173,30 @@ class ProximalFamily(Saved, ABC):
         out = (self.alpha / self.mu) * (self.activation(z @ W.T + c) @ W)
         return out if self.alpha == 1 else out + (1 - self.alpha) * z
 
+    @property
+    def pace(self) -> float:
+        """s = 1 − (1 − α)^L: the share of the way from z to where its layers point that a step of T leads."""
+        return -math.expm1(len(self.blocks) * math.log1p(-self.alpha)) if self.alpha < 1 else 1.0
+
     def T(self, z: Tensor, injections: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         """T_R∘f_L∘…∘f_1(z), (N, m)."""
         for c, W in zip(injections, weights, strict=True):
             z = self.layer_map(z, c, W)
         return z if self.regulariser is None else self.regulariser(z)
+
+    def whole_step(self, z: Tensor, injections: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        """z + (T(z) − z)/s, (N, m): the equilibria of T, with a residual that says how near they are.
+
+        T moves z by a share α only, so ‖T(z) − z‖ is small for small α wherever z is. This map is what is
+        solved; it is T itself for α = 1, averaged as T is [xie2021, §2.3], and the wide form for α → 0.
+        """
+        if self.alpha == 1:
+            return self.T(z, injections, weights)
+        at, moved = z, torch.zeros_like(z)
+        for c, W in zip(injections, weights, strict=True):
+            move = self.activation(at @ W.T + c) @ W / self.mu - at
+            at, moved = at + self.alpha * move, moved + move
+        return z + (self.alpha / self.pace) * moved
 
     def readout(self, Z: Tensor) -> Tensor:
         """ŷ = Z V: (N,), or (N, k) for k > 1 outputs."""
@@ -251,7 +291,7 @@ class ProximalFamily(Saved, ABC):
             on_failure = OnFailure.of(on_failure)
         method = self._method(stop, solver, precision, on_failure)
         how = self._gradient(gradient, method, stop, solver is not None)
-        equation, z0 = self._equation(X, start, method)
+        equation, z0 = self._equation(X, start, method, stepwise=not isinstance(how, SolvedGradient))
         record = self._last = Record()
         try:
             Z = how.equilibrium(equation, z0, equation.tensors, record)
@@ -273,7 +313,8 @@ class ProximalFamily(Saved, ABC):
         precision: Precision = "native",
     ) -> Solution:
         """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
-        equation, z0 = self._equation(X, start, self._method(stop, solver, precision, None))
+        method = self._method(stop, solver, precision, None)
+        equation, z0 = self._equation(X, start, method, stepwise=selects(method.solver))
         return equation.solve(z0, equation.tensors)
 
     def state_of(self, solved: Tensor) -> Tensor:
@@ -304,8 +345,9 @@ class ProximalFamily(Saved, ABC):
         return trained_by(how, method.solver, named, self.parameters())
 
     def _equation(
-        self, X: Tensor, start: Tensor | Solution | None, method: Method
+        self, X: Tensor, start: Tensor | Solution | None, method: Method, stepwise: bool
     ) -> tuple[ProximalEquation, Tensor]:
+        """The equation and where to start; `stepwise`: each step of T counts, not the equilibrium alone."""
         self._check_inputs(X)
         injections, weights = self.injections(X), self.weights()
         shape = (len(X), self.state_size)
@@ -315,7 +357,31 @@ class ProximalFamily(Saved, ABC):
         elif not isinstance(value, Tensor) or tuple(value.shape) != shape:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"start must be {shape}, {shape[0]} rows like X. Got {got} instead.")
-        return ProximalEquation(self.T, injections, weights, method), value.detach()
+        if value.dtype != self.V.dtype or value.device != self.V.device:
+            raise ValueError(
+                f"start must be {self.V.dtype} on {self.V.device} like the parameters. "
+                f"Got {value.dtype} on {value.device} instead."
+            )
+        f = self.T
+        if not stepwise and self.alpha < 1:
+            if self.composed and self.regulariser is None:
+                f = self.whole_step
+            else:
+                method = replace(method, stop=self._tightened(method.stop))
+        return ProximalEquation(f, injections, weights, method), value.detach()
+
+    def _tightened(self, stop: Stop) -> Stop:
+        """For T itself, whose steps lead a part of the way, a tolerance as much smaller."""
+        asked, reach = stop.resolve(self.V.dtype), Stop.reach(self.V.dtype)
+        assert asked.rtol is not None
+        assert asked.atol is not None
+        if asked.rtol >= reach > self.pace * asked.rtol:
+            least, dtype = reach / self.pace, self.V.dtype
+            raise ValueError(
+                f"rtol must be at least {least:.1e} in {dtype} with α = {self.alpha:g}: a step leads "
+                f"{self.pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
+            )
+        return replace(asked, rtol=self.pace * asked.rtol, atol=self.pace * asked.atol)
 
     def _diagnosis(self) -> str:
         try:
@@ -355,7 +421,7 @@ class ProximalFamily(Saved, ABC):
             self.cell,
             solver=method.solver,
             gradient=self.gradient,
-            stop=method.stop,
+            stop=method.stop if self.alpha == 1 else self._tightened(method.stop),
             on_failure=method.on_failure,
             state=(self.state_size,),
         )

@@ -45,6 +45,15 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
+def skip_share(alpha: float) -> float:
+    """α, which must lie in (0, 1]."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must lie in (0, 1]. Got {alpha} instead.")
+    if 1 - alpha == 1:
+        raise ValueError(f"alpha must be large enough for 1 − α to differ from 1. Got {alpha} instead.")
+    return float(alpha)
+
+
 def as_gradient(gradient: Gradients | None) -> Gradient:
     """Implicit() by default or for "implicit"; Unrolled(K) for a number K; or the Gradient that is given."""
     if gradient is None or gradient == "implicit":
