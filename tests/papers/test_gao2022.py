@@ -1,0 +1,174 @@
+"""The experiments of [gao2022]: each verdict follows from the numbers, and turns with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from equipoise.papers import catalogue
+from equipoise.papers.gao2022_runs import draw_range
+from equipoise.papers.gao2022_table import MOST_BETA, PRECISION, TABLE_1, _certified, _scaled
+from equipoise.papers.images import Split
+
+AGREE, DIFFERS, OPEN = "agree", "differs", "not reproducible here"
+
+
+def judge(key, measured):
+    return catalogue.experiment(f"gao2022.{key}").judge(measured)
+
+
+def verdicts(key, measured):
+    return [j.verdict for j in judge(key, measured)]
+
+
+def run(loss, *, test=0.5, norm=0.1, stopped="", way=()):
+    return {
+        "loss": [100.0, *way, loss],
+        "test_loss": [1.0, test],
+        "norm": [0.1, norm],
+        "N": 10,
+        "stopped": stopped,
+        "stable_step": 0.3,
+    }
+
+
+def seeds(*losses, **more):
+    return [run(loss, **more) for loss in losses]
+
+
+@pytest.mark.parametrize("key", ["fig1", "fig4"])
+def test_width_is_judged_by_the_losses_of_the_seeds(key):
+    of = lambda narrow, wide: {"data": {"x": {"m = 1": narrow, "m = 2": wide}}}
+    narrow, wide = seeds(2.0, 2.1, test=0.5), seeds(1.0, 1.1, test=0.4, norm=0.11)
+    assert verdicts(key, of(narrow, wide)) == [AGREE] * 3
+    assert verdicts(key, of(wide, narrow)) == [DIFFERS, DIFFERS, AGREE]
+    assert verdicts(key, of(seeds(1.0, 3.0), seeds(1.9, 1.9))) == [OPEN, OPEN, AGREE]
+    assert verdicts(key, of(narrow, seeds(1.0, 1.1, test=0.4, norm=0.13)))[2] == DIFFERS
+
+
+@pytest.mark.parametrize("key", ["fig2", "fig6"])
+def test_a_larger_gamma_must_have_the_lower_loss(key):
+    curves = {f"γ = {g}": seeds(3.0 - g, 3.1 - g, test=1.0 - g) for g in (0.1, 0.3, 0.5)}
+    of = lambda largest, some=curves: {"data": {"x": {**some, "γ = 0.8": largest, "calm": seeds(1.0)}}}
+    assert verdicts(key, of(seeds(2.0, 2.1))) == [AGREE] * 3
+    reverse = dict(zip(curves, reversed(curves.values()), strict=True))
+    assert verdicts(key, of(seeds(2.0, 2.1), reverse)) == [DIFFERS, DIFFERS, AGREE]
+    assert verdicts(key, of(seeds(2.7, 2.8)))[2] == DIFFERS  # above γ = .5, surely
+    assert verdicts(key, of(seeds(2.3, 2.72)))[2] == OPEN  # the seeds of γ = .8 do not agree
+    assert verdicts(key, of(seeds(2.0, 2.1, stopped="step 7: no equilibrium")))[2] == DIFFERS
+
+
+@pytest.mark.parametrize("key", ["fig3", "fig5"])
+def test_a_step_size_is_judged_by_rises_and_by_the_last_loss(key):
+    of = lambda large, paper, small: {"data": {"x": {"10": large, "1": paper, "0.1": small}}}
+    rising, good, slow = seeds(200.0, 200.0), seeds(1.0, 1.1), seeds(50.0, 51.0)
+    assert verdicts(key, of(rising, good, slow)) == [AGREE] * 3
+    assert verdicts(key, of(rising, seeds(1.0, 1.1, way=(0.9,)), slow))[0] == DIFFERS
+    assert verdicts(key, of(good, good, slow))[1] == DIFFERS
+    assert verdicts(key, of(rising, slow, good))[2] == DIFFERS
+    assert verdicts(key, of(rising, seeds(1.0, 1.5), seeds(1.2, 1.4)))[2] == OPEN
+
+
+# -- table 1 -------------------------------------------------------------------------------------------------
+
+
+def start(N=1000, **changed):
+    counts = dict(zip(("0.1", "0.3", "0.5", "0.8"), (5, 8, 13, 36), strict=True))
+    rows = {g: {"batch": b, "predicted": b, "sample": b / 2} for g, b in counts.items()}
+    return {"N": N, **rows, **changed}
+
+
+def training(*ranges, N=1000, sample=0.5, first=(5.0, 5.0), last=(6.0, 6.0)):
+    """A row a γ: least and largest count."""
+    rows = ranges or ((5, 5), (8, 9), (13, 14), (36, 70))
+    return {
+        f"γ = {g}": {
+            "N": N,
+            "first": list(first),
+            "last": list(last),
+            "batch": (low + high) / 2,
+            "batch_range": [low, high],
+            "sample": sample * (low + high) / 2,
+            "sample_range": [sample * low, sample * high],
+        }
+        for g, (low, high) in zip(TABLE_1, rows, strict=True)
+    }
+
+
+def table(begun, along, name="mnist"):
+    return verdicts("table1", {"data": {name: [begun, along]}})
+
+
+def test_table_1_is_judged_against_the_counts_of_training():
+    assert table(start(), training()) == [AGREE] * 4
+    assert table(start(), training((5, 5), (8, 9), (12, 13.9), (36, 70)))[2] == DIFFERS  # 15 is out of reach
+    assert table(start(), training((5, 5), (8, 9), (13, 14), (50, 70)))[2] == DIFFERS  # 47.5 as well
+    assert table(start(), training(sample=1.0))[3] == DIFFERS  # the norm could be that of a sample
+    assert table(start(), training(N=100))[2:] == [OPEN, OPEN]  # a mean over training, and none of ours
+    assert table(start(N=200), training(N=200)) == [AGREE, AGREE, OPEN]
+    off = start(**{"0.8": {"batch": 36, "predicted": 35, "sample": 18.0}})
+    assert table(off, training())[0] == DIFFERS
+
+
+def test_counts_grow_for_one_gamma_and_shrink_for_none():
+    still = training(last=(5.0, 5.0))
+    assert table(start(), still)[1] == OPEN
+    assert table(start(), {**still, "γ = 0.8": training()["γ = 0.8"]})[1] == AGREE
+    shrinks = training(last=(4.0, 4.0))["γ = 0.1"]
+    assert table(start(), {**training(), "γ = 0.1": shrinks})[1] == DIFFERS
+    assert table(start(), training(last=(5.0, 9.0)))[1] == OPEN  # one seed of two grows
+
+
+# -- conditions ----------------------------------------------------------------------------------------------
+
+
+def at(margin, allowed, beta=1.0):
+    margins = {"(17)": margin, "(18)": 9.0, "(19)": 9.0}
+    return {"margins": margins, "allowed": allowed, "beta": beta, "gamma": 1 / (2 * (beta + 1))}
+
+
+def test_the_conditions_are_judged_where_the_start_is_scaled():
+    of = lambda plain, scaled: {"data": {"x": {"plain": plain, "scaled": scaled, "N": 100, "width": 100}}}
+    below, above = at(0.99, 0.1), at(1.01, 1e-9, beta=1e5)
+    found = judge("conditions", of(below, above))
+    assert [j.verdict for j in found] == [AGREE, DIFFERS]
+    assert "β = 1e+05" in found[0].measured
+    assert "η < 1e-09" in found[1].measured
+    assert "7.8e-09" in found[1].reason  # 1/(128·100³)
+    assert verdicts("conditions", of(below, at(1.01, 0.02, beta=1e5))) == [AGREE, AGREE]
+    assert verdicts("conditions", of(below, at(0.99, 0.02, beta=1e60))) == [DIFFERS, OPEN]
+    assert verdicts("conditions", of(at(1.0, 0.02), above)) == [AGREE, AGREE]  # no β is needed
+
+
+def test_the_smallest_beta_is_found_and_gamma_falls_with_it():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(4, 6, dtype=torch.float64, generator=generator)
+    X = X / X.norm(dim=1, keepdim=True)
+    y = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    split, shares = Split(X, y, X, y), []
+    found = _scaled(split, 8, shares.append)
+    least = lambda beta: min(_certified(split, 8, beta, 1 / (2 * (beta + 1)))["margins"].values())
+    assert 10 < found["beta"] < MOST_BETA / 10
+    assert least(found["beta"]) >= 1 > least(found["beta"] / (1 + PRECISION))
+    assert found["gamma"] * (found["beta"] + 1) == pytest.approx(0.5)
+    assert 0 < found["allowed"] <= 1 / (128 * 4**3)  # what (19) and (20) force
+    assert shares == sorted(shares)
+    again = _certified(split, 8, 1.0, 0.1)
+    assert least(1.0) < 1
+    assert again["allowed"] > found["allowed"]
+
+
+# -- drawing -------------------------------------------------------------------------------------------------
+
+
+def test_seeds_decades_apart_are_drawn_by_their_range():
+    ax = Figure().subplots()
+    draw_range(ax, [[1.0, 1e-2, 4.0], [1.0, 1e-8, np.nan], [1.0, 1e-5, 4.0]], "x")
+    (line,), (band,) = ax.get_lines(), ax.collections
+    assert line.get_ydata()[:2] == pytest.approx([1.0, 1e-5])
+    assert np.isnan(line.get_ydata()[2])  # one was lost
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert heights.min() == pytest.approx(1e-8)
+    assert heights.max() == pytest.approx(1.0)
