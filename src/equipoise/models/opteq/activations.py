@@ -83,12 +83,13 @@ def potential(activation: Activation, t: Tensor) -> Tensor:
         return t * value / 2
     if name.startswith("soft_threshold("):
         return value.square() / 2
-    if name.startswith("clamp("):  # ½t² − ½(distance to the interval)², from 0
+    if name.startswith("clamp("):  # ½t² − ½(distance to the interval)², from 0, without their cancellation
         zero = activation(torch.zeros_like(t))
-        return (t.square() - (t - value).square() + zero.square()) / 2
-    if name == "tanh":  # log cosh
+        return (value * (2 * t - value) + zero.square()) / 2
+    if name == "tanh":  # log cosh; near 0 as log(1 + 2 sinh²(t/2)), which is small like ½t²
         size = t.abs()
-        return size + torch.log1p(torch.exp(-2 * size)) - math.log(2)
+        near = torch.log1p(2 * torch.sinh(size.clamp_max(1.0) / 2).square())
+        return torch.where(size < 1, near, size + torch.log1p(torch.exp(-2 * size)) - math.log(2))
     if name == "softplus":  # Li₂(−1) − Li₂(−eᵗ), with Li₂(u) = spence(1 − u)
         tail = torch.as_tensor(spence(1 + np.exp(-t.abs().double().cpu().numpy()))).to(t)
         right = t.square() / 2 + math.pi**2 / 12 + tail

@@ -23,6 +23,7 @@ from .activations import potential
 
 _NEWTON_STEPS = 200
 _FEASIBLE = 1e-9  # relative: how far z may lie outside the domain of φ and count as in it
+_TINY = 1e-300
 _SLACKS = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, _FEASIBLE)
 
 
@@ -56,17 +57,22 @@ class Phi:
         return (y * p).sum(dim=1) - self.psi(y) - p.square().sum(dim=1) / 2
 
     def value(self, z: Tensor) -> Tensor:
-        """φ(z), (N,); ∞ where z is not in the image of f (within 1e-9).
+        """φ(z), (N,); ∞ where z is not in the image of f (within 1e-9, relative to z and c).
 
         ReLU: min{μ⁻¹(½‖v‖² − cᵀv) : v ≥ 0, Wᵀv = μz} − ½‖z‖², a least-distance problem, solved exactly.
-        Otherwise by the y with f(y) = z.
+        Otherwise by the y with f(y) = z; ∞ too where σ is saturated (c ≫ 1) and Newton's method fails.
         """
         if self.activation.name == "relu":
             return self._relu_value(z)
         y, residual = self._solve(0.0, z)
-        inside = residual <= _FEASIBLE * (1 + z.norm(dim=1))
+        inside = residual <= _FEASIBLE * (z.norm(dim=1) + self.size)
         value = (y * z).sum(dim=1) - self.psi(y) - z.square().sum(dim=1) / 2
         return torch.where(inside, value, math.inf)
+
+    @property
+    def size(self) -> Tensor:
+        """μ⁻¹‖W‖‖σ(c)‖ ≥ ‖f(0)‖, (N,): with ‖x‖, what rounding errors and tolerances are relative to."""
+        return torch.linalg.norm(self.W) * self.activation(self.c).norm(dim=1) / self.mu
 
     def prox(self, t: float, x: Tensor) -> Tensor:
         """prox_{tφ}(x), (N, m), 0 < t ≤ 1."""
@@ -92,7 +98,7 @@ class Phi:
         if not 0 < t <= 1:
             raise ValueError(f"t must lie in (0, 1]. Got {t} instead.")
         y, residual = self._solve(t, x)
-        far = residual > 1e-9 * (1 + x.norm(dim=1) + self.c.norm(dim=1))
+        far = residual > 1e-9 * (x.norm(dim=1) + self.size)
         if bool(far.any()):
             row = int(torch.nonzero(far)[0])
             raise RuntimeError(
@@ -107,14 +113,15 @@ class Phi:
         y = x.clone()
         gap = self._gradient(t, y, x)
         size = gap.norm(dim=1)
-        goal = 4 * torch.finfo(x.dtype).eps * (1 + x.norm(dim=1) + self.c.norm(dim=1))
+        scale = x.norm(dim=1) + self.size
+        goal = 4 * torch.finfo(x.dtype).eps * scale
         for _ in range(_NEWTON_STEPS):
             open_rows = size > goal
             if not bool(open_rows.any()):
                 break
             H = t * eye + (1 - t) * self._jacobian(y)
-            damping = (1e-10 if t > 0 else 1e-3) * size.clamp_max(1.0)[:, None, None] + 1e-300
-            step = torch.linalg.solve(H + (damping + 1e-14) * eye, gap)
+            damping = (1e-10 if t > 0 else 1e-3) * (size / scale.clamp_min(_TINY)).clamp_max(1.0) + 1e-14
+            step = torch.linalg.solve(H + damping[:, None, None] * eye, gap)
             best, found = y, size
             merit = self._merit(t, y, x)
             waiting = open_rows.clone()
@@ -162,11 +169,13 @@ def _least(c: np.ndarray, v: np.ndarray, N: np.ndarray, W: np.ndarray, mu: float
     Over v + N u that is a least-distance problem, min ‖w‖ with N w ≥ h, and a nonnegative least-squares one:
     r = (Nᵀ; hᵀ)s − e has w = −r/r_last [Lawson and Hanson, Solving Least Squares Problems, chapter 23].
     """
-    size = 1 + np.abs(v).max(initial=0.0)
-    if np.abs(W.T @ v - mu * z).max(initial=0.0) > _FEASIBLE * size:
+    size = np.abs(v).max(initial=0.0)
+    both = max(size, np.abs(c).max(initial=0.0))
+    if np.abs(W.T @ v - mu * z).max(initial=0.0) > _FEASIBLE * np.linalg.norm(W) * both:
         return math.inf
     nearest = v + N @ (N.T @ (c - v))  # without the signs
-    for slack in (size * s for s in _SLACKS):  # a z on the boundary, as equilibria are, is off it by rounding
+    # A z on the boundary, as equilibria are, is off it by rounding: that of z, or of a sum with c
+    for slack in (of * s for of in (size, both) for s in _SLACKS):
         v = nearest if (nearest >= -slack).all() else nearest + _least_distance(N, -nearest - slack)
         if np.isfinite(v).all() and (v >= -8 * slack).all():
             break
@@ -176,15 +185,16 @@ def _least(c: np.ndarray, v: np.ndarray, N: np.ndarray, W: np.ndarray, mu: float
 
 
 def _least_distance(N: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """N w of the shortest w with N w ≥ h; NaN where there is none."""
-    E = np.vstack([N.T, h])
+    """N w of the shortest w with N w ≥ h, which has a positive entry; NaN where there is none."""
+    scale = np.abs(h).max()
+    E = np.vstack([N.T, h / scale])  # w is homogeneous in h
     unit = np.zeros(len(E))
     unit[-1] = 1.0
     s, rest = nnls(E, unit, maxiter=50 * len(h))
     if rest < _FEASIBLE:
         return np.full(len(h), math.nan)
     r = E @ s - unit
-    return -N @ (r[:-1] / r[-1])
+    return -scale * (N @ (r[:-1] / r[-1]))
 
 
 @dataclass(frozen=True)
@@ -200,7 +210,10 @@ class QuadraticProgramme:
         return (v * (v @ self.H / 2 - self.g)).sum(dim=1)
 
     def solve(self) -> Tensor:
-        """v (N, p), by scipy's active-set least squares (`nnls`, or `lsq_linear` with free variables)."""
+        """v (N, p), by scipy's active-set least squares (`nnls`, or `lsq_linear` with free variables).
+
+        Their tolerances are absolute and v is homogeneous in g: each row is solved in units of its largest.
+        """
         H = self.H.detach().cpu().double()
         try:
             L = torch.linalg.cholesky(H)
@@ -211,9 +224,11 @@ class QuadraticProgramme:
             ) from None
         B = torch.linalg.solve_triangular(L, self.g.detach().cpu().double().T, upper=False).T.numpy()
         A, p = L.T.numpy(), len(H)
+        scale = np.abs(B).max(axis=1, initial=0.0, keepdims=True)  # (N, 1)
+        B = B / np.where(scale > 0, scale, 1.0)
         if self.signed == p:
             rows = [nnls(A, b, maxiter=50 * p)[0] for b in B]
         else:
             low = np.r_[np.zeros(self.signed), np.full(p - self.signed, -np.inf)]
             rows = [lsq_linear(A, b, (low, np.inf), method="bvls", tol=1e-15, max_iter=50 * p).x for b in B]
-        return torch.as_tensor(np.array(rows).reshape(len(B), p)).to(self.g)
+        return torch.as_tensor(scale * np.array(rows).reshape(len(B), p)).to(self.g)

@@ -47,23 +47,27 @@ class _Objective(ProximalFamily):
         size = self.activation.lipschitz * norm_upper(W) ** 2 / self.mu
         return math.inf if size == 0 else 1 / size - 1
 
-    def _smooth_minimum(self, size: int, rows: Sequence[Smooth], slope: Rows, curvature: Rows) -> Tensor:
+    def _smooth_minimum(
+        self, size: int, scale: Tensor, rows: Sequence[Smooth], slope: Rows, curvature: Rows
+    ) -> Tensor:
         """argmin of each smooth convex function of `size` variables, from 0: scipy's L-BFGS-B, then Newton.
 
-        L-BFGS-B compares values, and stops about √eps from the minimiser: Newton's method on the gradient
-        of all rows, `slope`, with their Hessians, `curvature`, goes on to rounding.
+        The variables of a row are in units of its `scale`, as scipy's tolerances are absolute. L-BFGS-B
+        compares values, and stops about √eps from the minimiser: Newton's method on the gradient of all rows,
+        `slope`, with their Hessians, `curvature`, goes on to rounding.
         """
         options = {"maxiter": 5000, "maxfun": 20000, "ftol": 0.0, "gtol": 1e-11, "maxls": 60}
         found = torch.zeros(len(rows), size, dtype=torch.float64, device=self.V.device)
-        for i, F in enumerate(rows):
+        scale = torch.where(scale > 0, scale, 1.0)
+        for i, (F, s) in enumerate(zip(rows, scale.tolist(), strict=True)):
 
-            def call(flat: np.ndarray, F: Smooth = F) -> tuple[float, np.ndarray]:
-                value, gradient = F(torch.as_tensor(flat)[None].to(found))
-                return float(value), gradient[0].double().cpu().numpy()
+            def call(flat: np.ndarray, F: Smooth = F, s: float = s) -> tuple[float, np.ndarray]:
+                value, gradient = F(torch.as_tensor(s * flat)[None].to(found))
+                return float(value / s**2), (gradient[0] / s).cpu().numpy()
 
             best = minimize(call, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
-            found[i] = torch.as_tensor(best).to(found)
-        return _polished(found, slope, curvature)
+            found[i] = torch.as_tensor(s * best).to(found)
+        return _polished(found, scale, slope, curvature)
 
     def _refuse_nonconvex(self) -> None:
         for i, W in enumerate(self.weights()):
@@ -126,6 +130,7 @@ class LayerObjective(_Objective):
         one = lambda phi: lambda z: (phi.envelope(0.5, z), phi.envelope_gradient(0.5, z))
         z = self._smooth_minimum(
             self.state,
+            phi.size,
             [one(phi.row(i)) for i in range(len(X))],
             lambda z: phi.envelope_gradient(0.5, z),
             lambda z: phi.envelope_hessian(0.5, z),
@@ -255,7 +260,8 @@ class JointObjective(_Objective):
             )
 
         rows = [one(first.row(i), second.row(i)) for i in range(len(X))]
-        both = self._smooth_minimum(2 * m, rows, lambda both: slope(first, second, both), curvature)
+        scale = first.size + second.size
+        both = self._smooth_minimum(2 * m, scale, rows, lambda both: slope(first, second, both), curvature)
         value = self._joint(first, second, both[:, :m], both[:, m:])
         return Minimum(both[:, m:], value, None, "joint objective, scipy L-BFGS-B and Newton")
 
@@ -281,14 +287,14 @@ class JointObjective(_Objective):
         return self.alpha * phi.map(z) + (1 - self.alpha) * z
 
 
-def _polished(z: Tensor, slope: Rows, curvature: Rows) -> Tensor:
-    """Newton's method, (H + ‖g‖I)d = g, in every row for as long as its gradient g becomes smaller."""
+def _polished(z: Tensor, scale: Tensor, slope: Rows, curvature: Rows) -> Tensor:
+    """Newton's method, (H + ‖g‖/scale·I)d = g, in every row for as long as its gradient g becomes smaller."""
     eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
     gradient = slope(z)
     for _ in range(_POLISH):
         size = gradient.norm(dim=1)
         trial = z - torch.linalg.lstsq(
-            curvature(z) + size[:, None, None] * eye, gradient[..., None]
+            curvature(z) + (size / scale)[:, None, None] * eye, gradient[..., None]
         ).solution.squeeze(-1)
         rest = slope(trial)
         better = rest.norm(dim=1) < size
