@@ -1,11 +1,14 @@
 """h' = f(h, t): the baseline against a fine Euler scheme, its gradients, and what it appends."""
 
+import math
+
 import pytest
 import torch
 
 pytest.importorskip("torchdiffeq")
 
-from equipoise.models.neural_ode import NeuralODE
+from equipoise.models.neural_ode import METHODS, NeuralODE
+from memory import stored_bytes
 
 
 def build(seed=0, **options):
@@ -37,6 +40,23 @@ def test_the_adjoint_gives_the_gradients_of_the_solver():
         assert (a - b).norm() < 5e-3 * a.norm()  # kinks of relu limit the order
 
 
+def test_the_memory_of_the_adjoint_does_not_grow_with_the_steps():
+    def kept(steps, adjoint):
+        model = build(method="rk4", steps=steps, adjoint=adjoint)
+        return stored_bytes(lambda: model(X))
+
+    assert kept(20, adjoint=True) == kept(2, adjoint=True) < kept(2, adjoint=False)
+    assert kept(20, adjoint=False) > 5 * kept(2, adjoint=False)
+
+
+def test_only_adaptive_steps_make_an_image_depend_on_those_beside_it():
+    with torch.no_grad():
+        for method in METHODS:
+            model = build(method=method)
+            gap = (model.state(X)[:1] - model.state(X[:1])).abs().max()
+            assert 1e-6 < gap < 1e-2 if method == "dopri5" else gap < 1e-12
+
+
 def test_augmentation_appends_channels_of_zeros_that_the_flow_fills():
     model = build(augment=2, rtol=1e-6, atol=1e-6)
     state = model.state(X)
@@ -47,11 +67,12 @@ def test_augmentation_appends_channels_of_zeros_that_the_flow_fills():
 
 def test_evaluations_are_those_of_the_forward_solve():
     for adjoint in (True, False):
-        model = build(method="rk4", steps=5, adjoint=adjoint)
-        y = model(X)
-        assert model.field.evaluations == 4 * 5
-        y.sum().backward()
-        assert model.field.evaluations == 4 * 5
+        for steps in (5, 49):  # 1/(1/49) is not 49
+            model = build(method="rk4", steps=steps, adjoint=adjoint)
+            y = model(X)
+            assert model.field.evaluations == 4 * steps
+            y.sum().backward()
+            assert model.field.evaluations == 4 * steps
 
 
 def test_files_and_words(tmp_path):
@@ -62,3 +83,27 @@ def test_files_and_words(tmp_path):
         build(method="leapfrog")
     with pytest.raises(ValueError, match="augment must be"):
         build(augment=-1)
+    for tolerances in ({"rtol": -1.0}, {"atol": 0.0}, {"rtol": math.nan}, {"atol": math.inf}):
+        with pytest.raises(ValueError, match="rtol must be ≥ 0 and atol > 0, both finite"):
+            build(**tolerances)
+    build(rtol=0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_images_that_cannot_be_solved_for_are_named(method):
+    model = build(method=method, augment=1)
+    assert model(X[:0]).shape == (0, 2)
+    assert model.state(X[:0]).shape == (0, 4, 6, 6)
+    with pytest.raises(ValueError, match=r"x must be finite. Got NaN or infinity in row 2\."):
+        model(X.index_fill(0, torch.tensor([2]), math.nan))
+    with pytest.raises(ValueError, match=r"x must be \(N, 1, 6, 6\)\. Got shape \(4, 1, 7, 6\)"):
+        model(torch.zeros(4, 1, 7, 6, dtype=torch.float64))
+
+
+def test_a_field_too_steep_for_the_tolerance_is_said_in_words():
+    model = build()
+    with torch.no_grad():
+        for p in model.field.parameters():
+            p *= 1e12
+    with pytest.raises(ArithmeticError, match=r"the field is too steep for rtol=0\.001 and atol=0\.001"):
+        model(X)

@@ -6,13 +6,15 @@ Needs the package torchdiffeq (`pip install 'equipoise[ode]'`).
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .conv.parts import ClassHead, Extractor, Maker, all_positive, checked_image, positive
+from .affine import refuse_nonfinite
+from .conv.parts import ClassHead, Extractor, Maker, all_positive, checked_image, images_of, positive
 from .saving import Saved
 
 METHODS = ("dopri5", "rk4", "euler", "midpoint")
@@ -40,7 +42,9 @@ class NeuralODE(Saved):
         inputs: (channels, height, width) of an image.
         channels, hidden: of g(x) and inside the field.
         augment: channels of zeros appended to g(x); more than none is an augmented neural ODE.
-        method: "dopri5" (adaptive, to `rtol` and `atol`), or "rk4", "midpoint", "euler" in `steps` steps.
+        method: "dopri5" (adaptive, to `rtol` ≥ 0 and `atol` > 0), or "rk4", "midpoint", "euler" in `steps`
+            steps. The steps of dopri5 follow the mean error of the whole batch: the h(1) of an image depends
+            on the images beside it, by about the tolerance. With fixed steps every image is alone.
         adjoint: gradients by the adjoint equation, whose memory does not grow with the steps (its error is
             that of the solver), instead of through the solver.
     """
@@ -72,6 +76,10 @@ class NeuralODE(Saved):
             raise ValueError(
                 f"method must be one of {', '.join(map(repr, METHODS))}. Got {method!r} instead."
             )
+        if not (0 <= rtol < math.inf and 0 < atol < math.inf):
+            raise ValueError(
+                f"rtol must be ≥ 0 and atol > 0, both finite. Got rtol={rtol!r} and atol={atol!r} instead."
+            )
         make = Maker(dtype, device, generator)
         self.inputs, self.outputs, self.augment, self.hidden = checked_image(inputs), outputs, augment, hidden
         self.method, self.steps, self.rtol, self.atol = method, steps, float(rtol), float(atol)
@@ -83,16 +91,31 @@ class NeuralODE(Saved):
     def state(self, x: Tensor) -> Tensor:
         """h(1), (N, channels + augment, h, w)."""
         ode = _torchdiffeq()
+        refuse_nonfinite("x", images_of(self.inputs, x))
         g = self.extractor(x)
         h = torch.cat([g, g.new_zeros(len(g), self.augment, *g.shape[2:])], dim=1)
+        if not len(h):
+            return h  # no image has an error that dopri5 could measure
         span = torch.tensor([0.0, 1.0], dtype=h.dtype, device=h.device)
-        fixed = self.method != "dopri5"
         before = self.field.calls
         solve = ode.odeint_adjoint if self.adjoint else ode.odeint
-        options = {"step_size": 1 / self.steps} if fixed else None
-        path = solve(self.field, h, span, rtol=self.rtol, atol=self.atol, method=self.method, options=options)
+        options = None if self.method == "dopri5" else {"grid_constructor": self._grid}
+        try:
+            path = solve(
+                self.field, h, span, rtol=self.rtol, atol=self.atol, method=self.method, options=options
+            )
+        except AssertionError as error:  # how torchdiffeq says it
+            raise ArithmeticError(
+                f"{self.method} must come to t = 1, and its steps became too small or h(t) infinite: the "
+                f"field is too steep for rtol={self.rtol} and atol={self.atol} in {h.dtype}. Loosen them, "
+                f"take smaller weights, or a method of fixed steps."
+            ) from error
         self.field.evaluations = self.field.calls - before  # the adjoint's, later, are not counted
         return path[-1]
+
+    def _grid(self, field: Any, h: Tensor, t: Tensor) -> Tensor:
+        """`steps` equal steps, for the adjoint from 1 to 0; a step size would be rounded to one more."""
+        return torch.linspace(float(t[0]), float(t[-1]), self.steps + 1, dtype=t.dtype, device=t.device)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.state(x))
