@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,7 +45,7 @@ def reproduce(
     """Run experiments and write, for each, a directory `out`/<key>; then the gallery, `out`/index.html.
 
     `jobs` of them at a time, each in a process of its own; None is the number of cores, up to 8. One that
-    raises is reported as failed, and the others go on.
+    raises is reported as failed, and the others go on. SIGTERM is a KeyboardInterrupt, which ends them all.
     """
     chosen, out, watcher = select(names), Path(out), watcher or Silent()
     if jobs is not None and jobs < 1:
@@ -51,11 +53,12 @@ def reproduce(
     jobs = min(jobs or min(cores(), MOST), len(chosen))
     results: dict[str, Result] = {}
     work = (chosen, settings, out, watcher)
-    for result in _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work):
-        write_page(result, out)
-        watcher.finished(result)
-        results[result.key] = result
-    write_gallery(out)
+    with _interruptible():
+        for result in _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work):
+            write_page(result, out)
+            watcher.finished(result)
+            results[result.key] = result
+        write_gallery(out)
     return [results[entry.key] for entry in chosen]
 
 
@@ -104,6 +107,23 @@ def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher |
     return result
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is Ctrl-C in here."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # others may not handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # -- processes -----------------------------------------------------------------------------------------------
 
 
@@ -120,8 +140,8 @@ def _side_by_side(
             jobs, mp_context=context, initializer=_start, initargs=(messages, max(1, cores() // jobs))
         ) as pool,
     ):
-        futures: list[Future[Result]] = [pool.submit(_work, e.key, settings, out) for e in order]
         try:
+            futures: list[Future[Result]] = [pool.submit(_work, e.key, settings, out) for e in order]
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool:
@@ -178,8 +198,17 @@ _messenger: _Messenger | None = None  # of a worker
 def _start(messages: Any, threads: int) -> None:
     global _messenger
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     _messenger = _Messenger(messages)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed could not end its workers. A unit is written whole or not at all."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _work(key: str, settings: Settings, out: Path) -> Result:
