@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.data import DataError, MissingData
+from equipoise.data import DataError, MissingData, load
 from equipoise.data.segmentation import IGNORE, digit_canvases, read_masks_folder
 
 Image = pytest.importorskip("PIL.Image")
@@ -39,10 +39,33 @@ def test_masks_lie_where_the_ink_is():
     assert interior.std() == pytest.approx(0.1, rel=0.1)
 
 
-def test_what_cannot_be_drawn_is_refused():
-    for options in ({"n": 0}, {"size": 15}, {"part": "both"}, {"noise": -1.0}, {"source": "synthetic-moons"}):
-        with pytest.raises(DataError):
-            digit_canvases(**options)
+def test_a_pixel_belongs_to_a_digit_where_its_ink_is_above_a_third():
+    origin, clean = load("digits"), digit_canvases(30, digits=1, part="test")
+    cut = lambda y: y[np.ix_(y.any(axis=1), y.any(axis=0))]  # without the empty rows and columns
+    shapes = [cut((3 * x > 16).repeat(2, axis=0).repeat(2, axis=1)) for x in origin.x_test]
+    for y in clean.y:
+        alike = [s for s, label in zip(shapes, origin.y_test, strict=True) if 1 + label == y.max()]
+        assert any(np.array_equal(cut(y > 0), s) for s in alike)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 0}, "n must be an integer ≥ 1; got 0"),
+        ({"n": 2.5}, "n must be an integer ≥ 1; got 2.5"),
+        ({"size": 15}, "size must be at least 16"),
+        ({"digits": -1}, "digits must be an integer ≥ 0; got -1"),
+        ({"seed": -1}, "seed must be an integer ≥ 0; got -1"),
+        ({"part": "both"}, "part must be 'train' or 'test'"),
+        ({"noise": -1.0}, "noise must be ≥ 0 and finite; got -1.0"),
+        ({"noise": np.inf}, "noise must be ≥ 0 and finite; got inf"),
+        ({"noise": np.nan}, "noise must be ≥ 0 and finite; got nan"),
+        ({"source": "synthetic-moons"}, "source must hold grey images"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options, words):
+    with pytest.raises(DataError, match=words):
+        digit_canvases(**options)
 
 
 @pytest.fixture
@@ -109,3 +132,18 @@ def test_classes_beyond_those_named_and_broken_files(folder):
     (folder / "masks/a.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="a: the mask cannot be read"):
         read_masks_folder(folder)
+
+
+def test_files_that_are_no_image_or_mask_are_named_and_hidden_ones_passed_over(folder):
+    (folder / "images/.DS_Store").write_bytes(b"")
+    assert read_masks_folder(folder).places == ("a", "b")
+    Image.fromarray(np.zeros((5, 7), np.uint8)).save(folder / "masks/b.jpg")
+    (folder / "images/notes.txt").write_text("notes")
+    (folder / "images/more.png").mkdir()
+    with pytest.raises(DataError) as caught:
+        read_masks_folder(folder)
+    assert [problem.partition(" is no image")[0] for problem in caught.value.problems] == [
+        "images/more.png",
+        "images/notes.txt",
+        "masks/b.jpg",
+    ]

@@ -50,8 +50,11 @@ def digit_canvases(
     is uniform in [.5, 1]. White noise of standard deviation `noise` is added last, and the grey values are
     cut to [0, 1]. A pixel where a digit's ink is above ⅓ has class 1 + its label; all others have class 0.
     """
-    if n < 1 or digits < 0 or not noise >= 0:
-        raise DataError(f"n ≥ 1, digits ≥ 0 and noise ≥ 0 are required; got {n}, {digits} and {noise}")
+    for name, value, least in (("n", n, 1), ("size", size, 1), ("digits", digits, 0), ("seed", seed, 0)):
+        if not isinstance(value, int | np.integer) or value < least:
+            raise DataError(f"{name} must be an integer ≥ {least}; got {value!r}")
+    if not 0 <= noise < np.inf:
+        raise DataError(f"noise must be ≥ 0 and finite; got {noise!r}")
     if part not in ("train", "test"):
         raise DataError(f"part must be 'train' or 'test'; got {part!r}")
     origin = load(source)
@@ -105,6 +108,7 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
 
     A mask is a grey or palette image whose values are classes; 255 is left out of training and scores. All
     images have one size. `classes` names the values 0, 1, …; by default they are called by their numbers.
+    Hidden files are passed over, any other that is no image or no mask is an error.
     """
     path = Path(path)
     for folder in (path / "images", path / "masks"):
@@ -139,10 +143,13 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
 
 
 def _by_stem(folder: Path, suffixes: Iterable[str], problems: list[str]) -> dict[str, Path]:
-    """The files of a folder by their stems; two of one stem join the problems."""
+    """The files of a folder by their stems; two of one stem and what must not be there join the problems."""
     found: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
-        if file.suffix.lower() not in suffixes:
+        if file.name.startswith("."):
+            continue
+        if file.is_dir() or file.suffix.lower() not in suffixes:
+            problems.append(f"{folder.name}/{file.name} is no image to be read here ({', '.join(suffixes)})")
             continue
         if file.stem in found:
             first = found[file.stem].name
