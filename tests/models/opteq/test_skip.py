@@ -107,3 +107,44 @@ def test_alpha_and_mu_are_checked_whenever_they_are_set():
     assert (model.alpha, model.mu) == (0.5, 1.0)
     with pytest.raises(ValueError, match=r"start must be torch\.float64 .* Got torch\.float32"):
         model.equilibrium(drawn(4, 3), start=torch.zeros(4, 8))
+
+
+# -- images ------------------------------------------------------------------------------------------------
+
+
+def images(alpha, dtype=torch.float64, **options):
+    g = torch.Generator().manual_seed(1)
+    return eq.ConvOptEq((2, 6, 6), 4, (5, 3), 3, alpha=alpha, norm=0.9, dtype=dtype, generator=g, **options)
+
+
+@pytest.mark.parametrize("alpha", [0.8, 0.1, 1e-3, 1e-6])
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-3), (torch.float64, 1e-7)])
+def test_images_have_equilibria_as_near_whatever_alpha_is(alpha, dtype, rtol):
+    x, model = drawn(3, 2, 6, 6, dtype=dtype), images(alpha, dtype)
+    exact = images(alpha)
+    exact.load_state_dict(model.state_dict())
+    z, want = model.equilibrium(x), exact.equilibrium(x.double(), stop=TIGHT)
+    assert off(z, want) < rtol
+    c = exact.injection(x.double())
+    torch.testing.assert_close(exact.cell(want, *c, *exact.shared()), want, rtol=0, atol=1e-11)
+    ours, tight = (
+        torch.autograd.grad(a.square().sum(), m.layers[0].W)[0] for a, m in ((z, model), (want, exact))
+    )
+    assert off(ours, tight) < 10 * rtol
+
+
+def test_images_with_a_property_are_as_near_too():
+    x, model = drawn(3, 2, 6, 6), images(0.05, regulariser=L1(1e-3))
+    assert off(model.equilibrium(x), model.equilibrium(x, stop=eq.Stop(rtol=1e-12, max_steps=9999))) < 1e-7
+    with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\]"):
+        model.alpha = 5.0
+
+
+def test_images_run_under_autocast():
+    x = drawn(3, 2, 6, 6, dtype=torch.float32)
+    for alpha in (1.0, 0.4):
+        model = images(alpha, torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = model.equilibrium(x)
+        assert z.dtype == torch.float32
+        assert off(z, model.equilibrium(x)) < 0.05

@@ -8,7 +8,7 @@ of the convolution as a linear map of images. That norm is bounded soundly, by t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from ...linalg import Interval, conv_norm_upper
 from ...solve import Activation, Anderson, Picard, Stop
 from ...solve.failure import OnFailure, Policy
 from ..opteq.activations import KNOWN, monotone_activation
-from ..opteq.pieces import Gradients
+from ..opteq.pieces import Gradients, Skip, pace, tightened
 from ..properties import Property, as_property
 from .images import ImageModel, StoredSolvers
 from .parts import Extractor, Maker, all_positive, head_for, odd, positive, reduced
@@ -97,19 +97,42 @@ def _compose(
 
     None stands for z = 0, which needs no convolution.
     """
-    L = len(geometry)
-    for g, c, W, W_T in zip(geometry, tensors[:L], tensors[L : 2 * L], tensors[2 * L :], strict=True):
-        p = c if z is None else F.conv2d(z, W, stride=g.stride, padding=g.padding) + c  # (N, n, h, w)
-        h = activation(p)
-        if g.stride == 1:
-            f = F.conv2d(h, W_T, padding=g.padding)
-        else:
-            f = F.conv_transpose2d(h, W_T, stride=g.stride, padding=g.padding, output_padding=g.lost)
+    for layer in _layers(geometry, tensors):
+        f = _target(activation, z, *layer)
         if alpha < 1:
             f = alpha * f if z is None else torch.lerp(z, f, alpha)
         z = f
     assert z is not None
     return z if regulariser is None else regulariser(z.flatten(1)).reshape(z.shape)
+
+
+def _whole_step(
+    alpha: float, activation: Activation, geometry: tuple[_Geometry, ...], z: Tensor, *tensors: Tensor
+) -> Tensor:
+    """z + (T(z) − z)/s, s = 1 − (1 − α)^L: the equilibria of T, as near as its residual says."""
+    at, moved = z, torch.zeros_like(z)
+    for layer in _layers(geometry, tensors):
+        move = _target(activation, at, *layer) - at
+        at, moved = torch.add(at, move, alpha=alpha), moved + move
+    return torch.add(z, moved, alpha=alpha / pace(alpha, len(geometry)))
+
+
+def _layers(
+    geometry: tuple[_Geometry, ...], tensors: Sequence[Tensor]
+) -> Iterator[tuple[_Geometry, Tensor, Tensor, Tensor]]:
+    L = len(geometry)
+    return zip(geometry, tensors[:L], tensors[L : 2 * L], tensors[2 * L :], strict=True)
+
+
+def _target(
+    activation: Activation, z: Tensor | None, g: _Geometry, c: Tensor, W: Tensor, W_T: Tensor
+) -> Tensor:
+    """Wᵀ⋆σ(W⋆z + c): where a layer points."""
+    p = c if z is None else F.conv2d(z, W, stride=g.stride, padding=g.padding) + c  # (N, n, h, w)
+    h = activation(p)
+    if g.stride == 1:
+        return F.conv2d(h, W_T, padding=g.padding)
+    return F.conv_transpose2d(h, W_T, stride=g.stride, padding=g.padding, output_padding=g.lost)
 
 
 @dataclass(frozen=True)
@@ -137,7 +160,7 @@ class WellPosed:
         return f"{sizes}: nothing is proved. Call project_() after each step of training."
 
 
-class ConvOptEq(ImageModel):
+class ConvOptEq(Skip, ImageModel):
     """z = f_L∘…∘f_1(z),  f_l(z) = α W_lᵀ⋆σ(W_l⋆z + U_l⋆g(x) + b_l) + (1 − α) z,  ŷ = head(z).    [xie2021]
 
     Args:
@@ -206,8 +229,6 @@ class ConvOptEq(ImageModel):
                 f"strides must be one for each layer of hidden, and there must be a layer. "
                 f"Got {len(strides)} strides for {len(hidden)} layers instead."
             )
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha} instead.")
         if not 0 < limit <= 1:
             raise ValueError(f"limit must lie in (0, 1]: it bounds ‖W_l‖. Got {limit} instead.")
         if not 0 < norm <= limit:
@@ -218,7 +239,7 @@ class ConvOptEq(ImageModel):
         self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
         self.regulariser = as_property(regulariser)
         make = Maker(dtype, device, generator)
-        self.alpha, self.limit, self.norm = float(alpha), float(limit), float(norm)
+        self.alpha, self.limit, self.norm = alpha, float(limit), float(norm)
         self.kernel, self.reach, self.pool = kernel, reach, pool
         self.normalise, self.task = normalise, task
         self.extractor = Extractor(self.inputs, features, all_positive("extractor", extractor), make)
@@ -238,8 +259,24 @@ class ConvOptEq(ImageModel):
     @property
     def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]
         """T(z, c_1, …, c_L, W_1, …, W_L, Wᵀ_1, …, Wᵀ_L)."""
-        geometry = tuple(_Geometry(layer.stride, layer.padding, layer.lost) for layer in self.layers)
-        return partial(_compose, self.alpha, self.activation, geometry, self.regulariser)
+        return partial(_compose, self.alpha, self.activation, self._geometry, self.regulariser)
+
+    @property
+    def solved_cell(self) -> Callable[..., Tensor]:
+        """z + (T(z) − z)/s; with a property, T itself, solved to a tolerance as much smaller."""
+        if self.alpha == 1 or self.regulariser is not None:
+            return self.cell
+        return partial(_whole_step, self.alpha, self.activation, self._geometry)
+
+    def solved_stop(self, stop: Stop | None) -> Stop | None:
+        if self.regulariser is None:
+            return stop
+        s = pace(self.alpha, len(self.layers))
+        return tightened(stop or Stop(), self.alpha, s, self.layers[0].W.dtype)
+
+    @property
+    def _geometry(self) -> tuple[_Geometry, ...]:
+        return tuple(_Geometry(layer.stride, layer.padding, layer.lost) for layer in self.layers)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
         g = self.extractor(x)

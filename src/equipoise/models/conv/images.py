@@ -23,7 +23,7 @@ from ..affine import refuse_nonfinite
 from ..baselines import Repeat
 from ..equilibrium import Equilibrium
 from ..opteq.pieces import Gradients, as_gradient, trained_by
-from ..properties import as_sam, as_stop, method_config
+from ..properties import as_sam, as_stop, method_config, selects
 from ..saving import Saved
 from .parts import Image, checked_image, positive
 
@@ -79,6 +79,15 @@ class ImageModel(Saved, ABC):
     def readout(self, z: Any) -> Tensor:
         """ŷ: (N, k), or (N, k, H, W) for pixels."""
 
+    @property
+    def solved_cell(self) -> Callable[..., State]:
+        """What is solved: f, or a map with the same equilibria."""
+        return self.cell
+
+    def solved_stop(self, stop: Stop | None) -> Stop | None:
+        """To what tolerance `solved_cell` is solved, for equilibria as near as `stop` says."""
+        return stop
+
     def default_start(self, c: Sequence[Tensor]) -> State | None:
         """Where a solve begins unless `start` says it; None for zero, where an unrolled iteration begins."""
         return None
@@ -112,8 +121,7 @@ class ImageModel(Saved, ABC):
         c = self.injection(self._check_images(x))
         layer = self._layer(stop, solver, named=solver is not None)
         if start is None and isinstance(layer.gradient, SolvedGradient) and not under_transform():
-            with torch.no_grad():
-                start = self.default_start(c)
+            start = self._default_start(c)
         try:
             return layer(*c, shared=self.shared(), start=start)
         finally:
@@ -130,8 +138,14 @@ class ImageModel(Saved, ABC):
     ) -> Solution:
         """The Solution behind `equilibrium`, whatever became of each image, without a gradient."""
         c = self.injection(self._check_images(x))
-        start = self.default_start(c) if start is None else start
+        start = self._default_start(c) if start is None else start
         return self._layer(stop, solver, named=False).solve(*c, shared=self.shared(), start=start)
+
+    @torch.no_grad()
+    def _default_start(self, c: Sequence[Tensor]) -> State | None:
+        """In the dtype of the parameters, which the state has under autocast too."""
+        start = self.default_start(c)
+        return start.to(next(self.parameters()).dtype) if isinstance(start, Tensor) else start
 
     def repeated(self, times: int) -> RepeatedModel:
         """The weight-tied network that applies the same cell `times` times: repeat-6, repeat-11, …"""
@@ -139,11 +153,13 @@ class ImageModel(Saved, ABC):
 
     def _layer(self, stop: Stop | None, solver: Solvers | None, named: bool) -> Equilibrium:
         stop, solver = stop or self.stop, solver or self.solver
+        gradient = self._gradient(stop, solver, named)
+        solved = isinstance(gradient, SolvedGradient) and not selects(solver)  # else each step of f counts
         return Equilibrium(
-            self.cell,
+            self.solved_cell if solved else self.cell,
             solver=solver,
-            gradient=self._gradient(stop, solver, named),
-            stop=stop,
+            gradient=gradient,
+            stop=self.solved_stop(stop) if solved else stop,
             on_failure=self.on_failure,
             state=self.state,
         )

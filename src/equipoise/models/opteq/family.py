@@ -27,13 +27,24 @@ from ..equilibrium import Equilibrium, _shaped
 from ..properties import Property, as_property, as_sam, as_stop, method_config, selects
 from ..saving import Saved
 from .activations import KNOWN, monotone_activation
-from .pieces import Cell, Gradients, ProximalEquation, as_gradient, positive, skip_share, trained_by
+from .pieces import (
+    Cell,
+    Gradients,
+    ProximalEquation,
+    Skip,
+    as_gradient,
+    pace,
+    positive,
+    tightened,
+    trained_by,
+)
+from .rows import check_rows, checked_start
 
 Solvers = Solver | Sequence[Solver]
 FeatureMap = Callable[[Tensor], Tensor]
 
 
-class ProximalFamily(Saved, ABC):
+class ProximalFamily(Skip, Saved, ABC):
     """z = T_R∘f_L∘…∘f_1(z),  f_l(z) = (α/μ) W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z,  ŷ = Vᵀz.
 
     `forward` and `equilibrium` are differentiable by `gradient`, with the failure policy `on_failure`;
@@ -116,15 +127,6 @@ class ProximalFamily(Saved, ABC):
         return tuple(name for name, _ in self.named_parameters() if name != self.readout_name)
 
     @property
-    def alpha(self) -> float:
-        """α ∈ (0, 1], the share of each layer in a step; the rest is z itself."""
-        return self._alpha
-
-    @alpha.setter
-    def alpha(self, alpha: float) -> None:
-        self._alpha = skip_share(alpha)
-
-    @property
     def mu(self) -> float:
         """μ > 0."""
         return self._mu
@@ -176,7 +178,7 @@ class ProximalFamily(Saved, ABC):
     @property
     def pace(self) -> float:
         """s = 1 − (1 − α)^L: the share of the way from z to where its layers point that a step of T leads."""
-        return -math.expm1(len(self.blocks) * math.log1p(-self.alpha)) if self.alpha < 1 else 1.0
+        return pace(self.alpha, len(self.blocks))
 
     def T(self, z: Tensor, injections: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         """T_R∘f_L∘…∘f_1(z), (N, m)."""
@@ -350,38 +352,14 @@ class ProximalFamily(Saved, ABC):
         """The equation and where to start; `stepwise`: each step of T counts, not the equilibrium alone."""
         self._check_inputs(X)
         injections, weights = self.injections(X), self.weights()
-        shape = (len(X), self.state_size)
-        value = start.value if isinstance(start, Solution) else start
-        if value is None:
-            value = torch.zeros(shape, dtype=self.V.dtype, device=self.V.device)
-        elif not isinstance(value, Tensor) or tuple(value.shape) != shape:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"start must be {shape}, {shape[0]} rows like X. Got {got} instead.")
-        if value.dtype != self.V.dtype or value.device != self.V.device:
-            raise ValueError(
-                f"start must be {self.V.dtype} on {self.V.device} like the parameters. "
-                f"Got {value.dtype} on {value.device} instead."
-            )
+        z0 = checked_start(start, (len(X), self.state_size), self.V)
         f = self.T
         if not stepwise and self.alpha < 1:
             if self.composed and self.regulariser is None:
                 f = self.whole_step
             else:
-                method = replace(method, stop=self._tightened(method.stop))
-        return ProximalEquation(f, injections, weights, method), value.detach()
-
-    def _tightened(self, stop: Stop) -> Stop:
-        """For T itself, whose steps lead a part of the way, a tolerance as much smaller."""
-        asked, reach = stop.resolve(self.V.dtype), Stop.reach(self.V.dtype)
-        assert asked.rtol is not None
-        assert asked.atol is not None
-        if asked.rtol >= reach > self.pace * asked.rtol:
-            least, dtype = reach / self.pace, self.V.dtype
-            raise ValueError(
-                f"rtol must be at least {least:.1e} in {dtype} with α = {self.alpha:g}: a step leads "
-                f"{self.pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
-            )
-        return replace(asked, rtol=self.pace * asked.rtol, atol=self.pace * asked.atol)
+                method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V.dtype))
+        return ProximalEquation(f, injections, weights, method), z0
 
     def _diagnosis(self) -> str:
         try:
@@ -393,21 +371,10 @@ class ProximalFamily(Saved, ABC):
     def _check_inputs(self, X: Tensor) -> None:
         if not isinstance(X, Tensor):
             raise TypeError(f"X must be a tensor, (N, {self.inputs}). Got {type(X).__name__} instead.")
-        if self.feature_map is not None:
-            if X.ndim < 1:
-                raise ValueError("X must be batch-first, (N, …). Got a scalar instead.")
-            return
-        if X.ndim != 2 or X.shape[1] != self.inputs:
-            hint = " A single sample is X[None]." if X.ndim == 1 else ""
-            raise ValueError(
-                f"X must be (N, {self.inputs}), a row a sample. Got shape {tuple(X.shape)} instead.{hint}"
-            )
-        if X.dtype != self.V.dtype or X.device != self.V.device:
-            raise ValueError(
-                f"X must be {self.V.dtype} on {self.V.device} like the parameters. "
-                f"Got {X.dtype} on {X.device} instead: X.to(…) or model.to(…) makes them agree."
-            )
-        refuse_nonfinite("X", X)
+        if self.feature_map is None:
+            check_rows(X, self.inputs, self.V)
+        elif X.ndim < 1:
+            raise ValueError("X must be batch-first, (N, …). Got a scalar instead.")
 
     @property
     def cell(self) -> nn.Module:
@@ -421,7 +388,7 @@ class ProximalFamily(Saved, ABC):
             self.cell,
             solver=method.solver,
             gradient=self.gradient,
-            stop=method.stop if self.alpha == 1 else self._tightened(method.stop),
+            stop=tightened(method.stop, self.alpha, self.pace, self.V.dtype),
             on_failure=method.on_failure,
             state=(self.state_size,),
         )

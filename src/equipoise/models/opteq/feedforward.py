@@ -31,9 +31,11 @@ def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) 
     they have Σ min(n_l, n_{l+1}) coordinates, and one more holds the bias of the output. Two iterations reach
     the equilibrium, from anywhere.
 
-    relu is positively homogeneous: each A_l is scaled so that ‖W_l‖ ≤ bound, and the readout scaled back. The
-    result is a contraction, which `certify` proves. Fewer than three hidden layers are filled up with
-    relu(I h) = h, since W_1W_Lᵀ = 0 and W_2W_1ᵀ = A_2 need three.
+    relu is positively homogeneous: each A_l is scaled down so that ‖W_l‖ ≤ bound, and U and b are scaled up
+    as much: the state holds h_H in its own units, and ‖b_out‖/‖A_out‖ for the bias. So ŷ is as accurate as
+    the state, up to 3 rtol·(‖A_out‖‖h_H‖ + ‖b_out‖), from whatever start. The result is a contraction, which
+    `certify` proves. Fewer than three hidden layers are filled up with relu(I h) = h, since W_1W_Lᵀ = 0 and
+    W_2W_1ᵀ = A_2 need three.
 
     Args:
         network: nn.Linear and nn.ReLU in any order, in an nn.Sequential, or a ReLUNetwork. For one output the
@@ -52,22 +54,29 @@ def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) 
     k, d, m = len(b_out), hidden[0][0].shape[1], sum(ranks) + 1
     at = [slice(sum(ranks[:l]), sum(ranks[: l + 1])) for l in range(H)]
     W = [A_out.new_zeros(n + (l == H - 1), m) for l, n in enumerate(sizes)]
-    b, scale = [hidden[0][1]], 1.0
-    for l, (A, shift) in enumerate(hidden[1:]):
+    scales = [1.0]  # of h_1, …, h_H, up to the last one's
+    for l, (A, _) in enumerate(hidden[1:]):
         P, s, Qt = torch.linalg.svd(A, full_matrices=False)  # A_{l+1} = P diag(s) Qᵀ
         t = max(1.0, float(s.max()) / share**2)
-        scale *= t
+        scales.append(scales[-1] * t)
         root = (s / t).sqrt()
         W[l][: sizes[l], at[l]] = Qt.T * root
         W[l + 1][: sizes[l + 1], at[l]] = P * root
-        b.append(shift / scale)
+    b = [shift * (scales[-1] / scale) for (_, shift), scale in zip(hidden, scales, strict=True)]
+    U = hidden[0][0] * scales[-1]
     P, s, Qt = torch.linalg.svd(A_out, full_matrices=False)
+    unit = float(s.max()) or 1.0
     W[-1][: sizes[-1], at[-1]] = share * Qt.T
-    W[-1][-1, -1] = share  # z_m = share · relu(share · 0 + 1)
-    b[-1] = torch.cat([b[-1], b[-1].new_ones(1)])
+    W[-1][-1, -1] = share  # z_m = share · relu(share · 0 + ‖b_out‖/‖A_out‖)
+    b[-1] = torch.cat([b[-1], b_out.norm()[None] / unit])
+    if not all(bool(torch.isfinite(part).all()) for part in (U, *b)):
+        raise ValueError(
+            f"the first layer times {scales[-1]:.1e}, the product of the norms of the others, must be finite "
+            f"in {U.dtype}. Got an overflow instead: network.double() reaches further."
+        )
     V = A_out.new_zeros(m, k)
-    V[at[-1]] = (P * s * (scale / share)).T
-    V[-1] = b_out / share
+    V[at[-1]] = (P * s / share).T
+    V[-1] = nn.functional.normalize(b_out, dim=0, eps=torch.finfo(b_out.dtype).tiny) * (unit / share)
     model = DeepOptEq(d, m, [len(w) for w in W], outputs=k, dtype=A_out.dtype, device=A_out.device)
     with torch.no_grad():
         for l, layer in enumerate(model.layers):
@@ -78,7 +87,7 @@ def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) 
             layer.U.zero_()
             layer.b.copy_(b[l])
         first: Any = model.layers[0]
-        first.U.copy_(hidden[0][0])
+        first.U.copy_(U)
         model.V.copy_(V[:, 0] if k == 1 else V)
     return model
 

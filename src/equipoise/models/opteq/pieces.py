@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from ...differentiate import Equation, Gradient, Implicit, Method, Unrolled
 from ...differentiate.equation import needs_gradient, under_transform
-from ...solve import SAM, Picard, Solver
+from ...solve import SAM, Picard, Solver, Stop
 from ..affine import spectral_norm
 from ..properties import UnrolledSAM, selects
 
@@ -45,13 +47,40 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
-def skip_share(alpha: float) -> float:
-    """α, which must lie in (0, 1]."""
-    if not 0 < alpha <= 1:
-        raise ValueError(f"alpha must lie in (0, 1]. Got {alpha} instead.")
-    if 1 - alpha == 1:
-        raise ValueError(f"alpha must be large enough for 1 − α to differ from 1. Got {alpha} instead.")
-    return float(alpha)
+class Skip:
+    """A model with α ∈ (0, 1], the share of each layer in a step; the rest is z itself."""
+
+    @property
+    def alpha(self) -> float:
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha} instead.")
+        if 1 - alpha == 1:
+            raise ValueError(f"alpha must be large enough for 1 − α to differ from 1. Got {alpha} instead.")
+        self._alpha = float(alpha)
+
+
+def pace(alpha: float, layers: int) -> float:
+    """s = 1 − (1 − α)^L: the share of the way from z to where L layers point that a step of T leads."""
+    return -math.expm1(layers * math.log1p(-alpha)) if alpha < 1 else 1.0
+
+
+def tightened(stop: Stop, alpha: float, pace: float, dtype: torch.dtype) -> Stop:
+    """For T itself, whose steps lead a part `pace` of the way, a tolerance as much smaller."""
+    if pace == 1:
+        return stop
+    asked, reach = stop.resolve(dtype), Stop.reach(dtype)
+    assert asked.rtol is not None
+    assert asked.atol is not None
+    if asked.rtol >= reach > pace * asked.rtol:
+        raise ValueError(
+            f"rtol must be at least {reach / pace:.1e} in {dtype} with α = {alpha:g}: a step leads "
+            f"{pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
+        )
+    return replace(asked, rtol=pace * asked.rtol, atol=pace * asked.atol)
 
 
 def as_gradient(gradient: Gradients | None) -> Gradient:
