@@ -73,6 +73,38 @@ def test_the_equilibrium_is_reached_in_two_iterations_from_anywhere_and_certifie
     agree(tight(X), network(X))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("depth", "scale"), [(3, 1.0), (8, 3.0), (20, 3.0)])
+def test_a_warm_start_is_as_accurate_as_the_stop_says(depth, scale, dtype):
+    """The scale of large weights is not in the state: old features are not taken for those of new inputs."""
+    network, X = mlp([4, *[12] * depth, 2], scale=scale).to(dtype), data(4).to(dtype)
+    model, stop = from_feedforward(network), eq.Stop().resolve(dtype)
+    A, b = network[-1].weight.detach(), network[-1].bias.detach()
+    for far in (1.0, 1e-2, 1e-4, 1e-6):
+        near = X + far * data(4, seed=9).to(dtype)
+        y = model(near, start=model.equilibrium(X).detach()).detach()
+        h = network[:-1](near).detach()
+        size = torch.linalg.matrix_norm(A, 2) * h.norm(dim=1) + b.norm()
+        assert ((y - network(near)).norm(dim=1) <= 3 * stop.rtol * size + 1e-8).all()
+    assert model.V.abs().max() <= A.norm() / 0.7  # the readout is that of the network
+
+
+def test_the_bias_of_the_output_may_be_all_or_nothing():
+    network, X = mlp([3, 4, 4, 2]), data(3)
+    model = from_feedforward(mlp([3, 4, 4, 2], bias=False))
+    assert (model.equilibrium(X)[:, -1] == 0).all()
+    with torch.no_grad():
+        network[-1].weight.zero_()
+    agree(from_feedforward(network)(X), network[-1].bias.expand(20, 2))
+
+
+def test_an_overflow_is_refused():
+    deep = mlp([4, *[12] * 60, 2], scale=3.0)
+    agree(from_feedforward(deep)(data(4)), deep(data(4)))
+    with pytest.raises(ValueError, match=r"first layer times .*e\+\d\d, .* must be finite in torch\.float32"):
+        from_feedforward(deep.float())
+
+
 def test_gradients_of_the_network_and_of_its_opteq_agree():
     network, X = mlp([4, 6, 5, 2]), data(4).requires_grad_()
     (want,) = torch.autograd.grad(network(X).square().sum(), X)
