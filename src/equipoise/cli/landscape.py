@@ -175,13 +175,14 @@ def _comparable(run: Path, fitted: Fitted, sample: Sample, to: Path) -> AffineFa
 
 
 def _draw(found: Landscape, where: Path, name: str, between_runs: bool) -> list[Path]:
-    from ..plots import contours, curves, save, surface
+    from ..plots import contours, save, surface
+    from ..plots.surfaces import profile
 
-    words: dict[str, Any] = {"name": f"loss ({name})"}
     positive = bool((found.loss[~found.masked] > 0).all()) and not found.masked.all()
+    words: dict[str, Any] = {"name": f"loss ({name})", "log": positive}
+    masked = "no loss to show"  # for one reason or several
     if found.t is None:
         x = "from this network (0) to the other (1)" if between_runs else "along the direction"
-        figure = curves({"": (found.s, found.loss)}, x=x, y=words["name"], log_y=positive)
-        return save(figure, where / "line")
-    files = save(contours(found.s, found.t, found.loss, log=positive, **words), where / "contours")
-    return files + save(surface(found.s, found.t, found.loss, log=positive, **words), where / "surface")
+        return save(profile(found.s, found.loss, x=x, masked=masked, **words), where / "line")
+    files = save(contours(found.s, found.t, found.loss, masked=masked, **words), where / "contours")
+    return files + save(surface(found.s, found.t, found.loss, **words), where / "surface")

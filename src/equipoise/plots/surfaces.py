@@ -1,17 +1,19 @@
-"""A function of two directions: contours and a surface, with what could not be computed shown as such."""
+"""A function of one direction or two: a line, contours, a surface; what could not be computed is shown so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator
 from numpy.typing import ArrayLike
 
+from .curves import draw
 from .plane import draw_path
 from .style import (
     FINE,
@@ -26,7 +28,54 @@ from .style import (
     new_figure,
     note,
     scale_axis,
+    single,
 )
+
+ALONE = "a point alone"  # no contour or surface goes through it
+
+
+def profile(
+    u: ArrayLike,
+    values: ArrayLike,
+    *,
+    log: bool = False,
+    x: str = "direction",
+    name: str = "loss",
+    title: str = "",
+    masked: str = "no equilibrium",
+    theme: Theme = LIGHT,
+) -> Figure:
+    """`values` (len(u),) along a line, and the whole of it.
+
+    Masked, NaN and infinite values (on a logarithmic scale those ≤ 0 too) are crossed out at the bottom, and
+    the stretch around them is grey.
+    """
+    a = np.asarray(u, dtype=float)
+    Z = _known(values, log)
+    if a.ndim != 1 or Z.shape != a.shape or len(a) < 2:
+        raise ValueError(f"values must be (len(u),), 2 at least. Got {Z.shape} for u {a.shape} instead.")
+    figure, ax = single(theme)
+    hidden = np.ma.getmaskarray(Z)
+    beside = np.pad(~hidden, 1)
+    alone = ~hidden & ~beside[:-2] & ~beside[2:]
+    scale_axis(ax, "x", log=False)
+    if hidden.all():
+        note(ax, masked, theme)
+        ax.set_yticks([])
+    else:
+        draw(ax, (a, Z.filled(np.nan)), name, theme=theme, marks=True if alone.any() else None)
+        scale_axis(ax, "y", log)
+    if hidden.any():
+        edges = np.concatenate([a[:1], (a[1:] + a[:-1]) / 2, a[-1:]])
+        for i in np.flatnonzero(hidden):
+            ax.axvspan(edges[i], edges[i + 1], color=theme.masked, linewidth=0, zorder=0)
+        at: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": masked}
+        ax.scatter(a[hidden], np.full(hidden.sum(), 0.03), **_cross(theme), **at)
+    margin = 0.02 * np.ptp(a)  # room for the marks at both ends
+    ax.set_xlim(a.min() - margin, a.max() + margin)
+    label(ax, x, name, title)
+    legend(ax, theme, above=True)
+    return figure
 
 
 def contours(
@@ -46,33 +95,42 @@ def contours(
 ) -> Figure:
     """`values` (len(v), len(u)) on a grid, with `paths` over them.
 
-    Masked, NaN and infinite values (on a logarithmic scale those ≤ 0 too) are crossed out, not filled in.
+    Masked, NaN and infinite values (on a logarithmic scale those ≤ 0 too) are crossed out, not filled in. A
+    known one between them, through which no contour goes, is a dot of its colour.
     """
     a, b, Z = _grid(u, v, values, log)
     figure, grid = new_figure(height=4.0, theme=theme)
     ax = grid[0, 0]
     ax.grid(False)
-    known = ~np.ma.getmaskarray(Z)
+    known, A, B = ~np.ma.getmaskarray(Z), *np.meshgrid(a, b)
     if known.any():
         low, high = float(Z.min()), float(Z.max())
         high = high if high > low else low + max(abs(low), 1.0) * 1e-9
         norm, at = _scale(low, high, log, levels)
         filled = ax.contourf(a, b, Z, levels=at, norm=norm, cmap=colours(theme), corner_mask=False)
         ax.contour(a, b, Z, levels=at, colors=theme.ink, linewidths=0.4, alpha=0.45, corner_mask=False)
-        _dress_bar(figure.colorbar(filled, ax=ax, pad=0.02, aspect=28), name, log, theme)
+        bar = figure.colorbar(filled, ax=ax, pad=0.02, aspect=28)
+        bar.locator = _ticks(float(Z.min()), float(Z.max()), log)
+        _dress_bar(bar, name, theme)
+        alone = _alone(known)
+        if not alone[known].all():
+            ax.plot([], [], color=theme.ink, linewidth=FINE, alpha=0.45, label="equal values")
+        if alone.any():
+            how: dict[str, Any] = {"cmap": colours(theme), "edgecolors": theme.ink, "linewidths": FINE}
+            how |= {"norm": norm, "clip_on": False, "zorder": 3, "label": ALONE}
+            ax.scatter(A[alone], B[alone], c=Z[alone], s=42, **how)
     else:
         note(ax, masked, theme)
     if not known.all():
         ax.set_facecolor(theme.masked)
-        A, B = np.meshgrid(a, b)
-        ax.scatter(A[~known], B[~known], marker="x", s=10, linewidths=FINE, color=theme.soft, label=masked)
+        ax.scatter(A[~known], B[~known], label=masked, clip_on=False, **_cross(theme))
     for i, (words, path) in enumerate((paths or {}).items()):
         draw_path(ax, path, words, at=i + 1, theme=theme)
     ax.set(xlim=(a.min(), a.max()), ylim=(b.min(), b.max()))
     scale_axis(ax, "x", log=False)
     scale_axis(ax, "y", log=False)
     label(ax, x, y, title)
-    legend(ax, theme)
+    legend(ax, theme, above=True)
     return figure
 
 
@@ -90,7 +148,10 @@ def surface(
     azimuth: float = -58.0,
     theme: Theme = LIGHT,
 ) -> Figure:
-    """`values` (len(v), len(u)) as a surface seen from an angle; what is not known is a hole in it."""
+    """`values` (len(v), len(u)) as a surface seen from an angle; what is not known is a hole in it.
+
+    A known point whose neighbours are not is a dot.
+    """
     a, b, Z = _grid(u, v, values, log)
     with matplotlib.rc_context({"grid.color": theme.rule, "grid.linewidth": 0.5}):  # read only at creation
         figure, grid = new_figure(height=4.4, theme=theme, subplot_kw={"projection": "3d"})
@@ -99,18 +160,11 @@ def surface(
     shown = np.ma.log10(Z) if log else Z
     A, B = np.meshgrid(a, b)
     if shown.count():
-        ax.plot_surface(
-            A,
-            B,
-            shown.filled(np.nan),
-            cmap=colours(theme),
-            vmin=float(shown.min()),
-            vmax=float(shown.max()),
-            linewidth=0.15,
-            edgecolor=theme.ink,
-            rcount=80,
-            ccount=80,
-        )
+        how: dict[str, Any] = {"cmap": colours(theme), "vmin": float(shown.min()), "vmax": float(shown.max())}
+        how |= {"edgecolor": theme.ink}
+        ax.plot_surface(A, B, shown.filled(np.nan), linewidth=0.15, rcount=80, ccount=80, **how)
+        alone = _alone(~np.ma.getmaskarray(shown))
+        ax.scatter(A[alone], B[alone], shown[alone], c=shown[alone], depthshade=False, **how)
     ax.view_init(elev=elevation, azim=azimuth)
     for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
         axis.set_pane_color((0, 0, 0, 0))
@@ -128,17 +182,33 @@ def colours(theme: Theme) -> LinearSegmentedColormap:
     return LinearSegmentedColormap.from_list(f"equipoise-{theme.name}", theme.sequential)
 
 
+def _cross(theme: Theme) -> dict[str, Any]:
+    return {"marker": "x", "s": 14, "linewidths": FINE, "color": theme.soft}
+
+
+def _alone(known: np.ndarray) -> np.ndarray:
+    """Which known points are at no corner of a cell whose four corners are known."""
+    cells = known[:-1, :-1] & known[1:, :-1] & known[:-1, 1:] & known[1:, 1:]
+    padded = np.pad(cells, 1)
+    return known & ~(padded[:-1, :-1] | padded[1:, :-1] | padded[:-1, 1:] | padded[1:, 1:])
+
+
+def _known(values: ArrayLike, log: bool) -> np.ma.MaskedArray:
+    Z: np.ma.MaskedArray = np.ma.masked_invalid(np.ma.asarray(values, dtype=float))
+    return np.ma.masked_less_equal(Z, 0) if log else Z
+
+
 def _grid(
     u: ArrayLike, v: ArrayLike, values: ArrayLike, log: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ma.MaskedArray]:
     a, b = np.asarray(u, dtype=float), np.asarray(v, dtype=float)
-    Z: np.ma.MaskedArray = np.ma.masked_invalid(np.ma.asarray(values, dtype=float))
+    Z = _known(values, log)
     if a.ndim != 1 or b.ndim != 1 or Z.shape != (len(b), len(a)) or min(Z.shape) < 2:
         raise ValueError(
             f"values must be (len(v), len(u)), 2 × 2 at least. "
             f"Got {Z.shape} for v {b.shape} and u {a.shape} instead."
         )
-    return a, b, np.ma.masked_less_equal(Z, 0) if log else Z
+    return a, b, Z
 
 
 def _scale(low: float, high: float, log: bool, levels: int) -> tuple[Normalize, np.ndarray]:
@@ -147,9 +217,17 @@ def _scale(low: float, high: float, log: bool, levels: int) -> tuple[Normalize, 
     return Normalize(low, high), np.linspace(low, high, levels + 1)
 
 
-def _dress_bar(bar: Colorbar, name: str, log: bool, theme: Theme) -> None:
+def _ticks(low: float, high: float, log: bool) -> Locator:
+    """A number at least, however close low and high are."""
+    if low == high:
+        return FixedLocator([low])
+    if not log or high < 5 * low:
+        return MaxNLocator(6)
+    return LogLocator(numticks=7, subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,))
+
+
+def _dress_bar(bar: Colorbar, name: str, theme: Theme) -> None:
     bar.outline.set_visible(False)
-    bar.locator = LogLocator(numticks=7) if log else MaxNLocator(6)
     bar.formatter = Powers()
     bar.minorticks_off()
     bar.update_ticks()
