@@ -20,6 +20,7 @@ from equipoise.explore import (
 from equipoise.models import GaussianReLU, LinearEquilibrium, LinearModel, Monotone, ScaledReLU
 from equipoise.models.equilibrium import Equilibrium
 from equipoise.solve import Picard, Stop
+from equipoise.train import Trainer
 
 AXIS = np.linspace(-1, 1, 5)
 
@@ -174,6 +175,39 @@ def test_the_plane_of_a_path_in_a_plane_holds_it():
         assert torch.allclose(back, point["p"], atol=1e-4)
     with pytest.raises(ValueError, match="3 points"):
         path_plane(path[:2])
+
+
+def test_the_plane_of_a_path_is_that_of_its_principal_components():
+    rng = np.random.default_rng(0)
+    steps = rng.normal(size=(12, 9)) * np.array([5, 3, 2, 1, 1, 1, 0.5, 0.5, 0.1])
+    walked = 4.0 + np.cumsum(steps, axis=0)
+    path = [{"a": torch.from_numpy(w[:6].reshape(2, 3)), "b": torch.from_numpy(w[6:])} for w in walked]
+    directions, way, shares = path_plane(path)
+    _, sizes, V = np.linalg.svd(walked - walked.mean(axis=0), full_matrices=False)
+    axes = np.stack([torch.cat([d["a"].flatten(), d["b"]]).numpy() for d in directions])
+    assert np.abs(axes @ V[:2].T) == pytest.approx(np.eye(2), abs=1e-10)
+    assert shares == pytest.approx(sizes[:2] ** 2 / np.sum(sizes**2))
+    assert way == pytest.approx((walked - walked[-1]) @ axes.T)
+
+
+def test_a_landscape_along_the_path_of_training():
+    X, y = problem(12)
+    model = GaussianReLU(4, 5, dtype=torch.float64, generator=generator())
+    path, losses = [], []
+
+    def keep(measured):
+        path.append({n: p.detach().clone() for n, p in model.named_parameters()})
+        losses.append(0.5 * (model(X) - y).square().sum().item())
+
+    Trainer(model, "half_square", epochs=8, rate=0.01, batch_size=4).fit(X, y, record=keep)
+    directions, way, shares = path_plane(path)
+    assert len(way) == 9
+    assert 0.9 < sum(shares) <= 1
+    s, t = ([c[0], 0.0] for c in way.T)
+    found = landscape(model, affine_loss(X, y), directions, s, t)
+    assert found.loss[-1, -1] == pytest.approx(losses[-1], rel=1e-6)  # the path ends in the model
+    assert found.loss[0, 0] == pytest.approx(losses[0], rel=0.1)  # and its start is near the plane
+    assert abs(found.loss[0, 0] - losses[-1]) > 0.1 * losses[0]
 
 
 def test_the_share_below_a_level_counts_what_is_masked_as_high():

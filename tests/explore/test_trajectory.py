@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.explore import Plane, equilibria_plane, phase_portrait, solver_paths
-from equipoise.solve import Picard, Stop
+from equipoise.solve import Anderson, Picard, Stop
 
 W = torch.tensor([[0.5, 0.2], [-0.1, 0.4]], dtype=torch.float64)
 
@@ -43,6 +43,26 @@ def test_a_plane_holds_points_that_lie_in_one():
     assert np.array_equal(plane.axes, equilibria_plane(torch.from_numpy(points)).axes)
     with pytest.raises(ValueError, match="D ≥ 2"):
         equilibria_plane(np.zeros((3, 1)))
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson()])
+def test_the_plane_of_paths_is_that_of_the_iterates_decomposed(solver):
+    gen = torch.Generator().manual_seed(0)
+    V, x = (torch.randn(s, dtype=torch.float64, generator=gen) for s in ((7, 7), (3, 7)))
+    V *= 0.8 / torch.linalg.matrix_norm(V, 2)
+    step = lambda z, x: torch.relu(z @ V.T + x)
+    found = solver_paths(step, torch.zeros_like(x), (x,), solver=solver, stop=Stop(rtol=1e-8))
+    plane = found.plane()
+    iterates = np.concatenate(found.states)
+    mean = iterates.mean(axis=0)
+    _, sizes, right = np.linalg.svd(iterates - mean, full_matrices=False)
+    assert plane.mean == pytest.approx(mean)
+    assert np.abs(plane.axes @ right[:2].T) == pytest.approx(np.eye(2), abs=1e-8)
+    assert plane.shares == pytest.approx(sizes[:2] ** 2 / np.sum(sizes**2))
+    assert sum(plane.shares) < 1 - 1e-6
+    for states in found.states:
+        seen = np.abs(plane.coordinates(states))
+        assert seen == pytest.approx(np.abs((states - mean) @ right[:2].T), abs=1e-10)
 
 
 def test_the_plane_of_many_points_is_that_of_the_whole_decomposition():

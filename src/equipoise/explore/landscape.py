@@ -24,6 +24,7 @@ from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
 from ..models.saving import Saved
 from ..solve import EquilibriumError, Stop
+from .trajectory import equilibria_plane
 
 Direction = Mapping[str, Tensor]  # one tensor a parameter; a parameter that is left out stays
 
@@ -160,24 +161,32 @@ def _unlike(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
 def path_plane(
     path: Sequence[Direction],
 ) -> tuple[list[dict[str, Tensor]], np.ndarray, tuple[float, float]]:
-    """The plane of a training path: its first two principal directions from the last weights, of norm 1.
+    """θ_K + s a₁ + t a₂: the plane through the end of a training path, along its first two components.
 
-    Returns the directions, the path in their coordinates (K, 2), and the share of variance of each.
+    a₁ and a₂, of norm 1, are the principal components of the weights θ_0, …, θ_K about their mean. Returned
+    are both as directions, the path in their coordinates (K + 1, 2), which ends in (0, 0), and the share of
+    the path's variance that each holds. The path itself is kept while training:
+
+        path = []
+        keep = lambda measured: path.append({n: p.detach().clone() for n, p in model.named_parameters()})
+        Trainer(model, "half_square", epochs=20).fit(X, y, record=keep)
+        directions, way, shares = path_plane(path)
+        s, t = (np.linspace(c.min() - 0.1, c.max() + 0.1, 21) for c in way.T)
+        found = landscape(model, affine_loss(X, y), directions, s, t)  # the model is at the path's end
+        contours(found.s, found.t, found.loss, paths={"training": way})
     """
     if len(path) < 3:
         raise ValueError(f"a plane needs a path of 3 points or more. Got {len(path)} instead.")
-    names = list(path[-1])
-    flat = torch.stack([torch.cat([p[n].detach().double().flatten() for n in names]) for p in path])
-    offsets = flat - flat[-1]
-    _, sizes, V = torch.linalg.svd(offsets, full_matrices=False)
-    variance = sizes.square() / sizes.square().sum().clamp_min(1e-300)
+    last = path[-1]
+    flat = torch.stack([torch.cat([p[n].detach().double().flatten() for n in last]) for p in path])
+    plane = equilibria_plane(flat)
+    sizes = [p.numel() for p in last.values()]
     directions = []
-    for v in V[:2]:
-        parts = v.split([path[-1][n].numel() for n in names])
-        directions.append(
-            {n: part.reshape(path[-1][n].shape).to(path[-1][n]) for n, part in zip(names, parts, strict=True)}
-        )
-    return directions, (offsets @ V[:2].T).numpy(), (float(variance[0]), float(variance[1]))
+    for axis in torch.from_numpy(plane.axes):
+        parts = zip(last.items(), axis.split(sizes), strict=True)
+        directions.append({n: part.reshape(p.shape).to(p) for (n, p), part in parts})
+    way = plane.coordinates(flat)
+    return directions, way - way[-1], plane.shares
 
 
 def _refuse_empty(directions: Sequence[Direction]) -> None:
