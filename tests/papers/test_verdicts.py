@@ -158,27 +158,6 @@ def test_step_sizes_are_judged_by_rises():
     ]
 
 
-def test_bounds_are_judged_at_every_step():
-    good = {"gap": [9.0, 1.0], "dependent": [9.0, 2.0], "independent": [9.0, 8.0]}
-    good |= {"lambda": 0.5, "lambda_fixed": 0.03, "kappa": 1.0, "least": 1.0}
-    assert verdicts("kawaguchi2021.fig2c", good) == ["agree", "agree"]
-    assert verdicts("kawaguchi2021.fig2c", {**good, "gap": [9.0, 2.1]}) == ["differs", "agree"]
-    assert verdicts("kawaguchi2021.fig2c", {**good, "lambda": 0.01}) == ["agree", "differs"]
-
-
-def test_a_delm_is_judged_by_its_test_loss():
-    losses = lambda last: {
-        "test": [[[100.0, last]]],
-        "train": [[[100.0, 0.1]]],
-        "rates": [0.01],
-        "at": [0, 1],
-    }
-    measured = {"data": {"x": {"linear": losses(30.0), "DELM": losses(20.0), "DNN, H = 2": losses(10.0)}}}
-    assert verdicts("kawaguchi2021.fig1", measured) == ["agree", "agree", "differs"]
-    lost = {"data": {"x": {"linear": losses(30.0), "DELM": losses(None)}}}
-    assert verdicts("kawaguchi2021.fig1", lost) == ["agree", "not reproducible here"]
-
-
 def test_basins_are_judged_with_their_errors():
     of = lambda *shares, known=1.0: [
         {"slices": [{"share": s, "known": known, "open": 1 - known}]} for s in shares

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..plots import new_figure
-from ..plots.curves import draw_band, finish
+from ..plots.curves import finish
 from .experiments import Context, Measured, register
+from .gao2022_runs import RANGE, draw_range
 from .kawaguchi2021_runs import RATES, Kind, chosen, runs, series
 from .page import Page, number, shared_legend
-from .verdicts import Judgement, impossible, judged
+from .verdicts import BELOW, Judgement, below, impossible, judged, standard_error, with_error
 
 LINEAR, DELM = Kind("linear"), Kind("delm")
 FIRST, MORE = ("kmnist", "cifar10", "cifar100"), ("mnist", "svhn", "semeion", "fashion_mnist")
@@ -51,51 +53,41 @@ def judge(measured: Measured) -> list[Judgement]:
                 tolerance=f"within a factor {ALIKE:g} of each other",
             )
         )
-        best = {label: _last(row[label], pick["best"]) for label, pick in picks.items()}
-        if best["DELM"] is None:
+        last = {label: _last(run) for label, run in row.items()}
+        if not np.isfinite(last["DELM"]).all():
             words = "every rate lost a trial of the DELM"
             found.append(
                 impossible(f"{name}: the DELM has the lowest test loss", paper="lowest", reason=words)
             )
             continue
-        for label, value in best.items():
-            if label == "DELM":
-                continue
-            lost = (
-                f"; lost at η = {', '.join(map(str, picks[label]['lost']))}" if picks[label]["lost"] else ""
+        found += [
+            judged(
+                f"{name}: the DELM has a lower test loss than the model “{label}”",
+                below(last["DELM"], last[label]),
+                paper="lower at the end of training, best rate of each",
+                measured=_beside(last["DELM"], last[label], picks[label]["lost"]),
+                tolerance=f"mean over trials at the last epoch, each model at its best rate, {BELOW}; one "
+                "lost at every rate is above all",
             )
-            found.append(
-                judged(
-                    f"{name}: the DELM has a lower test loss than the model “{label}”",
-                    value is None or best["DELM"] < value,
-                    paper="lower at the end of training, best rate of each",
-                    measured=f"{number(best['DELM'])} against {number(value)} ± {number(_spread(row, label))}"
-                    f"{lost}",
-                    tolerance="mean over trials at the last epoch, each model at its best rate",
-                    reason=_within(best["DELM"], value, _spread(row, label)),
-                )
-            )
+            for label in row
+            if label != "DELM"
+        ]
     return found
 
 
-def _within(delm: float, other: float | None, spread: float | None) -> str:
-    """Said of a difference that trials alone could make."""
-    if other is None or spread is None or abs(other - delm) > spread:
-        return ""
-    return "the difference is smaller than its standard deviation over trials"
+def _last(run: Measured) -> list[float]:
+    """The last test losses at the best rate, one a trial; infinite if every rate lost one."""
+    best = chosen(run)["best"]
+    return [math.inf] * len(run["test"]) if best is None else series(run, "test", best)[:, -1].tolist()
 
 
-def _last(run: Measured, at: int | None) -> float | None:
-    return None if at is None else float(series(run, "test", at)[:, -1].mean())
-
-
-def _spread(row: Measured, label: str) -> float | None:
-    """Standard deviation over trials of the difference to the DELM."""
-    one, other = chosen(row[label])["best"], chosen(row["DELM"])["best"]
-    if one is None or other is None:
-        return None
-    gap = series(row[label], "test", one)[:, -1] - series(row["DELM"], "test", other)[:, -1]
-    return float(gap.std(ddof=1)) if len(gap) > 1 else 0.0
+def _beside(delm: Sequence[float], other: Sequence[float], lost: Sequence[float]) -> str:
+    words = f"; lost at η = {', '.join(map(str, lost))}" if lost else ""
+    if not np.isfinite(other).all():
+        return f"{number(float(np.mean(delm)))}{words}"
+    gaps = np.subtract(other, delm).tolist()
+    gap = with_error(float(np.mean(gaps)), standard_error(gaps), ".4g")
+    return f"{number(float(np.mean(delm)))} against {number(float(np.mean(other)))}: {gap} more{words}"
 
 
 def draw(measured: Measured, page: Page) -> None:
@@ -112,9 +104,7 @@ def draw(measured: Measured, page: Page) -> None:
                 words = f"{label}, {which} η"
                 for panel, key in zip(panels, ("test", "train"), strict=True):
                     values = series(run, key, pick[which])
-                    draw_band(
-                        panel, values, words, x=run["at"], at=at if which == "best" else at + 5, log=True
-                    )
+                    draw_range(panel, values, words, x=run["at"], at=at if which == "best" else at + 5)
                 table.append(
                     [
                         name,
@@ -131,7 +121,7 @@ def draw(measured: Measured, page: Page) -> None:
         finish(figure, panels[0], x="epoch", y="test loss", title=name, log_y=True)
         finish(figure, panels[1], x="epoch", y="training loss", title=name, log_y=True)
     shared_legend(figure, axes[0])
-    page.figure("losses", figure, "Mean over trials, ± one standard deviation shaded.")
+    page.figure("losses", figure, RANGE.replace("seeds", "trials"))
     columns = [
         "data",
         "model",

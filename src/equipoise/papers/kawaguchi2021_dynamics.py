@@ -1,21 +1,170 @@
-"""dM/dt = V/δ, (I − γS)⁻¹ = π1ᵀ/(1−γ) + rest: Theorem 2 and Appendix B of [kawaguchi2021]."""
+"""L(T) − L* ≤ e^{−2κλ_T T}(L(0) − L*), dM/dt = V/δ: Figures 2c and 3, Theorem 2 and Appendix B of
+[kawaguchi2021]."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..losses import Logistic, Loss, Square
 from ..models import LinearEquilibrium
+from ..models.linear import d_operator
 from ..plots import new_figure
 from ..plots.curves import draw, finish
 from ..theory.trust_region import resolvent_limit, trust_region
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress, register
-from .kawaguchi2021_theory import M, delm, gaussian
+from .kawaguchi2021_theory import M, delm, gaussian, least
 from .page import Page, number
 from .small import norm
 from .verdicts import Judgement, judged
+
+# -- figures 2c and 3: the bounds ----------------------------------------------------------------------------
+
+
+def _bounded(
+    model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss, star: float, step: float, steps: int
+) -> Measured:
+    """Gap to L* along small steps, beside e^{−2κλ_T T} with λ_T of this path and with 1/(m(1+γ)²)."""
+    kappa = loss.pl_constant(X)
+    moments = sorted({0, steps, *np.geomspace(1, steps, 60).round().astype(int).tolist()})
+    smallest, rows = math.inf, []
+
+    def look(k: int, value: float) -> None:
+        nonlocal smallest
+        if k in moments:
+            smallest = min(smallest, d_operator(model).lambda_min())
+            rows.append((k, value - star, smallest))
+
+    gradient_descent(model, X, y, steps, step, loss=loss, measure=0, progress=look)
+    at, gap, lambdas = (np.array(column) for column in zip(*rows, strict=True))
+    time, first = at * step, gap[0]
+    fixed = 1 / (M * (1 + model.gamma) ** 2)
+    return {
+        "at": at,
+        "gap": gap,
+        "dependent": first * np.exp(-2 * kappa * lambdas[-1] * time),
+        "independent": first * np.exp(-2 * kappa * fixed * time),
+        "lambda": lambdas[-1],
+        "lambda_fixed": fixed,
+        "kappa": kappa,
+        "least": star,
+    }
+
+
+def judge_bounds(measured: Measured) -> list[Judgement]:
+    """gap ≤ bound + nεL(0): a sum of n terms is known up to nε/2 of itself, L − L* up to nεL(0)."""
+    gap, dep, ind = (np.array(measured[k], dtype=float) for k in ("gap", "dependent", "independent"))
+    floor = measured["terms"] * float(np.finfo(float).eps) * (gap[0] + measured["least"])
+    above = sum(int(np.sum(gap > bound * (1 + 1e-6) + floor)) for bound in (dep, ind))
+    return [
+        judged(
+            "the loss stays below both bounds",
+            above == 0,
+            paper="both lie above the trajectory",
+            measured=f"{above} of {2 * len(gap)} comparisons fail",
+            tolerance="gap ≤ bound at every step measured, up to 10⁻⁶ of it and the rounding of the loss, "
+            f"{measured['terms']}·ε·L(0) = {floor:.1e}: a sum of n terms is known up to nε/2 of itself",
+        ),
+        judged(
+            "the bound with λ_T of the path is the tighter one",
+            measured["lambda"] > measured["lambda_fixed"] and bool((dep <= ind).all()),
+            paper="faster and more accurate",
+            measured=f"λ_T = {number(measured['lambda'])} against 1/(m(1+γ)²) = "
+            f"{number(measured['lambda_fixed'])}; at the end gap {number(float(gap[-1]))}, bounds "
+            f"{number(float(dep[-1]))} and {number(float(ind[-1]))}",
+            tolerance="a larger λ_T, and at most the other bound at every step",
+        ),
+    ]
+
+
+def draw_bounds(measured: Measured, page: Page) -> None:
+    figure, axes = new_figure(1, 1)
+    ax, at = axes[0, 0], np.maximum(measured["at"], 0.7)
+    star = measured["least"]
+    for i, (key, name) in enumerate(
+        (
+            ("gap", "trajectory"),
+            ("dependent", "bound, λ_T of the path"),
+            ("independent", "bound, 1/(m(1+γ)²)"),
+        )
+    ):
+        draw(ax, (at, star + np.array(measured[key], dtype=float)), name, at=i, marks=False, log=True)
+    ax.axhline(star, color="#55606e", linewidth=1, label="least loss L*")
+    finish(figure, ax, x="step", y="training loss", log_x=True, log_y=True)
+    page.figure("bounds", figure, "Small steps of descent stand for the flow.")
+
+
+@register(
+    "kawaguchi2021.fig2c",
+    "Figure 2c: the trajectory and its bounds",
+    "The bound of Corollary 1 holds along training, and is closer with λ_T of the path.",
+    judge=judge_bounds,
+    draw=draw_bounds,
+)
+def fig2c(context: Context) -> Measured:
+    n, steps = context.pick(tiny=50, small=1000), context.pick(tiny=50, small=3000, medium=100_000)
+    step = 2e-6 * 1000 / n
+
+    def compute(progress: Progress) -> Measured:
+        X, y = gaussian(n)
+        return _bounded(delm(0), X, y, Square(), least(X, y), step, steps)
+
+    inputs = {"n": n, "steps": steps, "step": step}
+    return context.unit("kawaguchi2021.bounds", f"square-{steps}", inputs, compute) | {"terms": n * M}
+
+
+TAU = 0.05  # of the logistic loss
+
+
+@register(
+    "kawaguchi2021.fig3",
+    "Figure 3: logistic loss and its bounds",
+    "The bound of Corollary 2 holds along training, and is closer with λ_T of the path.",
+    judge=lambda measured: [*judge_bounds(measured), *judge_tau(measured)],
+    draw=draw_bounds,
+)
+def fig3(context: Context) -> Measured:
+    n, steps = context.pick(tiny=20, small=50), context.pick(tiny=50, small=3000, medium=100_000)
+    inputs = {"n": n, "steps": steps, "step": 1e-4, "tau": TAU}
+
+    def compute(progress: Progress) -> Measured:
+        X, _ = gaussian(n)
+        y = (torch.rand(n, 1, generator=torch.Generator().manual_seed(1)) < 0.5).double()
+        loss = Logistic(tau=TAU)
+        found = _bounded(delm(0, outputs=1), X, y, loss, _newton(X, y, loss), 1e-4, steps)
+        return {**found, "without_tau": Logistic(tau=0.0).pl_constant(X)}
+
+    return context.unit("kawaguchi2021.bounds", f"logistic-{steps}", inputs, compute) | {"terms": n}
+
+
+def judge_tau(measured: Measured) -> list[Judgement]:
+    return [
+        judged(
+            "with R = ∞ the bound says something without the penalty τq², too",
+            measured["without_tau"] > 0,
+            paper="τ ≥ 0 is allowed",
+            measured=f"κ = {number(measured['without_tau'])}; with τ = {TAU} {number(measured['kappa'])}",
+            tolerance="κ > 0 for τ = 0",
+            reason="ρ(R) vanishes as R → ∞: with τ = 0 the promise is e^0",
+        )
+    ]
+
+
+def _newton(X: Tensor, y: Tensor, loss: Loss) -> float:
+    """min L₀ of a smooth strictly convex loss."""
+    w = torch.zeros(X.shape[1], 1, dtype=torch.float64)
+    for _ in range(50):
+        q = X @ w
+        hessian = X.T @ (loss.second_derivative(q, y) * X)
+        w = w - torch.linalg.solve(hessian, X.T @ loss.gradient(q, y))
+    return loss(X @ w, y).item()
+
+
+# -- theorem 2 and appendix B --------------------------------------------------------------------------------
 
 
 def judge_theorem2(measured: Measured) -> list[Judgement]:
