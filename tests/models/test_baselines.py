@@ -67,6 +67,26 @@ def test_repeat_tends_to_the_equilibrium():
     assert Repeat(cell, 2, state=lambda x: x)(inputs()).shape == (6, 5)
 
 
+@pytest.mark.parametrize("times", [1, 2, 6, 11, 18])
+def test_repeat_applies_its_cell_as_often_as_it_says(times):
+    W = torch.randn(3, 3, dtype=torch.float64, generator=rng())
+    U = torch.randn(3, 5, dtype=torch.float64, generator=rng(1))
+    seen, x = [], inputs()
+
+    def cell(z, x, shift):
+        seen.append(z)
+        return torch.sin(3 * z @ W.T + x @ U.T + shift)  # far from a contraction: no two iterates are alike
+
+    z, shift = torch.zeros(6, 3, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+    for _ in range(times):
+        z = torch.sin(3 * z @ W.T + x @ U.T + shift)
+    assert torch.equal(repeat(cell, times, (3,))(x, shift), z)
+    assert len(seen) == times
+    assert not seen[0].any()
+    started = Repeat(lambda z, x: z + x, times, state=lambda x: 10 * x)(x)
+    torch.testing.assert_close(started, (10 + times) * x)
+
+
 @pytest.mark.parametrize("depth", [2, 3, 5])
 def test_any_feedforward_network_is_weight_tied(depth):
     net = ReLUNetwork(5, 7, 3, depth=depth, dtype=torch.float64, generator=rng(depth))

@@ -27,6 +27,15 @@ class TestResidualConv(ImageContract):
         outer = norm(cell.norm2, model.extractor(x) + F.conv2d(inner, cell.conv2.weight, padding=1))
         torch.testing.assert_close(norm(cell.norm3, (z + outer).relu()), z, rtol=0, atol=1e-10)
 
+    @pytest.mark.parametrize("times", [1, 6, 11, 18])
+    def test_a_repeated_model_is_a_loop_by_hand(self, times):
+        model, x = self.build(std=1.0), self.images()  # far from an equilibrium: no two iterates are alike
+        z = torch.zeros(len(x), 4, H, W, dtype=torch.float64)
+        for _ in range(times):
+            z = model.cell(z, model.extractor(x))
+        assert torch.equal(model.repeated(times)(x), model.head(z))
+        assert not torch.allclose(model.head(model.cell(z, model.extractor(x))), model.head(z), rtol=1e-3)
+
     def test_the_scale_of_the_first_kernel_is_taken_out_by_its_norm(self):
         model, x = self.build(std=1.0), self.images()
         z = torch.randn(4, 4, H, W, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
