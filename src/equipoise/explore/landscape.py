@@ -201,7 +201,11 @@ def affine_loss(X: Tensor, y: Tensor, loss: str | Loss | None = None, stop: Stop
     """Of an affine family: masked unless the weights are well-posed and every row's equilibrium is found."""
 
     def evaluate(model: nn.Module, state: Any) -> Reading:
-        assert isinstance(model, AffineFamily)
+        if not isinstance(model, AffineFamily):
+            raise TypeError(
+                f"affine_loss is of the affine families, whose equilibria can be proved unique. Got "
+                f"{type(model).__name__} instead: module_loss(loss) takes any model."
+            )
         own = "square" if isinstance(model, LinearEquilibrium) else "half_square"
         try:
             model.check_wellposed()
