@@ -18,7 +18,7 @@ WIDEST, LARGEST = 1400, 200_000  # pixels; bytes of a picture
 def export(gallery: Path, name: str, title: str) -> None:
     here = Path(__file__).parent
     results = read_results(gallery)
-    failed = [r.key for r in results if r.error]
+    failed = [r.key for r in results if r.error or r.later]
     if failed or not results:
         sys.exit(f"{gallery} must hold results without an error. Got errors in {failed or 'none at all'}.")
     shutil.rmtree(here / name, ignore_errors=True)

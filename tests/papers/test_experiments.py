@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from equipoise.data import DataError
+from equipoise.data.errors import DataWarning
 from equipoise.papers import catalogue
 from equipoise.papers.experiments import Context, Experiment, Settings, plain, register
-from equipoise.papers.gallery import duration, read_results, summary, write_gallery
+from equipoise.papers.gallery import (
+    duration,
+    processor_time,
+    read_results,
+    run_with,
+    summary,
+    write_gallery,
+    write_page,
+)
 from equipoise.papers.page import Page, markdown
 from equipoise.papers.runner import reproduce, run_one
 from equipoise.papers.verdicts import judged
+from equipoise.plots import new_figure
 
 KEYS = [e.key for e in catalogue.experiments()]
 TINY = Settings("tiny", ("digits",))
@@ -100,7 +112,14 @@ def test_a_unit_is_computed_once_and_found_again(tmp_path):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda t: t[: len(t) // 2], lambda t: "", lambda t: "[]", lambda t: "{}"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda t: t[: len(t) // 2], lambda t: "", lambda t: "[]", lambda t: "{}"),
+        lambda t: t.replace('"result": {"n": 1}', '"result": {"m": 1}'),
+        lambda t: t.replace('"result": {"n": 1}', '"result": null').replace('"sha256"', '"other"'),
+    ],
+)
 def test_a_damaged_unit_is_computed_again(tmp_path, damage):
     compute = lambda progress: {"n": 1}
     context = Context(TINY, tmp_path)
@@ -109,6 +128,15 @@ def test_a_damaged_unit_is_computed_again(tmp_path, damage):
     path.write_text(damage(path.read_text()))
     assert Context(TINY, tmp_path).unit("group", "name", {}, compute) == {"n": 1}
     assert json.loads(path.read_text())["result"] == {"n": 1}
+
+
+def test_a_unit_of_the_time_before_digests_is_read(tmp_path):
+    Context(TINY, tmp_path).unit("group", "name", {}, lambda progress: {"n": 1})
+    (path,) = (tmp_path / "units" / "group").iterdir()
+    stored = json.loads(path.read_text())
+    del stored["sha256"]
+    path.write_text(json.dumps(stored))
+    assert Context(TINY, tmp_path).unit("group", "name", {}, lambda progress: {"n": 2}) == {"n": 1}
 
 
 def test_an_interrupted_unit_leaves_nothing_and_the_rest_is_kept(tmp_path):
@@ -165,13 +193,124 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
     results = reproduce(["all"], Settings(), tmp_path)
     assert [r.verdict for r in results] == ["failed", "agree"]
     page = (tmp_path / "index.html").read_text()
-    assert "&lt;b&gt;boom&lt;/b&gt;" in page
+    assert "It failed: RuntimeError: &lt;b&gt;boom&lt;/b&gt;" in page
+    assert "Traceback" not in page
+    assert "Traceback" in (tmp_path / "gao2022.broken" / "error.txt").read_text()
     assert "<script>" not in page
     assert "&lt;i&gt;c&lt;/i&gt;" in page
     assert json.loads((tmp_path / "gao2022.fine" / "measured.json").read_text()) == {"n": None}
     assert read_results(tmp_path)[1].verdict == "agree"
     with pytest.raises(ValueError, match="key of its own"):
         register("gao2022.fine", "x", "y", judge=fine, draw=show)(broken)
+
+
+def made(fails=None, width=3):
+    """An experiment whose `draw` fails after its first figure, or not; its one unit has a width."""
+
+    def run(context):
+        if isinstance(fails, DataError):
+            raise fails
+        unit = {
+            "data": context.source("digits"),
+            "width": width,
+            "rows": [20, 10],
+            "seed": 0,
+            "stop": "Stop()",
+        }
+        return context.unit("gao2022.test", "u", unit, lambda progress: {"n": 1})
+
+    def draw(measured, page):
+        page.table("t", ["fails"], [[str(fails)]], "caption")
+        figure, _ = new_figure()
+        page.figure("f", figure, "caption")
+        if fails:
+            raise fails
+
+    judge = lambda measured: [judged("c", True, paper="p", measured="m", tolerance="t")]
+    return Experiment("gao2022.test", "title", "claim", run, judge, draw)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), DataError("file is damaged")])
+def test_a_failure_keeps_the_result_of_before(tmp_path, error):
+    run_one(made(), TINY, tmp_path)
+    directory = tmp_path / "gao2022.test"
+    before = {p.name: p.read_bytes() for p in directory.iterdir() if p.name != "result.json"}
+    failed = run_one(made(error, width=4), TINY, tmp_path)
+    assert failed.verdict == "failed"
+    assert failed.data_error == isinstance(error, DataError)
+    assert {name: (directory / name).read_bytes() for name in before} == before
+    (shown,) = read_results(tmp_path)
+    assert shown.verdict == "agree"
+    assert str(error) in shown.later
+    assert shown.sizes["width"] == [3]
+    write_gallery(tmp_path)
+    assert (
+        f"A later run failed and changed nothing here: {failed.error}"
+        in (tmp_path / "index.html").read_text()
+    )
+    run_one(made(), TINY, tmp_path)  # and the next that does not fail takes its place
+    assert not read_results(tmp_path)[0].later
+    assert {p.name for p in directory.iterdir()} == {*before, "result.json"}
+
+
+def test_a_first_failure_shows_what_there_is(tmp_path):
+    result = run_one(made(RuntimeError("boom")), TINY, tmp_path)
+    write_gallery(tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert result.error == "RuntimeError: boom"
+    assert "RuntimeError: boom" in page
+    assert "data:image/svg" in page  # the figure drawn before
+    assert str(tmp_path) not in page
+
+
+def test_a_smaller_run_says_that_it_replaces_a_larger(tmp_path):
+    assert not run_one(made(), Settings("small", ("digits",)), tmp_path).warnings
+    (words,) = run_one(made(), TINY, tmp_path).warnings
+    assert "replaces one of the scale small" in words
+    assert not run_one(made(), TINY, tmp_path).warnings
+    assert not run_one(made(), Settings("medium", ("digits",)), tmp_path).warnings
+
+
+def test_a_page_states_what_was_run(tmp_path):
+    result = run_one(made(), TINY, tmp_path)
+    assert run_with(result) == "Run at the scale tiny; data digits; width 3; rows [20, 10]; seed 0."
+    write_page(result, tmp_path)
+    assert run_with(result) in (tmp_path / "gao2022.test" / "index.html").read_text()
+    assert run_with(result) in summary([result])
+    many = replace(result, data={}, sizes={"width": [5, 1, 4, 2, 3, 7, 6], "rates": [[0.1, 0.03, 0.2, 0.01]]})
+    assert run_with(many) == "Run at the scale tiny; width 1 … 7; rates [0.1 … 0.01]."
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stored: "{}",
+        lambda stored: "[]",
+        lambda stored: '{"judg',
+        lambda stored: json.dumps({**stored, "key": "gao2022.other"}),
+        lambda stored: json.dumps({**stored, "seconds": "long"}),
+        lambda stored: json.dumps({**stored, "tables": [{}]}),
+        lambda stored: json.dumps({**stored, "settings": {"scale": "huge"}}),
+        lambda stored: json.dumps({**stored, "figures": [{"name": "gone", "caption": "c"}]}),
+    ],
+)
+def test_a_damaged_result_is_named_and_left_out(tmp_path, damage):
+    run_one(made(), TINY, tmp_path)
+    good = tmp_path / "gao2022.test" / "result.json"
+    bad = tmp_path / "gao2022.test2" / "result.json"
+    bad.parent.mkdir()
+    bad.write_text(damage({**json.loads(good.read_text()), "key": "gao2022.test2"}))
+    with pytest.warns(DataWarning, match=r"gao2022\.test2/result\.json is not a whole result"):
+        write_gallery(tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert 'id="gao2022.test"' in page
+    assert "gao2022.test2" not in page
+
+
+def test_the_time_is_told_though_a_unit_is_damaged(tmp_path):
+    result = run_one(made(), TINY, tmp_path)
+    (tmp_path / result.units[0]).write_text("{}")
+    assert processor_time([result], tmp_path) == result.seconds
 
 
 def test_names_select_experiments():
@@ -188,6 +327,10 @@ def test_settings_are_checked_and_scales_inherit():
         Settings("huge")
     with pytest.raises(ValueError, match="seeds"):
         Settings(seeds=0)
+    with pytest.raises(ValueError, match="did you mean 'mnist'"):
+        Settings(data=("digits", "mnst"))
+    with pytest.raises(ValueError, match=r"must be one that exists\. Got /nowhere"):
+        Settings(data_dir="/nowhere")
     assert Settings("paper").pick(tiny=1, small=2) == 2
     assert Settings("medium").pick(tiny=1, medium=3, paper=4) == 3
     assert Settings("tiny").pick(small=2, paper=4) == 2
@@ -199,7 +342,31 @@ def test_data_fall_back_on_digits_with_a_note(tmp_path):
     assert context.datasets("mnist", "cifar10") == ["digits"]
     assert len(context.notes) == 3
     assert context.datasets("mnist", "digits") == ["digits"]
-    assert "digits" in context.provenance
+    assert not context.provenance  # none of them was used yet
+    context.source("digits")
+    assert list(context.provenance) == ["digits"]
+    assert len(context.provenance["digits"]["files"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "seeds", "said"),
+    [
+        ((), None, []),
+        (("digits", "synthetic-sphere"), None, []),
+        (("digits", "svhn", "mnist"), 3, ["the data svhn, mnist; at the scale tiny it takes 1", "seeds, 3"]),
+        (("mnist",), None, ["the data mnist; the experiment takes none"]),
+    ],
+)
+def test_what_was_asked_for_and_not_used_is_said(tmp_path, data, seeds, said):
+    context = Context(Settings("tiny", data, seeds), tmp_path)
+    context.load("digits")
+    context.unit("g", "u", {"data": {"name": "synthetic-sphere", "n": 4}}, lambda progress: {})
+    found = context.ignored()
+    assert len(found) == len(said)
+    for words, expected in zip(found, said, strict=True):
+        assert expected in words
+    context.seeds(tiny=1)
+    assert not any("seeds" in words for words in context.ignored())
 
 
 def test_plain_is_json_and_a_table_is_written(tmp_path):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from equipoise.cli.app import app
 from equipoise.papers import catalogue
+from equipoise.papers.experiments import Context, Settings
 
 runner = CliRunner(env={"COLUMNS": "80"})
 
@@ -47,10 +48,62 @@ def test_what_is_wrong_is_said(tmp_path):
     unknown = call("gao2022.figure1", "--out", tmp_path)
     assert unknown.exit_code == 2
     assert "gao2022.fig1" in unknown.output
-    scale = call("gao2022.fig1", "--scale", "huge", "--out", tmp_path)
-    assert scale.exit_code == 1
-    assert "tiny, small, medium, paper" in scale.output.replace("\n", " ")
+    for asked, said in (
+        (("--scale", "huge"), "tiny, small, medium, paper"),
+        (("--data", "digits,mnst"), "did you mean 'mnist'"),
+        (("--data-dir", tmp_path / "nodir"), "must be one that exists"),
+    ):
+        result = call("kawaguchi2021.fig3", *asked, "--out", tmp_path)
+        assert result.exit_code == 2
+        assert said in result.output.replace("\n", " ")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_not_used_is_said_on_stderr_and_on_the_page(tmp_path):
+    asked = ("--scale", "tiny", "--seeds", 5, "--data", "digits", "--json", "--out", tmp_path)
+    result = call("ling2023.theorem4", *asked)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)
+    page = (tmp_path / "ling2023.theorem4" / "index.html").read_text()
+    for words in ("the data digits", "the number of seeds, 5"):
+        assert any(words in told for told in row["warnings"])
+        assert words in " ".join(result.stderr.split())
+        assert words in page
+
+
+def test_data_that_cannot_be_used_are_said_in_a_sentence(tmp_path):
+    """Exit code 3, no traceback, and the page of before is there still."""
+    asked = ("kawaguchi2021.fig5", "--scale", "tiny", "--out", tmp_path / "out")
+    assert call(*asked, "--data", "digits").exit_code == 0
+    (tmp_path / "kmnist.npz").write_bytes(b"nothing that can be read")
+    result = call(*asked, "--data", "kmnist", "--data-dir", tmp_path, "--quiet")
+    assert result.exit_code == 3
+    assert "kmnist.npz is not an .npz" in result.stderr
+    assert not result.stdout
+    page = (tmp_path / "out" / "kawaguchi2021.fig5" / "index.html").read_text()
+    for shown in (result.output, page):
+        assert "Traceback" not in shown
+        assert "site-packages" not in shown
+    assert "agree" in page
+    assert "A later run failed" in page
+
+
+def test_an_interrupt_says_what_is_stored(tmp_path, monkeypatch):
+    def interrupted(what, settings, out, watcher, jobs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(catalogue, "reproduce", interrupted)
+    first = call("gao2022.fig1", "--out", tmp_path)
+    assert first.exit_code == 130
+    assert "nothing is stored" in first.output
+    context = Context(Settings(), tmp_path)
+    for name in ("a", "b", "c"):
+        context.unit("group", name, {"name": name}, lambda progress: {})
+    later = call("gao2022.fig1", "--out", tmp_path)
+    assert later.exit_code == 130
+    words = " ".join(later.output.replace("│", "").split())
+    assert "3 units of work are stored" in words
+    assert "the same command goes on from there" in words
 
 
 def test_the_data_are_listed_by_whole_names_and_damage_is_said(tmp_path):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .failures import Code, Debug, Ended, Failure, Json, Quiet, command
+from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
 from .output import Output, duration, table
 
 if TYPE_CHECKING:
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 
     from ..papers.experiments import Result
 
-EPILOG = """[bold]Examples[/bold]
+EPILOG = f"""[bold]Examples[/bold]
 
   $ equipoise reproduce list
 
   $ equipoise reproduce gao2022.fig1 --scale small --data mnist,fashion_mnist --seeds 5
 
   $ equipoise reproduce all --out gallery           [dim]then open gallery/index.html[/dim]
+
+[bold]Exit codes[/bold]  {EXIT_CODES}
 """
 
 
@@ -69,19 +72,37 @@ def reproduce(
         _list(output)
         return
     names = tuple(name.strip() for name in data.split(",") if name.strip())
-    settings = catalogue.Settings(scale, names, seeds, str(data_dir) if data_dir else None)
     try:
+        settings = catalogue.Settings(scale, names, seeds, str(data_dir) if data_dir else None)
         catalogue.select(what)
+    except ValueError as error:
+        raise Failure("That cannot be run", str(error), "Nothing was run.", Code.USAGE) from None
     except KeyError as error:
         raise Failure("No such experiment", str(error.args[0]), code=Code.USAGE) from None
-    with _Bar(output) as bar:
-        results = catalogue.reproduce(what, settings, out, bar, jobs=jobs)
+    try:
+        with _Bar(output, out) as bar:
+            results = catalogue.reproduce(what, settings, out, bar, jobs=jobs)
+    except KeyboardInterrupt:
+        raise Failure("Interrupted", _kept(out), code=Code.INTERRUPTED) from None
     output.say(f"\nThe gallery: {out / 'index.html'}")
     output.result(
-        [{"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error} for r in results]
+        [
+            {"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error}
+            | {"warnings": list(r.warnings)}
+            for r in results
+        ]
     )
-    if any(r.error for r in results):
-        raise Ended(Code.FAILED)
+    failed = [r for r in results if r.error]
+    if failed:
+        raise Ended(Code.DATA if all(r.data_error for r in failed) else Code.FAILED)
+
+
+def _kept(out: Path) -> str:
+    stored = sum(1 for _ in (out / "units").rglob("*.json"))
+    if not stored:
+        return "Stopped before the first unit was finished: nothing is stored."
+    units = "1 unit of work is" if stored == 1 else f"{stored} units of work are"
+    return f"{units} stored in {out / 'units'}: the same command goes on from there."
 
 
 def _list(output: Output) -> None:
@@ -101,11 +122,11 @@ def _list(output: Output) -> None:
 class _Bar:
     """A bar of experiments and one of each unit at work; a line for each experiment that is done."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, out: Path) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self.output = output
+        self.output, self.out = output, out
         console = Console(stderr=True, highlight=False)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -140,6 +161,7 @@ class _Bar:
     def finished(self, result: Result) -> None:
         from rich.text import Text
 
+        from ..data.errors import DataWarning
         from ..papers.gallery import counts
 
         colour = {"agree": "green", "differs": "yellow", "failed": "red"}.get(result.verdict, "dim")
@@ -153,5 +175,15 @@ class _Bar:
         for judgement in result.judgements:
             if judgement.verdict == "differs":
                 self.output.say(Text(f"    ≠ {judgement.claim}: {judgement.measured}", style="dim"))
+        for words in result.warnings:
+            warnings.warn(f"{result.key}: {words}", DataWarning, stacklevel=2)
         if result.error:
-            self.output.say(Text(result.error, style="red"))
+            self._fail(result)
+
+    def _fail(self, result: Result) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        where = "" if result.data_error else f"\nThe traceback: {self.out / result.key / 'error.txt'}"
+        if not self.output.json:  # which has it in its result
+            Console(stderr=True).print(Text(f"{result.key}: {result.error}{where}", style="red"))

@@ -26,6 +26,7 @@ import torch
 
 from .. import __version__
 from ..data import Dataset, MissingData, load
+from ..data.load import check_name
 from ..data.registry import DIGITS_SHA256
 from ..runs.directory import locked
 from ..train.checkpoint import write_atomically
@@ -38,10 +39,15 @@ SCALES: tuple[str, ...] = get_args(Scale)
 Measured = dict[str, Any]
 Progress = Callable[[float], None]  # the share done of a unit
 
+NO_DATA = "the experiment takes none, or always its own"
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How large, on what, how often. Without `data` an experiment takes its paper's own, as far as found."""
+    """How large, on what, how often. Without `data` an experiment takes its paper's own, as far as found.
+
+    `data` are names that `load` knows; `data_dir` is a directory that exists.
+    """
 
     scale: str = "small"
     data: tuple[str, ...] = ()
@@ -53,6 +59,10 @@ class Settings:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}. Got {self.scale!r} instead.")
         if self.seeds is not None and self.seeds < 1:
             raise ValueError(f"seeds must be an integer ≥ 1. Got {self.seeds} instead.")
+        for name in self.data:
+            check_name(name)
+        if self.data_dir is not None and not Path(self.data_dir).expanduser().is_dir():
+            raise ValueError(f"the data directory must be one that exists. Got {self.data_dir} instead.")
 
     def pick(self, **by_scale: Any) -> Any:
         """The value of this scale; one that is not given is that of the next smaller."""
@@ -163,26 +173,33 @@ class Context:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of processor time of the units used, whenever they were computed
     units: list[str] = field(default_factory=list)
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)  # of the data used
+    sizes: dict[str, list[Any]] = field(default_factory=dict)  # the numbers among the inputs of the units
+    used: set[str] = field(default_factory=set)  # of the settings: names of data, and "seeds"
 
     def pick(self, **by_scale: Any) -> Any:
         return self.settings.pick(**by_scale)
 
     def seeds(self, **by_scale: int) -> list[int]:
         """0, 1, …: as many as asked for, or as the scale has."""
+        self.used.add("seeds")
         return list(range(self.settings.seeds or self.settings.pick(**by_scale)))
 
     @cached_property
     def _loaded(self) -> dict[str, Dataset]:
         return {}
 
-    def load(self, name: str) -> Dataset:
-        """A data set, and a note of where it came from."""
+    def _find(self, name: str) -> Dataset:
         if name not in self._loaded:
             asked = name in self.settings.data
             self._loaded[name] = load(name, self.settings.data_dir, download=asked)
-            self.provenance[name] = asdict(self._loaded[name].provenance)
         return self._loaded[name]
+
+    def load(self, name: str) -> Dataset:
+        """A data set to be used, and a note of where it came from."""
+        self.used.add(name)
+        self.provenance[name] = asdict(self._find(name).provenance)
+        return self._find(name)
 
     def datasets(self, *own: str) -> list[str]:
         """Those asked for; else the paper's own that are here; else digits."""
@@ -191,7 +208,7 @@ class Context:
         found = []
         for name in own:
             try:
-                self.load(name)
+                self._find(name)
                 found.append(name)
             except MissingData:
                 self.notes.append(f"{name} is not in the data directory and was left out.")
@@ -205,12 +222,25 @@ class Context:
         files = [f.sha256 for f in origin.files if f.sha256 != DIGITS_SHA256]
         return {"name": name, "files": files, "subset": origin.subset}
 
+    def ignored(self) -> list[str]:
+        """What was asked for and has not been used."""
+        settings, found = self.settings, []
+        left = [name for name in settings.data if name not in self.used]
+        if left:
+            taken = len(settings.data) - len(left)
+            why = f"at the scale {settings.scale} it takes {taken} of those named" if taken else NO_DATA
+            found.append(f"not used: the data {', '.join(left)}; {why}.")
+        if settings.seeds is not None and "seeds" not in self.used:
+            found.append(f"not used: the number of seeds, {settings.seeds}; the experiment takes none.")
+        return found
+
     def unit(
         self, group: str, name: str, inputs: Mapping[str, Any], compute: Callable[[Progress], Measured]
     ) -> Measured:
         """`compute`'s result, from the store if it is there: group and inputs say all that it depends on."""
         key = json.dumps({"group": group, "inputs": inputs, "version": __version__}, sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()
+        self._note_sizes(inputs)
         path = self.out / "units" / group / f"{name}-{digest[:12]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.out / "units" / ".locks" / digest[:12]  # stays: to remove it would be a race
@@ -224,6 +254,16 @@ class Context:
             self.units.append(str(path.relative_to(self.out)))
             self.seconds += stored["processor_seconds"]
         return stored["result"]
+
+    def _note_sizes(self, inputs: Mapping[str, Any]) -> None:
+        data = inputs.get("data")
+        data = data if isinstance(data, Mapping) else {}
+        self.used.add(data.get("name", ""))
+        for key, value in plain({**data, **inputs}).items():
+            parts = value if isinstance(value, list) else [value]
+            numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in parts)
+            if parts and numbers and key != "revision" and value not in self.sizes.setdefault(key, []):
+                self.sizes[key].append(value)
 
     def _compute(
         self,
@@ -246,17 +286,27 @@ class Context:
             "processor_seconds": time.process_time() - busy,
             "result": result,
         }
+        stored["sha256"] = _sha256(stored)
         write_atomically(path, (json.dumps(stored, ensure_ascii=False) + "\n").encode())
         return stored
 
 
 def _read_unit(path: Path, digest: str) -> Measured | None:
-    """A stored unit, if it is whole and of these settings."""
+    """A stored unit, if it is whole and of these settings. (The oldest have no SHA-256 of their content.)"""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return stored if isinstance(stored, dict) and stored.get("hash") == digest else None
+    if not isinstance(stored, dict) or stored.get("hash") != digest:
+        return None
+    content = {key: value for key, value in stored.items() if key != "sha256"}
+    whole = stored.get("sha256", _sha256(content)) == _sha256(content)
+    typed = isinstance(stored.get("result"), dict) and isinstance(stored.get("processor_seconds"), float)
+    return stored if whole and typed else None
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def plain(value: Any) -> Any:
@@ -276,7 +326,11 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment came to: all that its page shows."""
+    """What an experiment came to: all that its page shows.
+
+    `error` says why it failed, `data_error` that its data were the reason. `later` says why a run after this
+    one failed, of which nothing is shown.
+    """
 
     key: str
     title: str
@@ -290,6 +344,10 @@ class Result:
     units: Sequence[str]
     seconds: float
     error: str = ""
+    data_error: bool = False
+    warnings: Sequence[str] = ()
+    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    later: str = ""
 
     @property
     def verdict(self) -> str:

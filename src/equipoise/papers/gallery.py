@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 from jinja2 import Environment
 
 from .. import __version__
+from ..data import DataError
+from ..data.errors import DataWarning
 from ..train.checkpoint import write_atomically
 from .claims import PAPERS
-from .experiments import Result
+from .experiments import SCALES, Result
 from .page import markdown
 
 LARGEST_SVG = 250_000  # bytes; a larger drawing is shown as PNG
@@ -43,7 +46,7 @@ def write_page(result: Result, out: Path) -> Path:
 
 
 def write_gallery(out: str | Path) -> Path:
-    """`out`/index.html and `out`/index.md, of every result that lies in `out`."""
+    """`out`/index.html and `out`/index.md, of every result that lies in `out` and can be read."""
     out = Path(out)
     results = read_results(out)
     path = out / "index.html"
@@ -53,18 +56,42 @@ def write_gallery(out: str | Path) -> Path:
 
 
 def read_results(out: Path) -> list[Result]:
-    """Every result in `out`, in the order of the papers."""
-    found = [Result.from_dict(json.loads(p.read_text("utf-8"))) for p in out.glob("*/result.json")]
+    """Every result in `out`, in the order of the papers; of one that cannot be read there is a warning."""
+    found = []
+    for path in sorted(out.glob("*/result.json")):
+        try:
+            found.append(read_result(path.parent))
+        except DataError as error:
+            warnings.warn(f"{error} It is left out.", DataWarning, stacklevel=2)
     return sorted(found, key=lambda r: (PAPERS.index(r.key.split(".")[0]), r.key))
 
 
+def read_result(directory: Path) -> Result:
+    """The result of the experiment that `directory` is of, with its figures."""
+    path = directory / "result.json"
+    try:
+        found = Result.from_dict(json.loads(path.read_text("utf-8")))
+        if found.key != directory.name or found.key.split(".")[0] not in PAPERS:
+            raise ValueError(f"it is of {found.key!r}")
+        if found.settings["scale"] not in SCALES:
+            raise ValueError(f"no scale is called {found.settings['scale']!r}")
+        _ = summary([found]), found.data.items()  # all that a page shows
+        for name in (f"{figure['name']}.{form}" for figure in found.figures for form in ("svg", "png")):
+            (directory / name).stat()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} is not a whole result of an experiment ({reason}).") from error
+    return found
+
+
 def processor_time(results: Sequence[Result], out: Path) -> float:
-    """Seconds of all units that the results rest on, each counted once; of those removed since, as often as
-    they were used."""
+    """Seconds of all units that the results rest on, each counted once; as often as they were used, if some
+    cannot be read."""
     units = {path for r in results for path in r.units}
-    if not all((out / path).exists() for path in units):
+    try:
+        return sum(json.loads((out / path).read_text("utf-8"))["processor_seconds"] for path in units)
+    except (OSError, ValueError, LookupError, TypeError):
         return sum(r.seconds for r in results)
-    return sum(json.loads((out / path).read_text("utf-8"))["processor_seconds"] for path in units)
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -74,12 +101,35 @@ def summary(results: Sequence[Result]) -> str:
     lines.append(markdown(["experiment", "what", "verdict", "claims", "scale", "time"], rows))
     for r in results:
         lines += [f"## {r.key}: {r.title}", "", f"The paper: {r.claim}", ""]
+        lines += [f"**{' '.join(words.split())}**\n" for words in said(r)]
         lines += [f"![{f['caption']}]({r.key}/{f['name']}.png)\n" for f in r.figures]
         rows = [[j.claim, j.paper, j.measured, j.tolerance, j.verdict, j.reason] for j in r.judgements]
         lines.append(markdown(["claim", "paper", "measured", "test", "verdict", "reason"], rows))
         lines += [f"{t['caption']}\n\n{markdown(t['columns'], t['rows'])}" for t in r.tables]
         lines += [f"{note}\n" for note in r.notes]
+        lines.append(f"{run_with(r)}\n")
     return "\n".join(lines)
+
+
+def said(result: Result) -> list[str]:
+    """What a reader must know before the numbers."""
+    failed = [f"It failed: {result.error}"] if result.error else []
+    later = [f"A later run failed and changed nothing here: {result.later}"] if result.later else []
+    return [*failed, *later, *(f"Note: {words}" for words in result.warnings)]
+
+
+def run_with(result: Result) -> str:
+    """The settings of a run in words: its scale, its data, the numbers its units were computed with."""
+    data = [f"data {', '.join(result.data)}"] if result.data else []
+    order = lambda value: value if isinstance(value, list) else [value]
+    sizes = [f"{name} {_values(sorted(values, key=order))}" for name, values in result.sizes.items()]
+    return "; ".join([f"Run at the scale {result.settings['scale']}", *data, *sizes]) + "."
+
+
+def _values(values: Sequence[Any], most: int = 6) -> str:
+    """1, 2, 3; of many, the first and the last."""
+    shown = [f"[{_values(v, 3)}]" if isinstance(v, list) else f"{v:.4g}" for v in values]
+    return ", ".join(shown) if len(shown) <= most else f"{shown[0]} … {shown[-1]}"
 
 
 def _render(results: Sequence[Result], out: Path, title: str, gallery: bool) -> str:
@@ -94,6 +144,8 @@ def _render(results: Sequence[Result], out: Path, title: str, gallery: bool) -> 
         total=processor_time(results, out),
         time=duration,
         counts=counts,
+        said=said,
+        run_with=run_with,
     )
 
 

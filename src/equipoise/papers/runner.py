@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import threading
 import traceback
@@ -19,17 +20,30 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from ..data import DataError
 from ..train.checkpoint import write_atomically
-from .experiments import Context, Experiment, Result, Settings, Silent, Watcher, experiment, plain, select
-from .gallery import write_gallery, write_page
+from .experiments import (
+    SCALES,
+    Context,
+    Experiment,
+    Result,
+    Settings,
+    Silent,
+    Watcher,
+    experiment,
+    plain,
+    select,
+)
+from .gallery import read_result, write_gallery, write_page
 from .page import Page
+from .verdicts import Judgement
 
 MOST = 8  # jobs, unless more are asked for: each takes about half a gigabyte
 
@@ -55,7 +69,7 @@ def reproduce(
     work = (chosen, settings, out, watcher)
     with _interruptible():
         for result in _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work):
-            write_page(result, out)
+            write_page(read_result(out / result.key), out)
             watcher.finished(result)
             results[result.key] = result
         write_gallery(out)
@@ -76,23 +90,68 @@ def _in_turn(
 
 
 def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher | None = None) -> Result:
-    """Measure, judge and draw one experiment; `measured.json` and `result.json` are written."""
-    context = Context(settings, out, watcher or Silent())
+    """Measure, judge and draw one experiment; `measured.json` and `result.json` are written.
+
+    If it fails and there is a former result without an error, that one is kept and says so. The traceback is
+    in `error.txt`.
+    """
     directory = out / entry.key
     directory.mkdir(parents=True, exist_ok=True)
-    page, judgements, error = Page(directory), [], ""
+    former, new = _former(directory), directory / f".new-{os.getpid()}"
+    try:
+        result = stored = _run(entry, Context(settings, out, watcher or Silent()), Page(new), former)
+        if result.error and former is not None:
+            stored = replace(former, later=result.error)
+        else:
+            for part in sorted(new.glob("*")):
+                part.replace(directory / part.name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    if not result.error:
+        (directory / "error.txt").unlink(missing_ok=True)
+    text = json.dumps(plain(asdict(stored)), ensure_ascii=False, indent=1)
+    write_atomically(directory / "result.json", text.encode())
+    return result
+
+
+def _former(directory: Path) -> Result | None:
+    """The result in `directory`, if it can be read and has no error."""
+    try:
+        found = read_result(directory)
+    except DataError:
+        return None
+    return None if found.error else found
+
+
+def _replaced(former: Result | None, scale: str) -> list[str]:
+    """Said where a smaller run takes the place of a larger."""
+    before = scale if former is None else former.settings["scale"]
+    if SCALES.index(before) <= SCALES.index(scale):
+        return []
+    kept = "whose units are kept: run again at that scale, it is drawn from them."
+    return [f"this page of the scale {scale} replaces one of the scale {before}, {kept}"]
+
+
+def _run(entry: Experiment, context: Context, page: Page, former: Result | None) -> Result:
+    judgements: list[Judgement] = []
+    error, of_data = "", False
     try:
         measured = plain(entry.run(context))
-        write_atomically(directory / "measured.json", json.dumps(measured, ensure_ascii=False).encode())
+        text = json.dumps(measured, ensure_ascii=False)
+        page.directory.mkdir(exist_ok=True)
+        write_atomically(page.directory / "measured.json", text.encode())
         judgements = entry.judge(measured)
         entry.draw(measured, page)
-    except Exception:
-        error = traceback.format_exc(limit=-4)
-    result = Result(
+    except DataError as raised:
+        error, of_data = str(raised), True
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        write_atomically(context.out / entry.key / "error.txt", traceback.format_exc().encode())
+    return Result(
         key=entry.key,
         title=entry.title,
         claim=entry.claim,
-        settings=asdict(settings),
+        settings=asdict(context.settings),
         judgements=tuple(judgements),
         figures=page.figures,
         tables=page.tables,
@@ -101,10 +160,10 @@ def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher |
         units=context.units,
         seconds=context.seconds,
         error=error,
+        data_error=of_data,
+        warnings=[] if error else [*context.ignored(), *_replaced(former, context.settings.scale)],
+        sizes=context.sizes,
     )
-    text = json.dumps(plain(asdict(result)), ensure_ascii=False, indent=1)
-    write_atomically(directory / "result.json", text.encode())
-    return result
 
 
 @contextmanager
