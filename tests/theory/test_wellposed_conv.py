@@ -6,7 +6,8 @@ import torch
 import equipoise as eq
 from equipoise.linalg import Interval
 from equipoise.models.conv import ConvOptEq
-from equipoise.models.properties import L1, GradientStep, differentiable
+from equipoise.models.conv.segmentation import OptEqSegmenter
+from equipoise.models.properties import L1, GradientStep, differentiable, selection
 from equipoise.solve import Activation
 
 IMAGE = (2, 5, 6)
@@ -81,6 +82,25 @@ def test_what_cannot_be_judged_is_said():
         eq.certify(model(), x, tier="rigorous")
     with pytest.raises(ValueError, match="at least one image"):
         eq.certify(model(), x[:0])
+    for wrong in (x[..., 1:], x[0], x.flatten(1)):
+        with pytest.raises(ValueError, match=r"X must be images, \(N, 2, 5, 6\)"):
+            eq.certify(model(), wrong)
+
+
+def test_a_segmenter_has_the_layers_and_so_the_certificate():
+    net = OptEqSegmenter(IMAGE, 3, (4,), 2, norm=0.9, dtype=torch.float64)
+    found = eq.certify(net, images())
+    assert found.proved
+    assert found.constants["rate"] == net.wellposed().contraction
+
+
+def test_sam_on_images_has_its_hypotheses_checked():
+    net = model(limit=1.0, norm=1.0)
+    assert selection(net, eq.SAM()).promised
+    with torch.no_grad():
+        net.layers[1].W.mul_(1.5)
+    (missing,) = selection(net, eq.SAM()).missing
+    assert missing.startswith("‖W‖ of layer 2 is not ≤ √(μ/L_σ) = 1 but 1.")
 
 
 def test_what_is_declared_of_an_activation_is_a_hypothesis():

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
-from equipoise.models.properties import L1, GradientStep, GroupLasso
+from equipoise.models.opteq import DeepOptEq, OptEq
+from equipoise.models.properties import L1, GradientStep, GroupLasso, Property, Proximal, differentiable
 from equipoise.solve import Activation, half_squared_norm, inverse_norm
 from equipoise.theory.certificate import Certificate
 from equipoise.theory.opteq import contraction_claim, opteq_error
@@ -181,8 +181,6 @@ def test_what_cannot_be_trusted_is_never_proved():
     with pytest.raises(ValueError, match="at least one row"):
         eq.certify(layer()[0], X[:0])
     with pytest.raises(TypeError, match="certificates know the affine families"):
-        eq.certify(MultiBlockOptEq(3, 4, [5], dtype=torch.float64), X)
-    with pytest.raises(TypeError, match="certificates know the affine families"):
         eq.certify(layer()[0], X, torch.zeros(5, dtype=torch.float64), theorem="two_timescale")
     with pytest.raises(ValueError, match=r"Z must be \(5, 4\)"):
         eq.theory.equilibrium_error(layer()[0], X, X)
@@ -216,3 +214,70 @@ def test_a_declared_slope_enters_the_claim():
     assert claim.holds
     assert q.hi == pytest.approx(0.81, rel=1e-9)
     assert torch.linalg.matrix_norm(model.W, 2).item() == pytest.approx(0.9 / 3**0.5)
+
+
+class Triple(Property):
+    def __call__(self, z):
+        return 3 * z
+
+
+class Shrunk(Proximal):
+    def __call__(self, z):
+        return z / 3
+
+    def value(self, z):
+        return z.square().sum(dim=1)
+
+
+def test_a_property_of_ones_own_is_not_presumed_nonexpansive():
+    model, X = layer(regulariser=Triple())
+    found = eq.certify(model, X)
+    assert not found.proved
+    assert "not known to be nonexpansive" in found.obstacle
+    with pytest.raises(ValueError, match="not known to be nonexpansive"):
+        model.check_wellposed()
+
+
+def test_what_is_declared_of_a_property_is_a_hypothesis():
+    believed = lambda **options: [h for h in eq.certify(*layer(**options)).hypotheses if "as declared" in h]
+    assert believed(regulariser=L1(0.1)) == []
+    assert believed(regulariser=Shrunk()) == ["Shrunk() is nonexpansive, as declared"]
+    R = differentiable(lambda z: -z.square().sum(1), lipschitz=0.1, convex=True, name="R")  # a lie
+    assert believed(regulariser=GradientStep(R)) == [
+        "R is convex and ∇R has the Lipschitz constant 0.1, as declared"
+    ]
+
+
+def test_a_model_that_returns_no_equilibrium_has_that_said():
+    of_equilibria = lambda model, X: [h for h in eq.certify(model, X).hypotheses if "of equilibria" in h]
+    model, X = layer()
+    assert of_equilibria(model, X) == []
+    model, X = layer(gradient=2)
+    assert "returns the last iterate of Unrolled(steps=2" in of_equilibria(model, X)[0]
+    model, X = layer(gradient=5, solver=eq.SAM())
+    assert "returns iterates of SAM" in of_equilibria(model, X)[0]
+
+
+def test_stacked_blocks_are_certified_as_the_deep_network_is():
+    model, X = deep()
+    blocks = model.multi_block()
+    of_deep, of_blocks = eq.certify(model, X), eq.certify(blocks, X)
+    assert of_blocks.proved
+    assert of_blocks.constants["rate"] == of_deep.constants["rate"]
+    assert "2 steps of plain iteration bring the iterate nearer" in of_blocks.promise
+    rate = of_blocks.constants["rate"]
+    c, W = blocks.injections(X), blocks.weights()
+    a, b = draw(1, len(X), blocks.state_size), draw(2, len(X), blocks.state_size)
+    after = [blocks.T(blocks.T(z, c, W), c, W) for z in (a, b)]
+    assert ((after[0] - after[1]).norm(dim=1) <= rate * (a - b).norm(dim=1)).all()
+    Z = blocks.equilibrium(X)
+    tight = model.equilibrium(X, stop=eq.Stop(rtol=1e-14, atol=1e-14, max_steps=9999))
+    assert (Z - tight).norm() <= eq.equilibrium_error(blocks, X, Z) < 1e-5
+
+
+def test_data_that_are_no_rows_are_refused():
+    model, X = layer()
+    with pytest.raises(TypeError, match=r"X must be a tensor, a row a sample\. Got list"):
+        eq.certify(model, [1, 2])
+    with pytest.raises(ValueError, match="X must be"):
+        eq.certify(model, X[:, 1:], tier="rigorous")

@@ -31,7 +31,6 @@ from torch import Tensor
 from ..differentiate import Equation, Gradient, Record, Unrolled
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.unrolled import _refuse_mapped
-from ..linalg import norm_upper
 from ..solve import SAM, Picard, Regulariser, Solver, Status, Stop, half_squared_norm
 from ..solve.driver import verify
 from ..solve.problem import make_map
@@ -49,8 +48,14 @@ class Property(ABC):
 
     @property
     def nonexpansive(self) -> bool:
-        """Whether ‖T_R(z) − T_R(w)‖ ≤ ‖z − w‖ is known."""
-        return True
+        """Whether ‖T_R(z) − T_R(w)‖ ≤ ‖z − w‖ is known: not unless a kind of property says so."""
+        return False
+
+    @property
+    def declared(self) -> str:
+        """What is believed of it, for `nonexpansive`; empty where that is a theorem."""
+        known = type(self) in _KINDS.values()
+        return "" if known or not self.nonexpansive else f"{self} is nonexpansive, as declared"
 
     def config(self) -> Any:
         """What a file keeps of it."""
@@ -64,6 +69,10 @@ class Proximal(Property):
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
         """R of every row, (N,)."""
+
+    @property
+    def nonexpansive(self) -> bool:
+        return True
 
     def envelope(self, z: Tensor) -> Tensor:
         """M_R(z) = min_p R(p) + ½‖z − p‖², (N,): what the layer adds to the objective."""
@@ -178,6 +187,11 @@ class GradientStep(Property):
     def nonexpansive(self) -> bool:
         return self.regulariser.convex and self.gamma * self.regulariser.lipschitz <= 2
 
+    @property
+    def declared(self) -> str:
+        R = self.regulariser
+        return f"{R.name} is convex and ∇{R.name} has the Lipschitz constant {R.lipschitz:g}, as declared"
+
     def __call__(self, z: Tensor) -> Tensor:
         return z - self.gamma * self.regulariser.gradient(z)
 
@@ -251,11 +265,11 @@ class UnrolledSAM(Gradient):
 
 
 class _Layered(Protocol):
-    @property
-    def regulariser(self) -> Property | None: ...
-    @property
-    def limit(self) -> float: ...
-    def weights(self) -> list[Tensor]: ...
+    regulariser: Property | None
+
+    def layer_sizes(self) -> list[tuple[float, float]]:
+        """Of each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -282,9 +296,9 @@ def selection(model: _Layered, sam: SAM) -> Selection:
         missing.append(f"{R.name} is not convex")
     if model.regulariser is not None and not model.regulariser.nonexpansive:
         missing.append(f"{model.regulariser} is not known to be nonexpansive")
-    for i, W in enumerate(model.weights()):
-        if not (size := norm_upper(W)) <= model.limit:
-            missing.append(f"‖W‖ of layer {i + 1} is not ≤ √(μ/L_σ) = {model.limit:.6g} but {size:.6g}")
+    for i, (size, limit) in enumerate(model.layer_sizes(), 1):
+        if not size <= limit:
+            missing.append(f"‖W‖ of layer {i} is not ≤ √(μ/L_σ) = {limit:.6g} but {size:.6g}")
     L = R.lipschitz
     eta = min(math.sqrt(2 * L), 0.5, L / 2)
     schedule = (
@@ -292,6 +306,14 @@ def selection(model: _Layered, sam: SAM) -> Selection:
         f"~ k^-{sam.rho:g} off the fixed points"
     )
     return Selection(not missing, tuple(missing), schedule)
+
+
+def returned(gradient: Gradient | None, solver: Any) -> str:
+    """What a model returns in place of an equilibrium, in words; empty where it returns one."""
+    if selects(solver):
+        return "iterates of SAM"
+    unrolled = gradient is not None and not isinstance(gradient, SolvedGradient)
+    return f"the last iterate of {gradient}" if unrolled else ""
 
 
 def selects(solver: Any) -> bool:

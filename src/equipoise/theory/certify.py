@@ -87,7 +87,7 @@ def certify(
     """The verdict of a theorem on a network and its data.
 
     Args:
-        model: one of the affine families; for "wellposed" an OptEq, DeepOptEq or ConvOptEq too.
+        model: one of the affine families; for "wellposed" one of the OptEq families too.
         X, y: the data the theorem speaks of, (N, d) and like the network's output.
         theorem: its name, such as "gao2022.descent", or an object such as `theory.gao2022.Descent(C=…)`.
         tier: "float64", which trusts conventional float64 products; or "rigorous", which trusts none and
@@ -107,6 +107,9 @@ def certify(
     if tier == "rigorous" and not isinstance(theorem, _IN_BALLS):
         known = ", ".join(t.name for t in _IN_BALLS)
         raise ValueError(f"the tier 'rigorous' is known for {known}. Got {theorem.name} instead.")
+    for name, value in (("X", X), ("y", y)):
+        if not isinstance(value, Tensor) and not (name == "y" and value is None):
+            raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(value).__name__} instead.")
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
     if isinstance(theorem, WellPosed) and is_opteq(model):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..linalg import Interval
 from ..models.conv import ConvOptEq
+from ..models.conv.segmentation import OptEqSegmenter
 from .certificate import FLOAT64_TIER, Certificate, fingerprint
 from .claim import Claim
 from .opteq import declared, not_finite
@@ -22,11 +23,14 @@ def prove_conv_wellposed(model: ConvOptEq, X: Tensor, tier: str = "float64") -> 
     """The certificate of `theorem="wellposed"`: R = 1/(1 − q) and the rate q. It holds for every image."""
     if tier == "rigorous":
         raise ValueError("the tier 'rigorous' forms dense products in balls, and knows no convolution.")
+    if tuple(X.shape[1:]) != model.inputs:
+        shape = ", ".join(map(str, model.inputs))
+        raise ValueError(f"X must be images, (N, {shape}). Got shape {tuple(X.shape)} instead.")
     if not len(X):
         raise ValueError("X must have at least one image: a certificate is about data. Got none.")
     frame = {
         "theorem": "wellposed",
-        "hypotheses": (FLOAT64_TIER, *declared(model.activation)),
+        "hypotheses": (FLOAT64_TIER, *declared(model)),
         "tier": tier,
         "fingerprint": fingerprint(model, X),
     }
@@ -58,7 +62,7 @@ def prove_conv_wellposed(model: ConvOptEq, X: Tensor, tier: str = "float64") -> 
 
 def _obstacle(model: ConvOptEq, X: Tensor) -> str:
     """Why nothing can be said at all; empty if something can."""
-    if type(model) is not ConvOptEq:
+    if type(model) not in (ConvOptEq, OptEqSegmenter):
         return f"{type(model).__name__} may compute otherwise than the family that is known."
     expansive = model.regulariser is not None and not model.regulariser.nonexpansive
     if expansive:

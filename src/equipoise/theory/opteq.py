@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bounds
-from ..models.opteq import DeepOptEq, OptEq
+from ..models.conv import ConvOptEq
+from ..models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
 from ..models.opteq.activations import KNOWN
-from ..models.properties import Proximal
-from ..solve import Activation, Stop
+from ..models.properties import Proximal, returned
+from ..solve import Stop
 from .certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from .claim import Claim
 from .enclosure import product_rounding
@@ -30,17 +31,21 @@ _ULPS = 16  # of an activation or a property, as computed
 
 def is_opteq(model: nn.Module) -> bool:
     """Whether the certificate below speaks of the model."""
-    return isinstance(model, OptEq | DeepOptEq)
+    return isinstance(model, OptEq | DeepOptEq | MultiBlockOptEq)
 
 
 @torch.no_grad()
-def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certificate:
-    """The certificate of `theorem="wellposed"`: R = 1/(1 − q), the rate q, and the equilibria's error."""
+def prove_wellposed(model: Network | MultiBlockOptEq, X: Tensor, tier: str = "float64") -> Certificate:
+    """The certificate of `theorem="wellposed"`: R = 1/(1 − q), the rate q, and the equilibria's error.
+
+    Of the multi-block form it is that of the deep one: L of its steps apply T to each block, from another
+    layer on, and so contract by the same q.
+    """
     rigorous = tier == "rigorous"
     exact = _double(model)
     X64 = X.detach().to(exact.V.device)
     X64 = X64.double() if X64.is_floating_point() else X64
-    hypotheses = [RIGOROUS_TIER if rigorous else FLOAT64_TIER, *declared(exact.activation)]
+    hypotheses = [RIGOROUS_TIER if rigorous else FLOAT64_TIER, *declared(model)]
     if exact.feature_map is not None:
         hypotheses.append("the features of X, as computed, are taken as exact and the same at each call")
     frame = {
@@ -52,6 +57,7 @@ def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certifi
     obstacle = _obstacle(model, exact, X64)
     if obstacle:
         return Certificate(claims=(), obstacle=obstacle, **frame)  # type: ignore[arg-type]
+    exact._check_inputs(X64)
     norm = (lambda W: Interval(0.0, norm_upper_ball(W))) if rigorous else (lambda W: singular_bounds(W).norm)
     claim, q = contraction_claim(exact, norm, "ball arithmetic" if rigorous else SVD)
     reason = claim.name
@@ -60,22 +66,32 @@ def prove_wellposed(model: Network, X: Tensor, tier: str = "float64") -> Certifi
     constants: dict[str, float | str] = {"R": (1 / (1 - q)).hi, "rate": q.hi, "reason": reason}
     if not rigorous:  # products of the iteration are not formed in balls
         constants["error"] = _error(exact, X64, exact.solve(X64, stop=_tight(exact)).value, q)
+    blocks = len(model.blocks) if isinstance(model, MultiBlockOptEq) else 1
+    steps = (
+        "each step of plain iteration brings" if blocks == 1 else f"{blocks} steps of plain iteration bring"
+    )
     return Certificate(
         claims=(claim,),
         promise=(
-            f"every input has exactly one equilibrium ({reason}); each step of plain iteration brings the "
-            f"iterate nearer by a factor {q.hi:.6g}."
+            f"every input has exactly one equilibrium ({reason}); {steps} the iterate nearer by a factor "
+            f"{q.hi:.6g}."
         ),
         constants=constants,
         **frame,  # type: ignore[arg-type]
     )
 
 
-def declared(activation: Activation) -> list[str]:
-    """What is believed of an activation that is not one of ours."""
-    if activation in KNOWN.values():
-        return []
-    return [f"{activation.name} is monotone with slopes ≤ {activation.lipschitz:g}, as declared"]
+def declared(model: Network | MultiBlockOptEq | ConvOptEq) -> list[str]:
+    """What is believed of parts that are the user's own, and that a model returns no equilibrium."""
+    activation, regulariser, found = model.activation, model.regulariser, []
+    if activation not in KNOWN.values():
+        found.append(f"{activation.name} is monotone with slopes ≤ {activation.lipschitz:g}, as declared")
+    if regulariser is not None and regulariser.nonexpansive and regulariser.declared:
+        found.append(regulariser.declared)
+    solver = model.solver if isinstance(model, ConvOptEq) else model.method.solver
+    if instead := returned(model.gradient, solver):
+        found.append(f"what is said is of equilibria: the model itself returns {instead}")
+    return found
 
 
 def contraction_claim(
@@ -104,7 +120,7 @@ def contraction_claim(
 
 
 @torch.no_grad()
-def opteq_error(model: Network, X: Tensor, Z: Tensor) -> float:
+def opteq_error(model: Network | MultiBlockOptEq, X: Tensor, Z: Tensor) -> float:
     """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X; ∞ where none is proved."""
     exact = _double(model)
     X64 = X.detach().to(exact.V.device)
@@ -120,15 +136,16 @@ def _tight(model: Network) -> Stop:
     return Stop(rtol=max(1e-13, 2 * Stop.reach(torch.float64) / model.pace), max_steps=5000)
 
 
-def _double(model: Network) -> Network:
-    """The model in float64: the exact values of its stored numbers."""
+def _double(model: Network | MultiBlockOptEq) -> Network:
+    """The model in float64: the exact values of its stored numbers; the deep form of stacked blocks."""
     device = torch.device("cpu") if model.V.device.type == "mps" else model.V.device
-    return copy.deepcopy(model).to(device).double().requires_grad_(False)
+    exact = copy.deepcopy(model).to(device).double().requires_grad_(False)
+    return exact.deep() if isinstance(exact, MultiBlockOptEq) else exact
 
 
-def _obstacle(model: Network, exact: Network, X: Tensor) -> str:
+def _obstacle(model: Network | MultiBlockOptEq, exact: Network, X: Tensor) -> str:
     """Why nothing can be said at all; empty if something can."""
-    if type(model) not in (OptEq, DeepOptEq):
+    if type(model) not in (OptEq, DeepOptEq, MultiBlockOptEq):
         return f"{type(model).__name__} may compute otherwise than the family that is known."
     if exact.regulariser is not None and not exact.regulariser.nonexpansive:
         return f"{exact.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."

@@ -15,7 +15,7 @@ def drawn(*shape, seed=0, dtype=torch.float64):
 
 
 def build(kind, alpha, dtype=torch.float64, **options):
-    hidden = 16 if kind is eq.OptEq else [6, 5, 7]
+    hidden = 16 if issubclass(kind, eq.OptEq) else [6, 5, 7]
     g = torch.Generator().manual_seed(3)
     return kind(3, 8, hidden, alpha=alpha, dtype=dtype, generator=g, **options)
 
@@ -148,3 +148,23 @@ def test_images_run_under_autocast():
             z = model.equilibrium(x)
         assert z.dtype == torch.float32
         assert off(z, model.equilibrium(x)) < 0.05
+
+
+def test_a_map_of_ones_own_is_what_is_solved():
+    class Halved(eq.OptEq):
+        def layer_map(self, z, c, W):
+            return super().layer_map(0.5 * z, c, W)
+
+    class HalvedImages(eq.ConvOptEq):
+        @property
+        def cell(self):
+            whole = super().cell
+            return lambda z, *rest: whole(None if z is None else 0.5 * z, *rest)
+
+    X, x = drawn(4, 3), drawn(3, 2, 6, 6)
+    model = build(Halved, 0.5)
+    Z = model.equilibrium(X)
+    torch.testing.assert_close(model.T(Z, model.injections(X), model.weights()), Z, rtol=0, atol=1e-7)
+    net = HalvedImages((2, 6, 6), 4, (5, 3), 3, alpha=0.5, dtype=torch.float64)
+    z = net.equilibrium(x)
+    torch.testing.assert_close(net.cell(z, *net.injection(x), *net.shared()), z, rtol=0, atol=1e-7)

@@ -264,15 +264,19 @@ class ConvOptEq(Skip, ImageModel):
     @property
     def solved_cell(self) -> Callable[..., Tensor]:
         """z + (T(z) − z)/s; with a property, T itself, solved to a tolerance as much smaller."""
-        if self.alpha == 1 or self.regulariser is not None:
+        if self.alpha == 1 or not self._whole_steps:
             return self.cell
         return partial(_whole_step, self.alpha, self.activation, self._geometry)
 
     def solved_stop(self, stop: Stop | None) -> Stop | None:
-        if self.regulariser is None:
+        if self._whole_steps:
             return stop
         s = pace(self.alpha, len(self.layers))
         return tightened(stop or Stop(), self.alpha, s, self.layers[0].W.dtype)
+
+    @property
+    def _whole_steps(self) -> bool:
+        return self.regulariser is None and type(self).cell is ConvOptEq.cell
 
     @property
     def _geometry(self) -> tuple[_Geometry, ...]:
@@ -300,6 +304,10 @@ class ConvOptEq(Skip, ImageModel):
     def norms(self) -> tuple[float, ...]:
         """Sound upper bounds of ‖W_l‖."""
         return tuple(layer.norm_upper() for layer in self.layers)
+
+    def layer_sizes(self) -> list[tuple[float, float]]:
+        """Of each layer a sound bound of ‖W_l‖, and 1, the norm up to which it is a proximal map."""
+        return [(n, 1.0) for n in self.norms()]
 
     @torch.no_grad()
     def project_(self) -> tuple[float, ...]:

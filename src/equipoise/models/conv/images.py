@@ -119,7 +119,7 @@ class ImageModel(Saved, ABC):
     ) -> State:
         """z (N, channels, h, w), or a tuple of such; differentiable."""
         c = self.injection(self._check_images(x))
-        layer = self._layer(stop, solver, named=solver is not None)
+        layer = self._layer(x, stop, solver, named=solver is not None)
         if start is None and isinstance(layer.gradient, SolvedGradient) and not under_transform():
             start = self._default_start(c)
         try:
@@ -139,7 +139,7 @@ class ImageModel(Saved, ABC):
         """The Solution behind `equilibrium`, whatever became of each image, without a gradient."""
         c = self.injection(self._check_images(x))
         start = self._default_start(c) if start is None else start
-        return self._layer(stop, solver, named=False).solve(*c, shared=self.shared(), start=start)
+        return self._layer(x, stop, solver, named=False).solve(*c, shared=self.shared(), start=start)
 
     @torch.no_grad()
     def _default_start(self, c: Sequence[Tensor]) -> State | None:
@@ -151,9 +151,9 @@ class ImageModel(Saved, ABC):
         """The weight-tied network that applies the same cell `times` times: repeat-6, repeat-11, …"""
         return RepeatedModel(self, times)
 
-    def _layer(self, stop: Stop | None, solver: Solvers | None, named: bool) -> Equilibrium:
+    def _layer(self, x: Tensor, stop: Stop | None, solver: Solvers | None, named: bool) -> Equilibrium:
         stop, solver = stop or self.stop, solver or self.solver
-        gradient = self._gradient(stop, solver, named)
+        gradient = self._gradient(x, stop, solver, named)
         solved = isinstance(gradient, SolvedGradient) and not selects(solver)  # else each step of f counts
         return Equilibrium(
             self.solved_cell if solved else self.cell,
@@ -164,9 +164,9 @@ class ImageModel(Saved, ABC):
             state=self.state,
         )
 
-    def _gradient(self, stop: Stop | None, solver: Solvers, named: bool) -> Gradient:
+    def _gradient(self, x: Tensor, stop: Stop | None, solver: Solvers, named: bool) -> Gradient:
         how = self.gradient or self.default_gradient(linear_stop(stop))
-        return trained_by(how, solver, named, self.parameters())
+        return trained_by(how, solver, named, (x, *self.parameters()))
 
     # -- housekeeping ------------------------------------------------------------------------------------
 

@@ -177,7 +177,6 @@ class MultiBlockOptEq(_Layers):
     `equilibrium` gives the last block, the deep network's equilibrium, and `solve` all of them.
     """
 
-    composed = False
     _equation_repr = (
         "z_l = f_l(z_{l−1}), z_0 = z_L, f_l(z) = α W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z, ŷ = Vᵀz_L"
     )

@@ -6,7 +6,6 @@ L_σ‖W_l‖² ≤ μ [xie2021, Theorem 1], so T is nonexpansive, and a contrac
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,23 +16,21 @@ from torch import Tensor, nn
 
 from ...differentiate import Gradient, Implicit, Method, Record
 from ...differentiate.gradient import SolvedGradient
-from ...linalg import norm_upper
 from ...solve import Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
 from ...solve.driver import Precision
 from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
-from ..affine import refuse_nonfinite, spectral_norm
+from ..affine import refuse_nonfinite
 from ..equilibrium import Equilibrium, _shaped
 from ..properties import Property, as_property, as_sam, as_stop, method_config, selects
 from ..saving import Saved
 from .activations import KNOWN, monotone_activation
+from .bounds import Bounded
 from .pieces import (
     Cell,
     Gradients,
     ProximalEquation,
-    Skip,
     as_gradient,
-    pace,
     positive,
     tightened,
     trained_by,
@@ -44,7 +41,7 @@ Solvers = Solver | Sequence[Solver]
 FeatureMap = Callable[[Tensor], Tensor]
 
 
-class ProximalFamily(Skip, Saved, ABC):
+class ProximalFamily(Bounded, Saved, ABC):
     """z = T_R∘f_L∘…∘f_1(z),  f_l(z) = (α/μ) W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z,  ŷ = Vᵀz.
 
     `forward` and `equilibrium` are differentiable by `gradient`, with the failure policy `on_failure`;
@@ -52,7 +49,6 @@ class ProximalFamily(Skip, Saved, ABC):
     """
 
     readout_name: ClassVar[str] = "V"
-    composed: ClassVar[bool] = True  # T is the layers one after the other
     V: nn.Parameter  # (m,), or (m, k) for k > 1 outputs
 
     def __init__(
@@ -126,32 +122,6 @@ class ProximalFamily(Skip, Saved, ABC):
         """Every parameter but the readout."""
         return tuple(name for name, _ in self.named_parameters() if name != self.readout_name)
 
-    @property
-    def mu(self) -> float:
-        """μ > 0."""
-        return self._mu
-
-    @mu.setter
-    def mu(self, mu: float) -> None:
-        if not 0 < mu < math.inf:
-            raise ValueError(f"mu must be a finite number > 0. Got {mu} instead.")
-        self._mu = float(mu)
-
-    @property
-    def limit(self) -> float:
-        """√(μ/L_σ): the norm up to which a layer is a proximal map."""
-        return (self.mu / self.activation.lipschitz) ** 0.5
-
-    def weights(self) -> list[Tensor]:
-        """The effective W_l: as they are, or with ‖W_l‖ ≤ bound·√(μ/L_σ) by the parameterisation."""
-        return self.effective([layer.W for layer in self.blocks])
-
-    def effective(self, raw: list[Tensor]) -> list[Tensor]:
-        if self.bound is None:
-            return raw
-        limit = self.bound * self.limit
-        return [W * (limit / torch.linalg.matrix_norm(W, ord=2).clamp_min(limit)) for W in raw]
-
     def features(self, X: Tensor) -> Tensor:
         """x = g(x₀), (N, d): X itself without an extractor."""
         if self.feature_map is None:
@@ -174,11 +144,6 @@ class ProximalFamily(Skip, Saved, ABC):
         """f_l(z) = (α/μ) σ(z W_lᵀ + c_l) W_l + (1 − α) z, (N, m)."""
         out = (self.alpha / self.mu) * (self.activation(z @ W.T + c) @ W)
         return out if self.alpha == 1 else out + (1 - self.alpha) * z
-
-    @property
-    def pace(self) -> float:
-        """s = 1 − (1 − α)^L: the share of the way from z to where its layers point that a step of T leads."""
-        return pace(self.alpha, len(self.blocks))
 
     def T(self, z: Tensor, injections: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         """T_R∘f_L∘…∘f_1(z), (N, m)."""
@@ -204,69 +169,6 @@ class ProximalFamily(Skip, Saved, ABC):
         """ŷ = Z V: (N,), or (N, k) for k > 1 outputs."""
         return Z @ self.V
 
-    # -- well-posedness ------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def project_(self, bound: float = 1.0) -> Any:
-        """W_l ← W_l·min(1, bound·√(μ/L_σ)/‖W_l‖), in place, with a sound bound of ‖W_l‖. Returns the model.
-
-        Afterwards every L_σ‖W_l‖² ≤ bound²·μ holds for certain: at 1 the map is nonexpansive, below 1 it is a
-        contraction that `certify(model, X)` proves. Call it after each step of an optimiser, with a bound
-        below 1 where gradients are implicit: they grow like 1/(1 − q).
-        """
-        if not 0 < bound <= 1:
-            raise ValueError(f"bound must lie in (0, 1]. Got {bound} instead.")
-        limit = bound * self.limit
-        for i, layer in enumerate(self.blocks):
-            W = layer.W
-            if not bool(torch.isfinite(W).all()):
-                raise ValueError(f"W of layer {i + 1} holds NaN or infinity: there is nothing to project.")
-            while not (size := norm_upper(W)) <= limit:
-                W.mul_(limit / size * (1 - 2 * torch.finfo(W.dtype).eps))
-        return self
-
-    def factors(self) -> list[float]:
-        """1 − α + α L_σ‖W_l‖²/μ: the Lipschitz constant of each layer. Float64 numbers, not a proof."""
-        scale = self.alpha * self.activation.lipschitz / self.mu
-        return [1 - self.alpha + scale * spectral_norm(W) ** 2 for W in self.weights()]
-
-    def contraction(self) -> float | None:
-        """q = ∏(1 − α + α L_σ‖W_l‖²/μ), where it is below 1; else None. A float64 number, not a proof."""
-        q = math.prod(self.factors())
-        return q if q < 1 and self._property_nonexpansive else None
-
-    @property
-    def averagedness(self) -> float:
-        """Lα/(2 + (L−1)α): T is averaged with this constant where every L_σ‖W_l‖² ≤ μ    [xie2021, §2.3].
-
-        That is of the layers alone: a ValueError where a property follows them.
-        """
-        if self.regulariser is not None:
-            raise ValueError(
-                f"averagedness is known of the layers alone, not with {self.regulariser} behind."
-            )
-        L = len(self.blocks)
-        return L * self.alpha / (2 + (L - 1) * self.alpha)
-
-    @property
-    def _property_nonexpansive(self) -> bool:
-        return self.regulariser is None or self.regulariser.nonexpansive
-
-    def check_wellposed(self) -> None:
-        """A ValueError, by how much and what to do, unless the weights give every input one equilibrium."""
-        if not self._property_nonexpansive:
-            raise ValueError(
-                f"{self.regulariser} is not known to be nonexpansive, so nothing says that an input has one "
-                f"equilibrium: use a proximal property, or a convex R with a step ≤ 2/L_z."
-            )
-        if math.prod(self.factors()) < 1:
-            return
-        norms = ", ".join(f"{spectral_norm(W) / self.limit:.6g}" for W in self.weights())
-        raise ValueError(
-            f"√(L_σ/μ)‖W_l‖ must be ≤ 1 for every layer and < 1 for one, for every input to have one "
-            f"equilibrium. Got {norms}: project_(0.99) after each step, or bound=0.99, sees to it."
-        )
-
     # -- equilibria ----------------------------------------------------------------------------------------
 
     def forward(self, X: Tensor, **how: Any) -> Tensor:
@@ -291,8 +193,9 @@ class ProximalFamily(Skip, Saved, ABC):
         """
         if on_failure is not None:
             on_failure = OnFailure.of(on_failure)
+        self._check_inputs(X)
         method = self._method(stop, solver, precision, on_failure)
-        how = self._gradient(gradient, method, stop, solver is not None)
+        how = self._gradient(X, gradient, method, stop, solver is not None)
         equation, z0 = self._equation(X, start, method, stepwise=not isinstance(how, SolvedGradient))
         record = self._last = Record()
         try:
@@ -315,6 +218,7 @@ class ProximalFamily(Skip, Saved, ABC):
         precision: Precision = "native",
     ) -> Solution:
         """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
+        self._check_inputs(X)
         method = self._method(stop, solver, precision, None)
         equation, z0 = self._equation(X, start, method, stepwise=selects(method.solver))
         return equation.solve(z0, equation.tensors)
@@ -338,24 +242,24 @@ class ProximalFamily(Skip, Saved, ABC):
         )
 
     def _gradient(
-        self, gradient: Gradients | None, method: Method, stop: Stop | None, named: bool
+        self, X: Tensor, gradient: Gradients | None, method: Method, stop: Stop | None, named: bool
     ) -> Gradient:
         """How to differentiate; `named`: this call has a solver of its own."""
         how = self.gradient if gradient is None else as_gradient(gradient)
         if stop is not None and how == Implicit():
             how = Implicit(stop=stop)  # one tolerance for the forward and the adjoint solve
-        return trained_by(how, method.solver, named, self.parameters())
+        return trained_by(how, method.solver, named, (X, *self.parameters()))
 
     def _equation(
         self, X: Tensor, start: Tensor | Solution | None, method: Method, stepwise: bool
     ) -> tuple[ProximalEquation, Tensor]:
         """The equation and where to start; `stepwise`: each step of T counts, not the equilibrium alone."""
-        self._check_inputs(X)
         injections, weights = self.injections(X), self.weights()
         z0 = checked_start(start, (len(X), self.state_size), self.V)
         f = self.T
         if not stepwise and self.alpha < 1:
-            if self.composed and self.regulariser is None:
+            kind, known = type(self), ProximalFamily
+            if kind.T is known.T and kind.layer_map is known.layer_map and self.regulariser is None:
                 f = self.whole_step
             else:
                 method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V.dtype))

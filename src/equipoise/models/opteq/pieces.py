@@ -101,7 +101,7 @@ def as_gradient(gradient: Gradients | None) -> Gradient:
 
 
 def trained_by(
-    how: Gradient, solver: Solver | Sequence[Solver] | None, named: bool, parameters: Iterable[Tensor]
+    how: Gradient, solver: Solver | Sequence[Solver] | None, named: bool, tensors: Iterable[Tensor]
 ) -> Gradient:
     """`how` itself, or SAM unrolled where `solver` is one; `named`: the call has a solver of its own."""
     if not selects(solver):
@@ -114,7 +114,7 @@ def trained_by(
     chain = list(solver) if isinstance(solver, Sequence) else [solver]
     if isinstance(how, Unrolled) and len(chain) == 1 and isinstance(chain[0], SAM):
         return UnrolledSAM(how.steps, chain[0])
-    if needs_gradient(tuple(parameters)) or under_transform():
+    if needs_gradient(tuple(tensors)) or under_transform():
         raise ValueError(
             f"SAM chooses among many equilibria, where I − ∂T/∂z is singular and "
             f"{type(how).__name__} has no gradient to give. Train it unrolled, solver=SAM(…) with "
