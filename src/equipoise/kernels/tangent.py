@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..models.affine import AffineFamily
-from ..models.opteq import OptEq
+from ..models.conv import ImageModel
+from ..models.opteq import MultiBlockOptEq, OptEq
+from ..models.opteq.family import ProximalFamily
 from ..solve import Stop
 from .opteq import has_formula, opteq_kernel
 
@@ -71,7 +73,8 @@ def tangent_kernel(
     Args:
         model: an affine family or OptEq (by formula), or any module with outputs (N,) or (N, k) (by
             Jacobians).
-        stop: of the equilibria and adjoints behind it; by default tight for the dtype.
+        stop: of the equilibria behind it, and of the adjoints unless the model's `gradient` has its own; by
+            default tight for the dtype. A module of your own keeps its tolerance, and is refused one here.
         block: rows of X at a time. The result is the same; the memory of the intermediates is bounded by
             block × N2. By default chosen by size.
         progress: called with (rows done, rows in all).
@@ -83,11 +86,29 @@ def tangent_kernel(
         rows = block or _rows(len(X if X2 is None else X2), model.outputs)
         slices = _slices(len(X), rows, progress)
         return TangentKernel(opteq_kernel(model, X, X2, stop or _tight(X.dtype), slices))
-    return _jacobian_kernel(model, X, X2, block, progress)
+    return _jacobian_kernel(model, X, X2, _options(model, stop), block, progress)
 
 
-def _tight(dtype: torch.dtype) -> Stop:
-    return Stop(rtol=1e-12 if dtype == torch.float64 else 2e-6, max_steps=5000)
+def _tight(dtype: torch.dtype, share: float = 1.0) -> Stop:
+    """`share`: the part α of the way that a step of the solved map leads, where it is no whole step."""
+    least = 2 * Stop.reach(dtype) / share
+    return Stop(rtol=max(1e-12 if dtype == torch.float64 else 2e-6, least), max_steps=5000)
+
+
+def _options(model: nn.Module, stop: Stop | None) -> dict[str, Stop]:
+    """What `forward` is called with besides X: the stop, where the model has equilibria."""
+    if not isinstance(model, AffineFamily | ProximalFamily | ImageModel):
+        if stop is None:
+            return {}
+        raise ValueError(
+            f"stop is for the equilibrium models of the library, which take one at each call. Got "
+            f"{type(model).__name__}: leave it out, and give the layers inside a tolerance of their own."
+        )
+    if stop is not None:
+        return {"stop": stop}
+    by_shares = isinstance(model, MultiBlockOptEq) or getattr(model, "regulariser", None) is not None
+    share = float(model.alpha) if by_shares else 1.0  # type: ignore[arg-type]
+    return {"stop": _tight(next(model.parameters()).dtype, share)}
 
 
 def _affine_kernel(
@@ -123,6 +144,7 @@ def _jacobian_kernel(
     model: nn.Module,
     X: Tensor,
     X2: Tensor | None,
+    options: dict[str, Stop],
     block: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> TangentKernel:
@@ -133,7 +155,7 @@ def _jacobian_kernel(
         raise ValueError("the model must have parameters that require a gradient. Got none.")
 
     def outputs(some: dict[str, Tensor], x: Tensor) -> Tensor:
-        out = torch.func.functional_call(model, {**some, **rest}, (x,))
+        out = torch.func.functional_call(model, {**some, **rest}, (x,), options)
         if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != len(x):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(
@@ -180,14 +202,15 @@ def kernel_prediction(
     """ŷ(x) + H(x, X) H⁻¹ (1 − e^{−Ht}) (y − ŷ(X)): gradient flow of the linearised model on ½‖r‖².
 
     At `time=None` the flow is followed to its end, by the pseudo-inverse: directions that the kernel cannot
-    see keep their start.
+    see keep their start. `stop` is that of `tangent_kernel`, and of ŷ.
     """
     if time is not None and not time >= 0:
         raise ValueError(f"time must be ≥ 0, or None for the end of the flow. Got {time} instead.")
     H = tangent_kernel(model, X, stop=stop).matrix
     cross = tangent_kernel(model, X_test, X, stop=stop).matrix
     with torch.no_grad():
-        start, at_test = model(X), model(X_test)
+        options = _options(model, stop)
+        start, at_test = model(X, **options), model(X_test, **options)
         residual = (y.reshape(start.shape) - start).reshape(-1)
         values, vectors = torch.linalg.eigh((H + H.T) / 2)
         seen = values > values[-1].clamp_min(0) * len(values) * torch.finfo(H.dtype).eps
