@@ -208,15 +208,3 @@ def test_the_minima_of_a_slice_are_counted():
         rare = catalogue.experiment("hieu2022.fig4.5").judge(of(loss, known=0.8))[1]
         assert rare.verdict == "not reproducible here"
         assert "not found" in rare.reason
-
-
-def test_the_grid_of_alpha_is_judged_by_its_accuracies():
-    cell = lambda a: {"accuracies": [a, a]}
-    of = lambda small, reg: {
-        "cells": {
-            "0.1": {"none": cell(small), "prox": cell(reg)},
-            "1": {"none": cell(0.9), "prox": cell(0.95)},
-        }
-    }
-    assert verdicts("xie2021.table3", of(0.6, 0.7)) == ["agree", "agree", "agree"]
-    assert verdicts("xie2021.table3", of(0.88, 0.8)) == ["agree", "differs", "differs"]

@@ -22,7 +22,7 @@ def test_a_cell_of_the_grid_trains_and_is_reported_with_its_error():
 
 @pytest.mark.parametrize("column", list(digits.COLUMNS))
 def test_every_column_takes_finite_steps_at_rate_one_tenth(column):
-    model = digits.build(0.4, column, 0)
+    model = digits.build(0.4, digits.COLUMNS[column](), 0)
     X, y, *_ = digits._digits()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
@@ -38,3 +38,59 @@ def test_unknown_scales_and_columns_are_named():
         digits.run("huge")
     with pytest.raises(ValueError, match="Got dropout instead"):
         digits.run("tiny", columns=["dropout"])
+
+
+# -- verdicts ------------------------------------------------------------------------------------------------
+
+SEEDS = (-0.01, 0.0, 0.01)
+OPEN = "not reproducible here"  # undecided
+SMALL = {"λ‖z‖₁": (3.0, 2.0, 1.0), "λ‖z‖²": (9.0, 3.0, 1.0)}
+
+
+def grid(plain=(0.5, 0.9, 0.92), gains=None, sizes=SMALL, best=0.0):
+    """Accuracies without a regulariser at α = .1, .4 and 1, what each column and the best λ add."""
+    order = [c for c in digits.COLUMNS if c != "none"]
+    gains = {"none": 0.0} | {c: 0.01 * (1 + (c in digits.DECORRELATION)) for c in order} | (gains or {})
+    gains[digits.DECORRELATION[1]] = gains.get(digits.DECORRELATION[1], 0) + 0.005
+    cell = lambda a: {"accuracies": [a + d for d in SEEDS], "norm": 1.0}
+    cells = {
+        f"{alpha:g}": {c: cell(a + gain) for c, gain in gains.items()}
+        for alpha, a in zip((0.1, 0.4, 1.0), plain, strict=True)
+    }
+    sweep = lambda kind, values: {
+        f"{w:g}": cell(plain[-1] + best - i / 10) | {"sizes": [v + d for d in SEEDS]}
+        for i, (w, v) in enumerate(zip(digits.SWEEPS[kind][1], values, strict=True))
+    }
+    return {"cells": cells, "sweeps": {kind: sweep(kind, values) for kind, values in sizes.items()}}
+
+
+def verdicts(**how):
+    return [j.verdict for j in digits.judge_table3(grid(**how))]
+
+
+def test_alpha_and_regularisers_are_judged_by_their_accuracies():
+    assert verdicts()[:5] == ["agree"] * 5
+    assert verdicts(plain=(0.5, 0.8, 0.92))[0] == "differs"  # α = .4 is far behind as well
+    assert verdicts(plain=(0.91, 0.9, 0.92))[1] == "differs"
+    assert verdicts(plain=(0.87, 0.9, 0.92))[1] == OPEN  # as far behind as that
+    worse = dict.fromkeys((c for c in digits.COLUMNS if c != "none"), -0.02)
+    assert verdicts(gains=worse)[2] == "differs"
+    layers = dict.fromkeys(digits.PAIRS.values(), -0.1)
+    assert verdicts(gains=layers)[3:5] == ["differs", "differs"]
+    assert verdicts(gains={"SAM ½‖z‖²": 0.2})[4] == "differs"  # one R above decorrelation is enough
+    assert verdicts(gains={"prox .1‖z‖²": 0.2})[3:5] == ["agree", "differs"]
+
+
+def test_the_size_of_features_is_judged_along_lambda():
+    assert verdicts(best=0.02)[5:] == ["agree"] * 4
+    assert verdicts(best=-0.02)[5:] == ["agree", "differs"] * 2
+    assert verdicts()[6] == OPEN
+    assert verdicts(sizes={**SMALL, "λ‖z‖²": (1.0, 3.0, 9.0)})[5::2] == ["agree", "differs"]
+    assert verdicts(sizes={**SMALL, "λ‖z‖₁": (1.0, 1.0, 1.0)})[5] == OPEN
+
+
+def test_a_layer_makes_small_what_its_lambda_weighs():
+    for kind, (_, weights, _) in digits.SWEEPS.items():
+        first, last = (digits.sweep(kind, w, "tiny", 1) for w in (weights[0], weights[-1]))
+        assert last["sizes"][0] < 0.5 * first["sizes"][0]
+        assert len(first["accuracies"]) == 1

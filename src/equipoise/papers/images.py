@@ -7,9 +7,12 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Dataset, prepare
+
+Images = tuple[Tensor, Tensor, Tensor, Tensor]  # x, y, x_test, y_test
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,21 @@ def two_classes(
 
     labels = lambda y: torch.from_numpy(prepare.zero_one(y)).to(dtype)
     return Split(rows(drawn.x_train), labels(drawn.y_train), rows(drawn.x_test), labels(drawn.y_test))
+
+
+def images(dataset: Dataset, train: int, test: int, seed: int, shrink: int = 1) -> Images:
+    """`train` and `test` random images, (N, C, H, W) float32, each channel of mean 0 and variance 1."""
+    rng = np.random.default_rng(seed)
+    i = rng.permutation(len(dataset.x_train))[:train]
+    j = rng.permutation(len(dataset.x_test))[:test]
+
+    def pixels(x: np.ndarray) -> Tensor:
+        t = torch.from_numpy(x).float() / float(dataset.x_train.max())
+        t = t[:, None] if t.ndim == 3 else t.permute(0, 3, 1, 2)
+        return F.avg_pool2d(t, shrink) if shrink > 1 else t.contiguous()
+
+    x, x_test = pixels(dataset.x_train[i]), pixels(dataset.x_test[j])
+    mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True)
+    labels = (torch.from_numpy(part).long() for part in (dataset.y_train[i], dataset.y_test[j]))
+    y, y_test = labels
+    return (x - mean) / std, y, (x_test - mean) / std, y_test
