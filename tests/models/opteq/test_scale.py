@@ -1,4 +1,4 @@
-"""The convex problem has no size of its own: data of any size, from 1e-8 to 1e8, have the same answers."""
+"""The convex problem has no size of its own: data from 1e-8 to 1e8 have the same answers, if they fit."""
 
 import math
 
@@ -129,3 +129,52 @@ def test_a_quadratic_programme_is_solved_in_units_of_its_data(s, signed):
     assert (v[:, :signed] == 0).any()
     still = QuadraticProgramme(programme.H, 0 * programme.g, signed)
     assert (still.solve() == 0).all()
+
+
+# -- states that fit the data --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (OptEq, "objective"),
+        (OptEq, "optimality_gap"),
+        (DeepOptEq, "objective"),
+        (DeepOptEq, "optimality_gap"),
+        (DeepOptEq, "inclusion_residual"),
+    ],
+)
+def test_a_state_for_every_row_is_asked_for(kind, method):
+    model, X = scaled(1.0, kind=kind, alpha=0.5)
+    Z, call = draw(3, 12, 3), getattr(model, method)
+    with pytest.raises(ValueError, match=r"X must be \(N, 3\).* Got shape \(12, 4\)"):
+        call(Z, draw(3, 12, 4))
+    for wrong in (Z[:1], Z[:11], Z[:, :2], Z[0], Z[None], Z.new_zeros(0, 3), torch.tensor(1.0)):
+        shape = ", ".join(map(str, wrong.shape))
+        with pytest.raises(ValueError, match=rf"Z must be \(12, 3\), .* X\. Got shape \({shape},?\) instead"):
+            call(wrong, X)
+    for integer in (Z.long(), Z > 0, Z.to(torch.complex128)):
+        with pytest.raises(ValueError, match=rf"Z must be floating point, on cpu .* Got {integer.dtype}"):
+            call(integer, X)
+    with pytest.raises(ValueError, match=r"on cpu like X\. Got torch\.float64 on meta instead"):
+        call(Z.to("meta"), X)
+    for hole in (math.nan, math.inf):
+        broken = Z.clone()
+        broken[4, 1] = hole
+        with pytest.raises(ValueError, match=r"Z must be finite\. Got NaN or infinity in row 4\."):
+            call(broken, X)
+    with pytest.raises(TypeError, match=r"Z must be a tensor, \(N, 3\)\. Got ndarray"):
+        call(Z.numpy(), X)
+    torch.testing.assert_close(call(Z.float(), X), call(Z.float().double(), X), rtol=0, atol=0)
+
+
+def test_so_are_both_of_a_pair():
+    model, X = scaled(1.0, kind=DeepOptEq, alpha=0.5)
+    Z = draw(3, 12, 3)
+    assert model.objective((Z, Z), X).shape == (12,)
+    with pytest.raises(ValueError, match=r"z_1 must be \(12, 3\)"):
+        model.objective((Z[:1], Z), X)
+    with pytest.raises(ValueError, match=r"z_0 must be finite"):
+        model.objective((Z, Z / 0), X)
+    with pytest.raises(ValueError, match=r"Z must be z_0, or the two of \(z_1, z_0\)\. Got a tuple of 3"):
+        model.objective((Z, Z, Z), X)

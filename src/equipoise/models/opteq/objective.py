@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from ...linalg import norm_upper
+from ..affine import refuse_nonfinite
 from .convex import Phi, QuadraticProgramme
 from .family import ProximalFamily
 
@@ -41,6 +42,23 @@ class _Objective(ProximalFamily):
         self._check_inputs(X)
         pairs = zip(self.weights(), self.injections(X), strict=True)
         return [Phi(W.detach().double(), c.double(), self.mu, self.activation) for W, c in pairs]
+
+    def _states(self, Z: Tensor, X: Tensor, name: str = "Z") -> Tensor:
+        """Z (N, m) in float64: a finite row for every row of X."""
+        if not isinstance(Z, Tensor):
+            raise TypeError(f"{name} must be a tensor, (N, {self.state}). Got {type(Z).__name__} instead.")
+        if tuple(Z.shape) != (len(X), self.state):
+            raise ValueError(
+                f"{name} must be {(len(X), self.state)}, a state for every row of X. "
+                f"Got shape {tuple(Z.shape)} instead."
+            )
+        if not Z.is_floating_point() or Z.device != X.device:
+            raise ValueError(
+                f"{name} must be floating point, on {X.device} like X. "
+                f"Got {Z.dtype} on {Z.device} instead: {name}.to(X) makes them agree."
+            )
+        refuse_nonfinite(name, Z)
+        return Z.double()
 
     def _strong(self, W: Tensor) -> float:
         """s = μ/(L_σ‖W‖²) − 1: φ is strongly convex with this constant; −1 where φ is not convex."""
@@ -89,7 +107,7 @@ class LayerObjective(_Objective):
         equilibrium z but S(z), the state before T_R (S the layer).
         """
         self._refuse_nonconvex()
-        (phi,), Z = self.potentials(X), Z.double()
+        (phi,), Z = self.potentials(X), self._states(Z, X)
         if self.regulariser is None:
             return phi.value(Z)
         envelope = _envelope_of(self.regulariser)
@@ -104,7 +122,7 @@ class LayerObjective(_Objective):
         """
         self._refuse_nonconvex()
         _refuse_regulariser(self)
-        (phi,), Z = self.potentials(X), Z.double()
+        (phi,), Z = self.potentials(X), self._states(Z, X)
         return _bounded((Z - phi.map(Z)).square().sum(dim=1), max(self._strong(phi.W), 0.0))
 
     @torch.no_grad()
@@ -149,9 +167,12 @@ class JointObjective(_Objective):
     def objective(self, Z: Tensor | tuple[Tensor, Tensor], X: Tensor) -> Tensor:
         """The joint objective at Z = (z_1, z_0), or at z_0 with the best z_1, which is f_1(z_0). (N,)."""
         first, second = self._two(X)
-        if isinstance(Z, tuple):
-            return self._joint(first, second, Z[0].double(), Z[1].double())
-        return self._joint(first, second, self._layer(first, Z.double()), Z.double())
+        if not isinstance(Z, tuple):
+            Z = self._states(Z, X)
+            return self._joint(first, second, self._layer(first, Z), Z)
+        if len(Z) != 2:
+            raise ValueError(f"Z must be z_0, or the two of (z_1, z_0). Got a tuple of {len(Z)} instead.")
+        return self._joint(first, second, self._states(Z[0], X, "z_1"), self._states(Z[1], X, "z_0"))
 
     @torch.no_grad()
     def optimality_gap(self, Z: Tensor, X: Tensor) -> Tensor:
@@ -160,7 +181,7 @@ class JointObjective(_Objective):
         (z − T(z), 0) is a subgradient of F there; H = (a_1+1, −1; −1, a_2+1), a = αs/(1 + (1−α)s),
         s = 1/(L_σ‖W‖²) − 1.
         """
-        (first, second), Z = self._two(X), Z.double()
+        (first, second), Z = self._two(X), self._states(Z, X)
         gap = (Z - self._layer(second, self._layer(first, Z))).square().sum(dim=1)
         strong = [max(self._strong(phi.W), 0.0) for phi in (first, second)]
         a1, a2 = (self.alpha / (1 / s + 1 - self.alpha) if s > 0 and self.alpha < 1 else s for s in strong)
@@ -176,7 +197,8 @@ class JointObjective(_Objective):
         z_i − prox_{φ_i}(z_{i−1}).
         """
         self._refuse_nonconvex()
-        phis, states = self.potentials(X), [Z.double()]
+        phis = self.potentials(X)
+        states = [self._states(Z, X)]
         for phi in phis:
             states.append(self._layer(phi, states[-1]))
         total = torch.zeros(len(Z), dtype=torch.float64, device=Z.device)
