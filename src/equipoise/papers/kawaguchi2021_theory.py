@@ -124,9 +124,9 @@ def descent(X: Tensor, y: Tensor, depth: int, step: float) -> Iterator[tuple[flo
 
 
 def shown(X: Tensor, y: Tensor, depth: int, step: float, steps: int) -> list[float]:
-    """The losses of a figure: some 200 of those of `steps` steps."""
+    """The losses of a figure: some 200 of those of `steps` steps; a run that is lost ends in NaN."""
     losses = [loss for loss, _ in islice(descent(X, y, depth, step), steps + 1)]
-    return losses[:: max(1, steps // 200)]
+    return losses[:: max(1, steps // 200)] + [math.nan] * (len(losses) <= steps)
 
 
 def at_rest(X: Tensor, y: Tensor, depth: int, step: float, progress: Progress) -> Measured:
