@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -298,7 +299,7 @@ def test_a_damaged_result_is_named_and_left_out(tmp_path, damage):
     run_one(made(), TINY, tmp_path)
     good = tmp_path / "gao2022.test" / "result.json"
     bad = tmp_path / "gao2022.test2" / "result.json"
-    bad.parent.mkdir()
+    shutil.copytree(good.parent, bad.parent)
     bad.write_text(damage({**json.loads(good.read_text()), "key": "gao2022.test2"}))
     with pytest.warns(DataWarning, match=r"gao2022\.test2/result\.json is not a whole result"):
         write_gallery(tmp_path)
