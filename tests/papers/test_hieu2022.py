@@ -196,6 +196,30 @@ def test_a_change_over_training_needs_two_standard_errors():
     assert verdicts(*(moment(20.0, 0.95, 0.1 + d) for d in (0, 0.01))) == ["agree", "differs", "differs"]
 
 
+class Figures:
+    """A page that keeps its figures."""
+
+    def __init__(self):
+        self.figures = {}
+
+    def figure(self, name, figure, caption):
+        self.figures[name] = figure
+
+    def table(self, *table):
+        return None
+
+
+def test_the_paths_of_ten_classes_are_told_apart():
+    keys = ("steps", "first", "between", "neighbour")
+    moment = {"epoch": 0, "paths": [[[0.0, 0.0], [1.0, k]] for k in range(10)], "shares": [0.6, 0.3]}
+    moment |= dict.fromkeys(keys, 1.0)
+    page = Figures()
+    run = {"moments": [moment], "labels": list(range(10)), "loss": [1.0], "accuracy": 0.5}
+    training.draw_training({"data": "d", "runs": [run]}, page)
+    lines = [line for line in page.figures["paths"].axes[0].get_lines() if len(line.get_xdata()) == 2]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 10
+
+
 # -- figures 4.4 and 4.5 -------------------------------------------------------------------------------------
 
 

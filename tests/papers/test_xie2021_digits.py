@@ -94,3 +94,16 @@ def test_a_layer_makes_small_what_its_lambda_weighs():
         first, last = (digits.sweep(kind, w, "tiny", 1) for w in (weights[0], weights[-1]))
         assert last["sizes"][0] < 0.5 * first["sizes"][0]
         assert len(first["accuracies"]) == 1
+
+
+def test_the_legend_of_seven_columns_covers_no_curve(monkeypatch, tmp_path):
+    drawn = {}
+    monkeypatch.setattr(
+        digits.Page, "figure", lambda page, name, figure, caption: drawn.update({name: figure})
+    )
+    digits.draw_table3(grid(), digits.Page(tmp_path))
+    figure, (ax,) = drawn["accuracy"], drawn["accuracy"].axes
+    figure.canvas.draw()
+    assert len(ax.get_legend().get_texts()) == len(digits.COLUMNS)
+    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1
+    assert len(drawn["sizes"].axes) == len(digits.SWEEPS)

@@ -378,7 +378,7 @@ def difference(more: list[float], less: list[float]) -> str:
     """The mean over seeds of more − less, and its standard error, in words."""
     gains = np.subtract(more, less).tolist()
     error = standard_error(gains)
-    return f"{np.mean(gains):+.1f} " + ("(one seed)" if error is None else f"± {error:.1f}")
+    return f"{np.mean(gains):+.2f} " + ("(one seed)" if error is None else f"± {error:.2f}")
 
 
 def draw_table(measured: Measured, page: Page) -> None:
