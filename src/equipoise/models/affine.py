@@ -23,6 +23,7 @@ from ..differentiate import Method, Record
 from ..differentiate.equation import needs_gradient, under_transform
 from ..linalg import estimate_norm
 from ..solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Solver, Stop, fixed_point
+from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
 from .adjoint import MaskedMap, Task, differentiable_equilibrium, linear_stop, solve_linear, transposed
 from .saving import Saved
@@ -119,6 +120,7 @@ class AffineFamily(Saved, ABC):
         """ŷ = readout(Z), (N,) or (N, k)."""
         return self.readout(self.equilibrium(X, stop=stop, start=start, solver=solver, precision=precision))
 
+    @uncompiled
     def equilibrium(
         self,
         X: Tensor,
@@ -146,6 +148,7 @@ class AffineFamily(Saved, ABC):
         weight, u = self.weight(), self.injection(X)
         return differentiable_equilibrium(weight, u, z0, Task(solve, self.default_solver, linear, record))
 
+    @uncompiled
     @torch.no_grad()
     def solve(
         self,

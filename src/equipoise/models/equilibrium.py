@@ -14,6 +14,7 @@ from ..differentiate import Gradient, Implicit, Method, Record
 from ..differentiate.closure import closed_over
 from ..differentiate.equation import under_transform
 from ..solve import Solution, Solver, Stop
+from ..solve.compilers import uncompiled
 from ..solve.driver import Precision, _chain
 from ..solve.failure import OnFailure, Policy
 from ..solve.problem import Layout, make_map
@@ -78,6 +79,7 @@ class Equilibrium(nn.Module):
         """The forward and adjoint Solution of the last call."""
         return self._last
 
+    @uncompiled
     def forward(
         self, x: Any, *args: Any, shared: Sequence[Any] = (), start: State | Solution | None = None
     ) -> State:
@@ -101,6 +103,7 @@ class Equilibrium(nn.Module):
                 record.forward = _shaped(record.forward, equation.layout)
         return equation.layout.unflat(flat)
 
+    @uncompiled
     def solve(
         self, x: Any, *args: Any, shared: Sequence[Any] = (), start: State | Solution | None = None
     ) -> Solution:

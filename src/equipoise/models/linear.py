@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..differentiate.equation import under_transform
 from ..solve import IDENTITY, AffineMap, Counts, Solution, Status, Stop
+from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
 from .affine import (
     AffineFamily,
@@ -97,6 +98,7 @@ class LinearEquilibrium(AffineFamily):
         """Umat = I − γS, (m, m)."""
         return torch.eye(self.width, dtype=self.A.dtype, device=self.A.device) - self.weight()
 
+    @uncompiled
     def predictor(self) -> Tensor:
         """M = B Umat⁻¹, (k, m), with ŷ = Φ Mᵀ. Differentiable to every order."""
         if under_transform():

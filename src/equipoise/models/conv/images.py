@@ -16,6 +16,7 @@ from ...differentiate import Gradient, Implicit, Record
 from ...differentiate.equation import under_transform
 from ...differentiate.gradient import SolvedGradient
 from ...solve import Solution, Solver, Stop
+from ...solve.compilers import uncompiled
 from ...solve.failure import OnFailure, Policy
 from ...solve.solution import State
 from ..adjoint import linear_stop
@@ -109,6 +110,7 @@ class ImageModel(Saved, ABC):
         """ŷ = head(z)."""
         return self.readout(self.equilibrium(x, start=start, stop=stop, solver=solver))
 
+    @uncompiled
     def equilibrium(
         self,
         x: Tensor,
@@ -127,6 +129,7 @@ class ImageModel(Saved, ABC):
         finally:
             self._last = layer.last
 
+    @uncompiled
     @torch.no_grad()
     def solve(
         self,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...differentiate import Gradient, Implicit, Method, Record
 from ...differentiate.gradient import SolvedGradient
 from ...solve import Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
+from ...solve.compilers import uncompiled
 from ...solve.driver import Precision
 from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
@@ -175,6 +176,7 @@ class ProximalFamily(Bounded, Saved, ABC):
         """ŷ = Z V, (N,) or (N, k). Options as of `equilibrium`."""
         return self.readout(self.equilibrium(X, **how))
 
+    @uncompiled
     def equilibrium(
         self,
         X: Tensor,
@@ -207,6 +209,7 @@ class ProximalFamily(Bounded, Saved, ABC):
             record.forward = _shaped(record.forward, Layout.of(z0))
         return self.state_of(Z)
 
+    @uncompiled
     @torch.no_grad()
     def solve(
         self,

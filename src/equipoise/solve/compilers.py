@@ -1,0 +1,30 @@
+"""Inside `torch.compile` solves run as they are: their loops end by what they find, which no graph holds."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as a compiler leaves it alone, what it calls included.
+
+    It is `torch.compiler.disable`, but for the seconds that importing the compiler takes: that is asked for
+    only once somebody else has.
+    """
+    disabled: list[Callable[P, R]] = []
+
+    @functools.wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(sys.modules["torch._dynamo"].disable(function, wrapping=False))
+        return disabled[0](*args, **kwargs)
+
+    return inner

@@ -1,0 +1,65 @@
+"""torch.compile of whole models: what is around a solve may be compiled, the solve runs as it is."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from problems import Affine
+
+D = torch.float64
+IMAGE = (1, 6, 6)
+
+
+def build(name):
+    g = torch.Generator().manual_seed(0)
+    made = {"dtype": D, "generator": g}
+    return {
+        "layer": lambda: eq.Equilibrium(Affine(d=4, m=4)),
+        "linear": lambda: eq.LinearEquilibrium(4, **made),
+        "scaled": lambda: eq.ScaledReLU(4, 20, **made),
+        "gaussian": lambda: eq.GaussianReLU(4, 20, **made),
+        "monotone": lambda: eq.Monotone(4, 20, **made),
+        "opteq": lambda: eq.OptEq(4, 5, 8, **made),
+        "deep": lambda: eq.DeepOptEq(4, 5, [6, 7], alpha=0.5, **made),
+        "images": lambda: eq.ConvOptEq(IMAGE, 3, (4,), 2, **made),
+    }[name]()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
+@pytest.mark.parametrize(
+    "name", ["layer", "linear", "scaled", "gaussian", "monotone", "opteq", "deep", "images"]
+)
+def test_a_compiled_model_is_the_model(name):
+    class Tripled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = build(name)
+
+        def forward(self, x):
+            return torch.tanh(3 * self.model(torch.sin(x)))
+
+    net = Tripled()
+    like = next(net.parameters())
+    shape = IMAGE if name == "images" else (4,)
+    x = torch.randn(3, *shape, dtype=like.dtype, generator=torch.Generator().manual_seed(1))
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="eager")
+    found, want = compiled(x), net(x)
+    assert torch.equal(found, want)
+    assert torch.equal(compiled(x), want)
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    grads = [torch.autograd.grad(y.square().sum(), parameters) for y in (found, want)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_the_compiler_is_not_imported_before_somebody_asks_for_it():
+    program = """
+import sys, torch, equipoise as eq
+eq.OptEq(3, 4, 5)(torch.zeros(2, 3))
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
