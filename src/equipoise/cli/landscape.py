@@ -1,4 +1,4 @@
-"""equipoise landscape RUN: the loss around a trained network, on a plane or a line of weights."""
+"""equipoise landscape RUN: the loss around a trained network or along its training, on a slice of weights."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ import typer
 from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
-    from ..explore import Landscape
+    import numpy as np
+
+    from ..explore import Landscape, TrainingPath
     from ..models.affine import AffineFamily
-    from ..runs import Fitted
+    from ..runs import Fitted, Run
+    from .output import Output
     from .sources import Sample
 
 EPILOG = f"""[bold]Examples[/bold]
 
   $ equipoise landscape runs/digits-auto-1
   $ equipoise landscape runs/a --to runs/b          [dim]the line between two networks[/dim]
+  $ equipoise landscape runs/a --path               [dim]the plane of its training[/dim]
 
 [bold]Exit codes[/bold]  {EXIT_CODES}
 """
+
+_MOMENTS = 30  # of the training, at which its weights are kept
+_AGREES = 1e-6  # relative: more than the order of sums makes of a training that is the same
+_MARGIN = 0.15  # around the path, of its length on an axis
+_FLATTEST = 0.1  # of the longer side of the plane, for the shorter
 
 
 @command
@@ -32,6 +41,14 @@ def landscape(
         Path | None,
         typer.Option(help="Another run: the line from here to there.", show_default=False),
     ] = None,
+    path: Annotated[
+        bool,
+        typer.Option(
+            "--path",
+            help="The plane of the training's own path. Costs the training once more, which is repeated in "
+            "memory and writes nothing into the run.",
+        ),
+    ] = False,
     line: Annotated[bool, typer.Option("--line", help="One random direction in place of two.")] = False,
     radius: Annotated[
         float | None,
@@ -60,13 +77,21 @@ def landscape(
 
     On the line to another run nothing but weights may differ: both must be of one model with the same
     constants, trained with one loss on the same rows, prepared alike.
+
+    With --path the plane goes through the trained network along the first two principal components of the
+    weights at about 30 moments of the training, and the training is drawn in it. The colours are the loss of
+    the plane's own points: where the training left the plane, its loss was another. It must lead to the run's
+    own weights again.
     """
+    given = {"--radius": radius is not None, "--line": line, "--seed": seed is not None}
+    if path:
+        _refuse_useless("--path", "the plane of one training's path", {"--to": to is not None, **given})
     if to is not None:
-        _refuse_useless({"--radius": radius is not None, "--line": line, "--seed": seed is not None})
+        _refuse_useless("--to", "the line from one network to the other", given)
     import numpy as np
     import torch
 
-    from ..explore import affine_loss, between, hessian_lambda_max, random_directions
+    from ..explore import affine_loss, between, hessian_lambda_max, path_plane, random_directions
     from ..explore import landscape as measure
     from ..losses import LOSSES, as_loss
     from ..train.checkpoint import write_atomically
@@ -88,7 +113,21 @@ def landscape(
         )
     evaluate = affine_loss(X, y, loss=name)
     generator = torch.Generator().manual_seed(seed or 0)
-    if to is not None:
+    way: dict[str, Any] | None = None
+    if path:
+        walked, differs = _repeated(stored, fitted, sample, output)
+        directions, coordinates, shares = path_plane(list(walked.weights.values()))
+        way = {
+            "unit": "step" if fitted.recipe.certified else "epoch",
+            "moments": list(walked.weights),
+            "coordinates": coordinates.tolist(),
+            "shares": list(shares),
+            "share": sum(shares),
+            "departure": differs,
+        }
+        s, t = _around(coordinates, grid)
+        found = measure(model, evaluate, directions, s, t)
+    elif to is not None:
         directions = [between(model, _comparable(run, fitted, sample, to))]
         points = 4 * (grid // 2) + 1  # both networks are among them
         found = measure(model, evaluate, directions, np.linspace(-0.5, 1.5, points))
@@ -109,9 +148,9 @@ def landscape(
         "hessian_residual": sharpness.residual,
         "rows": len(X),
         "seed": seed or 0,
-    }
+    } | ({} if way is None else {"path": way})
     write_atomically(where / "landscape.json", _json.dumps(content, ensure_ascii=False).encode())
-    files = _draw(found, where, name, between_runs=to is not None)
+    files = _draw(found, where, name, between_runs=to is not None, way=way)
     output.facts(
         {
             "loss here": number(at_centre, 4),
@@ -120,20 +159,93 @@ def landscape(
             + ", ".join(f"({count} {reason})" for reason, count in found.reasons.items()),
             "λ_max of the Hessian": f"about {number(sharpness.value, 4)} (an estimate, from below; "
             f"Lanczos residual {number(sharpness.residual, 1)})",
+            **({} if way is None else _told(way)),
             "written": ", ".join(str(f) for f in files),
         }
     )
     output.result(content)
 
 
-def _refuse_useless(given: dict[str, bool]) -> None:
+def _refuse_useless(option: str, shows: str, given: dict[str, bool]) -> None:
     if names := [name for name, is_given in given.items() if is_given]:
         raise Failure(
             "An option that does not apply",
-            f"--to takes the line from one network to the other: {', '.join(names)} would change nothing.",
-            f"Leave out --to, or {' and '.join(names)}.",
+            f"{option} takes {shows}: {', '.join(names)} would change nothing.",
+            f"Leave out {option}, or {' and '.join(names)}.",
             Code.USAGE,
         )
+
+
+def _repeated(run: Run, fitted: Fitted, sample: Sample, output: Output) -> tuple[TrainingPath, float]:
+    """The training once more, as it is on record; refused unless it leads to the weights that are there."""
+    from ..explore import departure, last_moment, training_path
+    from ..runs import Recipe
+    from ..runs.directory import versions
+    from .watching import Watch
+
+    chosen, last = fitted.recipe, last_moment(fitted.history)
+    unit = "step" if chosen.certified else "epoch"
+    if last < 2:
+        raise Failure(
+            "The path is too short",
+            f"The plane of a training needs 2 {unit}s or more. The network of {run.path} is that of "
+            f"{unit} {last}.",
+            "Without --path the landscape is drawn on random directions.",
+            Code.USAGE,
+        )
+    total = chosen.steps if chosen.certified else chosen.epochs
+    assert total is not None  # resolved
+    watch = Watch(total, unit, shown=output.talks)
+    with watch.bar:  # Ctrl-C stops at once: there is nothing to save
+        path = training_path(
+            *sample.train,
+            sample.kind,
+            Recipe.from_dict(run.config["recipe"]),
+            test=sample.test,
+            every=-(-last // _MOMENTS),
+            record=watch.record,
+        )
+    differs = departure(path.fitted.model, fitted.model)
+    if not differs <= _AGREES:
+        then, now = run.status["versions"], versions()
+        other = [f"{name} {was}, now {now.get(name)}" for name, was in then.items() if now.get(name) != was]
+        since = f" Changed since: {'; '.join(other)}." if other else ""
+        raise Failure(
+            "The training does not repeat itself",
+            f"Trained again, {run.path} must come to its own weights. They differ by {differs:.1g} relative, "
+            f"{_AGREES:g} is allowed.{since}",
+            "Use the machine, the number of threads (OMP_NUM_THREADS) and the versions it was trained with.",
+        )
+    return path, differs
+
+
+def _around(way: np.ndarray, points: int) -> list[np.ndarray]:
+    """The two axes around a path (K, 2) that ends in (0, 0), which is a point of the grid."""
+    import numpy as np
+
+    low, high = way.min(axis=0), way.max(axis=0)
+    room = np.maximum(_MARGIN * (high - low), (_FLATTEST * (high - low).max() - (high - low)) / 2)
+    axes, cells = [], points - 1
+    for a, b in zip(room - low, room + high, strict=True):  # how far to go to each side of 0
+        width, left = min((max(a / n, b / (cells - n)), n) for n in range(1, cells))
+        axes.append(width * np.arange(-left, cells - left + 1))
+    return axes
+
+
+def _told(way: dict[str, Any]) -> dict[str, str]:
+    from .output import number, percent
+
+    first, second = (percent(share) for share in way["shares"])
+    same = "bit for bit"
+    if way["departure"]:
+        same = f"to {number(way['departure'], 1)} relative, as sums taken in another order make it"
+    moments = way["moments"]
+    return {
+        "path": f"{len(moments)} moments, {way['unit']} 0 to {moments[-1]}; the run's own weights came out "
+        f"again {same}",
+        "plane": f"holds {percent(way['share'])} of the path's variance ({first} and {second}); the loss is "
+        "that of its own points",
+    }
 
 
 def _loss(fitted: Fitted) -> str:
@@ -174,7 +286,9 @@ def _comparable(run: Path, fitted: Fitted, sample: Sample, to: Path) -> AffineFa
     return other.model
 
 
-def _draw(found: Landscape, where: Path, name: str, between_runs: bool) -> list[Path]:
+def _draw(
+    found: Landscape, where: Path, name: str, between_runs: bool, way: dict[str, Any] | None
+) -> list[Path]:
     from ..plots import contours, save, surface
     from ..plots.surfaces import profile
 
@@ -184,5 +298,13 @@ def _draw(found: Landscape, where: Path, name: str, between_runs: bool) -> list[
     if found.t is None:
         x = "from this network (0) to the other (1)" if between_runs else "along the direction"
         return save(profile(found.s, found.loss, x=x, masked=masked, **words), where / "line")
+    if way is not None:
+        first, second = (f"{100 * share:.1f} %" for share in way["shares"])
+        words |= {"x": f"first component of the path ({first})", "y": f"second component ({second})"}
+        words |= {
+            "name": f"loss ({name}) of the plane's points",
+            "paths": {"training (○ start, ● end)": way["coordinates"]},
+        }
+        return save(contours(found.s, found.t, found.loss, masked=masked, **words), where / "path")
     files = save(contours(found.s, found.t, found.loss, masked=masked, **words), where / "contours")
     return files + save(surface(found.s, found.t, found.loss, **words), where / "surface")

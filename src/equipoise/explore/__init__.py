@@ -12,6 +12,7 @@ from .landscape import (
     random_directions,
     shifted,
 )
+from .path import TrainingPath, departure, last_moment, training_path
 from .sharpness import hessian_lambda_max
 from .trajectory import Paths, Plane, equilibria_plane, phase_portrait, solver_paths
 
@@ -20,16 +21,20 @@ __all__ = [
     "Paths",
     "Plane",
     "Reading",
+    "TrainingPath",
     "affine_loss",
     "between",
+    "departure",
     "differences",
     "equilibria_plane",
     "hessian_lambda_max",
     "landscape",
+    "last_moment",
     "module_loss",
     "path_plane",
     "phase_portrait",
     "random_directions",
     "shifted",
     "solver_paths",
+    "training_path",
 ]

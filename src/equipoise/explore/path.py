@@ -1,0 +1,89 @@
+"""θ_0, θ_1, …, θ_K: the weights on the way of a training, which is repeated to see them.
+
+A run keeps no weights of its way, but what it rests on: the same rows and recipe make the same steps again.
+
+    path = training_path(X, y, "classes", recipe)
+    directions, way, shares = path_plane(list(path.weights.values()))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..history import History
+from ..runs.fitting import Fitted, Record, fit
+from ..runs.recipe import Kind, Recipe
+from ..train.checkpoint import Checkpoints
+
+_PREFIXES = "parameter.", "model/"  # of the weights in a checkpoint of certified and of free training
+
+
+@dataclass(frozen=True)
+class TrainingPath:
+    """The weights at some moments, from the start to those of the network that came out."""
+
+    weights: dict[int, dict[str, Tensor]]  # by step of certified training, by epoch of free training
+    fitted: Fitted  # the training's outcome, once more
+
+
+class Moments(Checkpoints):
+    """Checkpoints that are not written: of each the parameters are kept, and none is gone on from."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, Tensor]] = {}
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+        self.weights[facts.get("epoch", step)] = {
+            name.removeprefix(prefix): t.detach().cpu().clone()
+            for prefix in _PREFIXES
+            for name, t in tensors.items()
+            if name.startswith(prefix)
+        }
+        return Path()
+
+    def steps(self) -> list[int]:
+        return []
+
+
+def training_path(
+    X: Any,
+    y: Any,
+    kind: Kind,
+    recipe: Recipe,
+    *,
+    test: tuple[Any, Any] | None = None,
+    every: int = 1,
+    record: Record | None = None,
+) -> TrainingPath:
+    """Train as `fit` does, and keep the weights every so many steps, or epochs of free training, in memory.
+
+    Where patience has returned to earlier weights, the path ends there.
+    """
+    kept = Moments()
+    fitted = fit(X, y, kind, recipe, test=test, checkpoints=kept, every=every, record=record)
+    start = fitted.recipe.build(fitted.preparation.inputs, fitted.preparation.outputs)
+    end = last_moment(fitted.history)
+    names = [name for name, _ in start.named_parameters()]
+    between = {k: {n: w[n] for n in names} for k, w in sorted(kept.weights.items()) if 0 < k < end}
+    return TrainingPath({0: _weights(start), **between, end: _weights(fitted.model)}, fitted)
+
+
+def last_moment(history: History) -> int:
+    """The step or epoch whose weights the network was left at."""
+    return history.steps if history.best is None else history.best
+
+
+def departure(model: nn.Module, other: nn.Module) -> float:
+    """max ‖p − p'‖/‖p'‖ over the parameters: 0 where all are equal bit for bit."""
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    doubled = [(p.detach().double(), q.detach().double()) for p, q in pairs]
+    return max(float((p - q).norm() / q.norm().clamp_min(1e-300)) for p, q in doubled)
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
