@@ -16,6 +16,7 @@ from torch.func import functional_call
 import equipoise as eq
 from equipoise.models.conv import ImageModel
 from equipoise.models.saving import load
+from equipoise.solve.failure import OnFailure
 from memory import stored_bytes
 
 TIGHT = eq.Stop(rtol=1e-12, atol=1e-14, max_steps=2000)
@@ -195,13 +196,32 @@ class ImageContract:
         self.build(stop=stop, on_failure="accept").save(tmp_path / "model.safetensors")
         twin = load(tmp_path / "model.safetensors")
         assert twin.stop == stop
-        assert twin.on_failure == "raise"
+        assert twin.on_failure == OnFailure("raise")
         assert load(tmp_path / "model.safetensors", stop=TIGHT).stop == TIGHT
+
+    def test_options_that_are_none_are_refused_at_once(self):
+        with pytest.raises(TypeError, match=r"stop must be a Stop such as .* Got 1e-06 instead"):
+            self.build(stop=1e-6)
+        with pytest.raises(TypeError, match=r"solver must be a Solver such as Picard\(\)"):
+            self.build(solver=eq.Picard)
+        with pytest.raises(ValueError, match="on_failure must be one of"):
+            self.build(on_failure="ignore")
+
+    def test_it_can_be_diagnosed(self):
+        model, x = self.build(), self.images()
+        found = eq.diagnose(model, x, samples=1)
+        assert found.layer == type(model).__name__
+        assert found.trials[0].solves_all
+        assert found.audit is not None
+        known = [row.error for row in found.audit.rows if row.mode == "Implicit" and row.error == row.error]
+        assert known
+        assert max(known) < 1e-5
+        layer = model.as_equilibrium()
+        for a, b in zip(parts(layer(x)), parts(model.equilibrium(x)), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
     def test_what_cannot_be_used_is_refused_in_words(self):
         model, x = self.build(), self.images()
-        with pytest.raises(TypeError, match=r"stop must be a Stop such as .* Got 1e-06 instead"):
-            self.build(stop=1e-6)
         with pytest.raises(ValueError, match=r"x must be \(N, 2, 6, 7\)\. Got shape \(4, 2, 6, 6\)"):
             model(x[..., 1:])
         with pytest.raises(ValueError, match=r"A single image is x\[None\]"):

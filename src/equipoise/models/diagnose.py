@@ -134,9 +134,12 @@ def diagnose(
     """Look at a layer on a batch: residuals, contraction, the Jacobian, every solver, the gradient, advice.
 
     Made for layers that do not converge, too: nothing is raised for samples without an equilibrium. The layer
-    (an Equilibrium or a model family) is left as it was. `samples` is how many coordinates of each tensor the
+    (an Equilibrium or a model) is left as it was. `samples` is how many coordinates of each tensor the
     gradient audit compares, on a few rows; 0 leaves it out. `seed` settles all random choices.
     """
+    name = type(layer).__name__
+    if callable(as_equilibrium := getattr(layer, "as_equilibrium", None)):
+        layer = as_equilibrium()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         problem = Problem.of(layer, (x, *args), shared)
@@ -150,7 +153,7 @@ def diagnose(
         contraction = problem.take(worst[:_PROBED]).contraction()
     found, why = _audit(layer, (x, *args), shared, problem, best, samples, seed)
     diagnosis = Diagnosis(
-        layer=type(layer).__name__,
+        layer=name,
         rows=len(problem.start),
         width=problem.start.shape[1],
         dtype=problem.start.dtype,

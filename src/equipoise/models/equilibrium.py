@@ -15,7 +15,7 @@ from ..differentiate.closure import closed_over
 from ..differentiate.equation import under_transform
 from ..solve import Solution, Solver, Stop
 from ..solve.compilers import uncompiled
-from ..solve.driver import Precision, _chain
+from ..solve.driver import Precision, checked_chain
 from ..solve.failure import OnFailure, Policy
 from ..solve.problem import Layout, make_map
 from ..solve.solution import EquilibriumError, State, Status
@@ -62,7 +62,7 @@ class Equilibrium(nn.Module):
         if precision not in ("native", "mixed"):
             raise ValueError(f"precision must be 'native' or 'mixed'. Got {precision!r} instead.")
         listed = solver is None or (isinstance(solver, Sequence) and not isinstance(solver, str))
-        for one in _chain(solver if listed else [solver]):  # type: ignore[list-item]
+        for one in checked_chain(solver if listed else [solver]):  # type: ignore[list-item]
             if one.affine_only:
                 raise TypeError(
                     f"{type(one).__name__} splits an AffineMap, and a cell may be any map: "

@@ -82,8 +82,9 @@ def unroll(
         q, first, proved = _bounds_of_cell(model, radius, contraction, offset, sample)
         body, steps = _CellBody(model), _steps(q, first, Interval(1.0), error)
     else:
+        hint = ": its as_equilibrium() is one" if hasattr(model, "as_equilibrium") else ""
         raise TypeError(
-            f"model must be an affine family or an Equilibrium. Got {type(model).__name__} instead."
+            f"model must be an affine family or an Equilibrium. Got {type(model).__name__} instead{hint}."
         )
     return UnrolledNetwork(body, steps, error, radius, q.hi, proved)
 

@@ -114,7 +114,7 @@ def _solve(
     trace: bool = False,
     ahead: bool = False,
 ) -> Solution:
-    chain = _chain(solver)
+    chain = checked_chain(solver)
     if isinstance(z0, Solution):
         z0 = z0.value
     if z0 is None:
@@ -332,7 +332,7 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> _Outcome
     return outcome
 
 
-def _chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
+def checked_chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
     chain: list[Solver] = []
     if solver is None:
         chain = [Anderson()]

@@ -17,6 +17,7 @@ from ...differentiate.equation import under_transform
 from ...differentiate.gradient import SolvedGradient
 from ...solve import Solution, Solver, Stop
 from ...solve.compilers import uncompiled
+from ...solve.driver import checked_chain
 from ...solve.failure import OnFailure, Policy
 from ...solve.solution import State
 from ..adjoint import linear_stop
@@ -26,7 +27,7 @@ from ..equilibrium import Equilibrium
 from ..opteq.pieces import Gradients, as_gradient, trained_by
 from ..properties import as_sam, as_stop, method_config, selects
 from ..saving import Saved
-from .parts import Image, checked_image, positive
+from .parts import Image, checked_image, images_of, positive
 
 Solvers = Solver | Sequence[Solver]
 StoredSolvers = Solvers | Mapping[str, Any] | str  # or what a file holds of one
@@ -62,7 +63,8 @@ class ImageModel(Saved, ABC):
         self.inputs: Image = checked_image(inputs)
         self.outputs = outputs
         self.solver: Solvers = as_sam(solver)
-        self.stop, self.on_failure = as_stop(stop), on_failure
+        checked_chain(self.solver)
+        self.stop, self.on_failure = as_stop(stop), OnFailure.of(on_failure)
         self.gradient = None if gradient is None else as_gradient(gradient)
         self._last = Record()
 
@@ -144,6 +146,17 @@ class ImageModel(Saved, ABC):
         start = self._default_start(c) if start is None else start
         return self._layer(x, stop, solver, named=False).solve(*c, shared=self.shared(), start=start)
 
+    def as_equilibrium(self) -> Equilibrium:
+        """The same map as an `Equilibrium` of a cell, without the head: what `diagnose` and `unroll` take."""
+        return Equilibrium(
+            _ImageCell(self),
+            solver=self.solver,
+            gradient=self.gradient,
+            stop=self.stop,
+            on_failure=self.on_failure,
+            state=self.state,
+        )
+
     @torch.no_grad()
     def _default_start(self, c: Sequence[Tensor]) -> State | None:
         """In the dtype of the parameters, which the state has under autocast too."""
@@ -186,12 +199,7 @@ class ImageModel(Saved, ABC):
         return method_config(self.gradient, self.solver, self.stop)
 
     def _check_images(self, x: Tensor) -> Tensor:
-        shape = ", ".join(map(str, self.inputs))
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a tensor of images, (N, {shape}). Got {type(x).__name__} instead.")
-        if tuple(x.shape[1:]) != self.inputs:
-            hint = " A single image is x[None]." if tuple(x.shape) == self.inputs else ""
-            raise ValueError(f"x must be (N, {shape}). Got shape {tuple(x.shape)} instead.{hint}")
+        images_of(self.inputs, x)
         like = next(iter(self.parameters()))
         if x.dtype != like.dtype or x.device != like.device:
             raise ValueError(
@@ -200,6 +208,17 @@ class ImageModel(Saved, ABC):
             )
         refuse_nonfinite("x", x)
         return x
+
+
+class _ImageCell(torch.nn.Module):
+    """(z, x) ↦ f(z, c(x)): the map of a model as a cell of its own, which shares the parameters."""
+
+    def __init__(self, model: ImageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, z: Any, x: Tensor) -> State:
+        return self.model.cell(z, *self.model.injection(x), *self.model.shared())
 
 
 class RepeatedModel(torch.nn.Module):

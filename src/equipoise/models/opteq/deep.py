@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ class _Layers(ProximalFamily):
     def _like_me(self, kind: type[Any]) -> Any:
         """The other form with copies of the same parameters."""
         kept = {
-            "feature_map": self.feature_map,
+            "feature_map": copy.deepcopy(self.feature_map),
             "activation": self.activation,
             "regulariser": self.regulariser,
         }

@@ -18,7 +18,7 @@ from ...differentiate import Gradient, Implicit, Method, Record
 from ...differentiate.gradient import SolvedGradient
 from ...solve import Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
 from ...solve.compilers import uncompiled
-from ...solve.driver import Precision
+from ...solve.driver import Precision, checked_chain
 from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
 from ..affine import refuse_nonfinite
@@ -90,6 +90,7 @@ class ProximalFamily(Bounded, Saved, ABC):
         self.feature_map = feature_map
         self.gradient = as_gradient(gradient)
         self.method = Method(as_sam(solver), as_stop(stop) or Stop(), "native", OnFailure.of(on_failure))
+        checked_chain(self.method.solver)
         self._last = Record()
 
     # -- what a family is ----------------------------------------------------------------------------------
