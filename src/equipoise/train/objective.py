@@ -14,37 +14,59 @@ from ..models.affine import AffineFamily
 from .descent import default_loss
 from .safeguarded import accuracy
 
+IGNORED = 255  # the label of a pixel that counts for nothing
+
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """ℓ = −Σ_c p_c log softmax(q)_c,  p the class of a label (N,) of integers, or probabilities (N, k)."""
+    """ℓ = −Σ_c p_c log softmax(q)_c,  p the class of a label (N,) of integers, or probabilities (N, k).
+
+    Of outputs (N, k, H, W) and labels (N, H, W) it is the mean over an image's pixels; 255 leaves one out.
+    """
 
     name = "cross_entropy"
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
         """(N,)"""
-        if yhat.ndim != 2:
+        if yhat.ndim not in (2, 4):
             raise ValueError(
-                f"the cross entropy needs an output a class, (N, k). Got shape {tuple(yhat.shape)} instead."
+                f"the cross entropy needs an output a class, (N, k) or (N, k, H, W). Got shape "
+                f"{tuple(yhat.shape)} instead."
             )
+        pixels = tuple(yhat.shape[2:])
         if y.is_floating_point():
             if y.shape != yhat.shape:
                 raise ValueError(
-                    f"y must be labels ({len(yhat)},) of integers, or probabilities {tuple(yhat.shape)}. "
-                    f"Got {y.dtype}, shape {tuple(y.shape)} instead."
+                    f"y must be labels {(len(yhat), *pixels)} of integers, or probabilities "
+                    f"{tuple(yhat.shape)}. Got {y.dtype}, shape {tuple(y.shape)} instead."
                 )
-        elif y.shape != yhat.shape[:1]:
-            raise ValueError(f"y must be ({len(yhat)},), a label a row. Got shape {tuple(y.shape)} instead.")
-        else:
-            wrong = torch.nonzero((y < 0) | (y >= yhat.shape[1])).flatten()
-            if len(wrong):
-                row = int(wrong[0])
-                raise ValueError(
-                    f"y must lie in 0…{yhat.shape[1] - 1}, one of the network's {yhat.shape[1]} outputs. "
-                    f"Got {int(y[row])} in row {row} instead."
-                )
-        target = y if y.is_floating_point() else y.long()
-        return nn.functional.cross_entropy(yhat, target, reduction="none")
+            return nn.functional.cross_entropy(yhat, y, reduction="none").reshape(len(y), -1).mean(dim=1)
+        if y.shape != (len(yhat), *pixels):
+            what = "a label a pixel" if pixels else "a label a row"
+            raise ValueError(f"y must be {(len(yhat), *pixels)}, {what}. Got shape {tuple(y.shape)} instead.")
+        k, used = yhat.shape[1], self.used(yhat, y)
+        wrong = torch.nonzero(used & ((y < 0) | (y >= k)))
+        if len(wrong):
+            at = tuple(wrong[0].tolist())
+            where = f"row {at[0]}" + (f", pixel {at[1:]}" if pixels else "")
+            raise ValueError(
+                f"y must lie in 0…{k - 1}, one of the network's {k} outputs. "
+                f"Got {int(y[at])} in {where} instead."
+            )
+        found = nn.functional.cross_entropy(yhat, torch.where(used, y, 0).long(), reduction="none")
+        if not pixels:
+            return found
+        return (found * used).flatten(1).sum(dim=1) / used.flatten(1).sum(dim=1).clamp_min(1)
+
+    def right(self, yhat: Tensor, y: Tensor) -> float:
+        """The share of samples, or pixels that count, whose class is right."""
+        classes = y if not y.is_floating_point() else y.argmax(dim=1)
+        used = self.used(yhat, classes)
+        return float((yhat.argmax(dim=1) == classes)[used].double().mean())
+
+    @staticmethod
+    def used(yhat: Tensor, classes: Tensor) -> Tensor:
+        return torch.ones_like(classes, dtype=torch.bool) if yhat.ndim == 2 else classes != IGNORED
 
 
 @dataclass(frozen=True)
@@ -114,8 +136,7 @@ def scores(objective: Objective, yhat: Tensor, y: Tensor) -> dict[str, float]:
     """The share of samples classified right, where y are classes; R², where the loss is a square."""
     found: dict[str, float] = {}
     if isinstance(objective, CrossEntropy):
-        classes = y if not y.is_floating_point() else y.argmax(dim=1)
-        found["accuracy"] = float((yhat.argmax(dim=1) == classes).double().mean())
+        found["accuracy"] = objective.right(yhat, y)
     elif objective.name in ("logistic", "smoothed_hinge"):
         share = accuracy(yhat, y) if y.ndim == 2 and y.shape[1] > 1 else None
         middle = 0.5 if objective.name == "logistic" else 0.0

@@ -7,12 +7,14 @@ from .multiscale import MultiscaleDEQ
 from .parts import parameters_of
 from .presets import xie2021_guess
 from .residual import ResidualConv
-from .segmentation import Scores, fcn_like, opteq_segmenter, poly
+from .segmentation import FCN, OptEqSegmenter, Scores, fcn_like, opteq_segmenter, poly
 
 __all__ = [
+    "FCN",
     "ConvOptEq",
     "ImageModel",
     "MultiscaleDEQ",
+    "OptEqSegmenter",
     "PlainCNN",
     "RepeatedModel",
     "ResidualConv",
