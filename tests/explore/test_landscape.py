@@ -190,6 +190,25 @@ def test_the_plane_of_a_path_is_that_of_its_principal_components():
     assert way == pytest.approx((walked - walked[-1]) @ axes.T)
 
 
+@pytest.mark.parametrize("points", [3, 12])
+def test_the_plane_of_a_long_path_is_found_by_lanczos_alike(points, monkeypatch):
+    walked = np.cumsum(np.random.default_rng(1).normal(size=(points, 50)), axis=0)
+    path = [{"a": torch.from_numpy(w)} for w in walked]
+    whole = path_plane(path)
+    monkeypatch.setattr("equipoise.explore.trajectory._MANY", 10)
+    monkeypatch.delattr("numpy.linalg.svd")  # not needed any more
+    directions, way, shares = path_plane(path)
+    assert shares == pytest.approx(whole[2], rel=1e-10)
+    assert way == pytest.approx(whole[1], abs=1e-9)
+    for mine, its in zip(directions, whole[0], strict=True):
+        assert torch.allclose(mine["a"], its["a"], atol=1e-10)
+
+
+def test_a_path_that_does_not_move_has_no_plane():
+    with pytest.raises(ValueError, match="4 times the same weights"):
+        path_plane([{"a": torch.ones(5)}] * 4)
+
+
 def test_a_landscape_along_the_path_of_training():
     X, y = problem(12)
     model = GaussianReLU(4, 5, dtype=torch.float64, generator=generator())

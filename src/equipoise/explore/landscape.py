@@ -179,6 +179,8 @@ def path_plane(
         raise ValueError(f"a plane needs a path of 3 points or more. Got {len(path)} instead.")
     last = path[-1]
     flat = torch.stack([torch.cat([p[n].detach().double().flatten() for n in last]) for p in path])
+    if bool((flat == flat[-1]).all()):
+        raise ValueError(f"a plane needs a path that moves. Got {len(path)} times the same weights instead.")
     plane = equilibria_plane(flat)
     sizes = [p.numel() for p in last.values()]
     directions = []

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..solve import Anderson, Solution, Solver, Stop, fixed_point
 
-_LARGE = 200  # points or dimensions from which all singular values are too many
+_LARGE = 200  # points and dimensions from which all singular values are too many
+_MANY = 10**7  # numbers from which all singular vectors are: the weights of a path, say
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,24 @@ def equilibria_plane(points: np.ndarray | Tensor) -> Plane:
     if flat.ndim != 2 or flat.shape[1] < 2:
         raise ValueError(f"points must be (N, D) with D ≥ 2. Got shape {flat.shape} instead.")
     mean = flat.mean(axis=0)
-    sizes, V = _leading(flat - mean)
+    centred = flat - mean  # the weights of a path are large: one copy is enough
+    sizes, V = _leading(centred)
     axes = np.zeros((2, flat.shape[1]))
     axes[: len(V)] = V
     largest = axes[np.arange(2), np.abs(axes).argmax(axis=1)]
     variance = np.zeros(2)
-    variance[: len(sizes)] = sizes**2 / max(float(np.sum((flat - mean) ** 2)), 1e-300)
+    variance[: len(sizes)] = sizes**2 / max(float(np.vdot(centred, centred)), 1e-300)
     signs = np.where(largest < 0, -1.0, 1.0)
     return Plane(mean, axes * signs[:, None], (float(variance[0]), float(variance[1])))
 
 
 def _leading(centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two largest singular values and their right vectors; of a large matrix by Lanczos."""
-    if min(centred.shape) <= _LARGE:
+    if min(centred.shape) <= _LARGE and centred.size <= _MANY:
         _, sizes, V = np.linalg.svd(centred, full_matrices=False)
         return sizes[:2], V[:2]
-    _, sizes, V = svds(centred, k=2, v0=np.ones(min(centred.shape)))
+    start = np.arange(1.0, min(centred.shape) + 1)  # equal numbers would be orthogonal to centred rows
+    _, sizes, V = svds(centred, k=2, v0=start)
     order = np.argsort(-sizes)
     return sizes[order], V[order]
 
@@ -120,4 +123,4 @@ def phase_portrait(
 
 def _array(points: np.ndarray | Tensor) -> np.ndarray:
     flat = points.detach().cpu().numpy() if isinstance(points, Tensor) else np.asarray(points)
-    return flat.astype(float)
+    return flat.astype(float, copy=False)
