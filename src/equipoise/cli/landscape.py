@@ -303,7 +303,7 @@ def _draw(
         words |= {"x": f"first component of the path ({first})", "y": f"second component ({second})"}
         words |= {
             "name": f"loss ({name}) of the plane's points",
-            "paths": {"training (○ start, ● end)": way["coordinates"]},
+            "paths": {"training, ○ to ●": way["coordinates"]},
         }
         return save(contours(found.s, found.t, found.loss, masked=masked, **words), where / "path")
     files = save(contours(found.s, found.t, found.loss, masked=masked, **words), where / "contours")
