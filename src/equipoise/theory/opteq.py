@@ -42,7 +42,7 @@ def prove_wellposed(model: Network | MultiBlockOptEq, X: Tensor, tier: str = "fl
     layer on, and so contract by the same q.
     """
     rigorous = tier == "rigorous"
-    exact = _double(model)
+    exact = double(model)
     X64 = X.detach().to(exact.V.device)
     X64 = X64.double() if X64.is_floating_point() else X64
     hypotheses = [RIGOROUS_TIER if rigorous else FLOAT64_TIER, *declared(model)]
@@ -54,7 +54,7 @@ def prove_wellposed(model: Network | MultiBlockOptEq, X: Tensor, tier: str = "fl
         "tier": tier,
         "fingerprint": fingerprint(model, X),
     }
-    obstacle = _obstacle(model, exact, X64)
+    obstacle = obstacle_of(model, exact, X64)
     if obstacle:
         return Certificate(claims=(), obstacle=obstacle, **frame)  # type: ignore[arg-type]
     exact._check_inputs(X64)
@@ -65,7 +65,7 @@ def prove_wellposed(model: Network | MultiBlockOptEq, X: Tensor, tier: str = "fl
         return Certificate(claims=(claim,), constants={"reason": reason}, **frame)  # type: ignore[arg-type]
     constants: dict[str, float | str] = {"R": (1 / (1 - q)).hi, "rate": q.hi, "reason": reason}
     if not rigorous:  # products of the iteration are not formed in balls
-        constants["error"] = _error(exact, X64, exact.solve(X64, stop=_tight(exact)).value, q)
+        constants["error"] = equilibria_error(exact, X64, exact.solve(X64, stop=tight(exact)).value, q)
     blocks = len(model.blocks) if isinstance(model, MultiBlockOptEq) else 1
     steps = (
         "each step of plain iteration brings" if blocks == 1 else f"{blocks} steps of plain iteration bring"
@@ -122,28 +122,30 @@ def contraction_claim(
 @torch.no_grad()
 def opteq_error(model: Network | MultiBlockOptEq, X: Tensor, Z: Tensor) -> float:
     """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X; ∞ where none is proved."""
-    exact = _double(model)
+    exact = double(model)
     X64 = X.detach().to(exact.V.device)
     X64 = X64.double() if X64.is_floating_point() else X64
-    if _obstacle(model, exact, X64) or not bool(torch.isfinite(Z).all()):
+    if obstacle_of(model, exact, X64) or not bool(torch.isfinite(Z).all()):
         return math.inf
     claim, q = contraction_claim(exact, lambda W: singular_bounds(W).norm, SVD)
-    return _error(exact, X64, Z.detach().to(exact.V.device).double(), q) if claim.holds else math.inf
+    return (
+        equilibria_error(exact, X64, Z.detach().to(exact.V.device).double(), q) if claim.holds else math.inf
+    )
 
 
-def _tight(model: Network) -> Stop:
+def tight(model: Network) -> Stop:
     """As near as float64 tells, of layers of which a step leads a part of the way."""
     return Stop(rtol=max(1e-13, 2 * Stop.reach(torch.float64) / model.pace), max_steps=5000)
 
 
-def _double(model: Network | MultiBlockOptEq) -> Network:
+def double(model: Network | MultiBlockOptEq) -> Network:
     """The model in float64: the exact values of its stored numbers; the deep form of stacked blocks."""
     device = torch.device("cpu") if model.V.device.type == "mps" else model.V.device
     exact = copy.deepcopy(model).to(device).double().requires_grad_(False)
     return exact.deep() if isinstance(exact, MultiBlockOptEq) else exact
 
 
-def _obstacle(model: Network | MultiBlockOptEq, exact: Network, X: Tensor) -> str:
+def obstacle_of(model: Network | MultiBlockOptEq, exact: Network, X: Tensor) -> str:
     """Why nothing can be said at all; empty if something can."""
     if type(model) not in (OptEq, DeepOptEq, MultiBlockOptEq):
         return f"{type(model).__name__} may compute otherwise than the family that is known."
@@ -164,7 +166,7 @@ def not_finite(model: nn.Module, X: Tensor) -> str:
     return ""
 
 
-def _error(model: Network, X: Tensor, Z: object, q: Interval) -> float:
+def equilibria_error(model: Network, X: Tensor, Z: object, q: Interval) -> float:
     """‖z − T(z)‖/(1 − q) with the rounding of T, layer by layer, added."""
     assert isinstance(Z, Tensor)
     Z = torch.where(torch.isfinite(Z), Z, 0.0)

@@ -6,6 +6,7 @@ R bounds how equilibria follow their injection u(x), and ‖u'‖ how u follows 
 | family | ‖z − z'‖ ≤ R‖u − u'‖ | ‖u(x) − u(x')‖ |
 | --- | --- | --- |
 | gao2022, ling2023, hieu2022 | R = 1/λ_min(sym(I − W)) | ‖W‖, ‖U‖, ‖U‖ times ‖x − x'‖ |
+| xie2021 | R = s/(1 − q) of x itself, see `opteq_robustness` | |
 | kawaguchi2021 | ŷ = M x is linear: ‖M‖ itself, M = B(I − γS)⁻¹ | |
 
 The local form sees that units far below zero stay off near x: where the active set of every x' in a ball lies
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..linalg import Interval, frobenius, gamma, minimum, norm_upper, symmetric_part_margin_lower
 from ..models.affine import AffineFamily
@@ -28,6 +29,8 @@ from ..models.scaled_relu import ScaledReLU
 from .certificate import FLOAT64_TIER
 from .enclosure import product_rounding
 from .instance import Instance
+from .opteq import is_opteq
+from .opteq_robustness import OptEqNetwork
 
 _DOWN = 1 - 2.0**-48  # a few roundings of a subtraction and a quotient
 _TRIALS = 4  # radii tried in the local form
@@ -65,37 +68,47 @@ class Radii:
         return "\n".join(lines)
 
 
-def lipschitz_bound(model: AffineFamily) -> float:
+def lipschitz_bound(model: nn.Module) -> float:
     """≥ sup ‖ŷ(x) − ŷ(x')‖ / ‖x − x'‖ over all inputs; ∞ where uniqueness is not proved."""
-    return _Network(model).output_bound()
+    return _network(model).output_bound()
 
 
-def pairwise_lipschitz(model: AffineFamily) -> Tensor:
+def pairwise_lipschitz(model: nn.Module) -> Tensor:
     """(k, k): ≥ the Lipschitz constant of ŷ_p − ŷ_q, the difference that decides between two classes."""
-    return _Network(model).pair_bounds()
+    return _network(model).pair_bounds()
 
 
 def certified_radius(
-    model: AffineFamily, X: Tensor, labels: Tensor | None = None, *, local: bool = False
+    model: nn.Module, X: Tensor, labels: Tensor | None = None, *, local: bool = False
 ) -> Radii:
     """(margin − error) / Lipschitz of the difference, for every row; the worst over the other classes.
 
     Args:
-        model: an affine family; k ≥ 2 outputs predict the class of the largest, one output by its sign.
+        model: an affine family or an OptEq; k ≥ 2 outputs predict the class of the largest, one output by its
+            sign.
         labels: classes (N,), or −1 and 1 for one output; rows predicted otherwise get radius 0.
         local: the sharper bound on the units that can be active near each row: never smaller, and some
-            factorisations a row.
+            factorisations a row. Of affine families only.
     """
-    instance = Instance(model, X)
-    k = instance.model.outputs
-    truth = None if labels is None else _checked_labels(labels, instance.N, k)
-    network = _Network(model)
-    if instance.obstacle or network.obstacle:
-        return _nothing(instance.N, instance.obstacle or network.obstacle)
-    Z = instance.Z
-    scores = instance.model.readout(Z).reshape(instance.N, k)
+    network = _network(model)
+    if isinstance(network, _OptEq):
+        if local:
+            raise ValueError("local=True is known of affine families. Leave it out for an OptEq.")
+        network.model._check_inputs(X.detach().to(network.a) if isinstance(X, Tensor) else X)
+        N, obstacle = len(X), network.obstacle
+    else:
+        instance = Instance(model, X)  # type: ignore[arg-type]
+        N, obstacle = instance.N, instance.obstacle or network.obstacle
+    k = network.a.shape[1]
+    truth = None if labels is None else _checked_labels(labels, N, k)
+    if obstacle:
+        return _nothing(N, obstacle)
+    if isinstance(network, _OptEq):
+        scores, error = network.scores(X)
+    else:
+        scores = instance.model.readout(instance.Z).reshape(N, k)
+        error = _score_error(instance, network)
     prediction, ahead = _decide(scores)
-    error = _score_error(instance, network)
     bounds = network.pair_bounds()[prediction] if k > 1 else scores.new_tensor([[network.output_bound()]])
     margins = ((ahead - error) * _DOWN).clamp_min(0.0)  # (N, k), or (N, 1)
     ratio = margins / bounds * _DOWN
@@ -107,6 +120,7 @@ def certified_radius(
         shown = torch.where(scores[:, 0] < 0, -1, 1)
     radius = torch.nan_to_num(ratio.amin(dim=1), nan=0.0, posinf=math.inf)
     if local:
+        assert isinstance(network, _Affine)
         radius = _sharpened(network, instance, prediction, margins, radius)
     reasons = {}
     for row in torch.nonzero(~(margins.amin(dim=1) > 0)).flatten().tolist():
@@ -122,8 +136,53 @@ def certified_radius(
 # -- Lipschitz bounds ----------------------------------------------------------------------------------------
 
 
-class _Network:
-    """The weights of a family in float64, as the bounds need them."""
+class _Bounds:
+    """Lipschitz constants of outputs, from that of the state and the readout's columns."""
+
+    a: Tensor  # (m, k)
+    obstacle: str
+
+    def output_bound(self) -> float:
+        if self.obstacle:
+            return math.inf
+        return (Interval(norm_upper(self.a)) * self.state_bound()).hi
+
+    def pair_bounds(self, units: Tensor | None = None) -> Tensor:
+        """(k, k), on all units or on those of a mask."""
+        k = self.a.shape[1]
+        bounds = torch.full((k, k), math.inf, dtype=torch.float64, device=self.a.device)
+        if self.obstacle:
+            return bounds.fill_diagonal_(0.0)
+        rows, error, gain = self.rows(units)
+        for p in range(k):
+            bounds[p, p] = 0.0
+            for q in range(p):
+                bounds[p, q] = bounds[q, p] = (gain * (_distance(rows[p], rows[q]) + 2 * error)).hi
+        return bounds
+
+    def rows(self, units: Tensor | None) -> tuple[Tensor, Interval, Interval]:
+        """What makes the outputs of the state, (k, m), its error, and the state's Lipschitz constant."""
+        a = self.a.T if units is None else self.a.T[:, units]
+        return a, Interval(0.0), Interval(self.state_bound(units))
+
+    def state_bound(self, units: Tensor | None = None) -> float:
+        """≥ the Lipschitz constant of x ↦ z(x), or of z_S where the active set stays within S."""
+        raise NotImplementedError
+
+
+class _OptEq(_Bounds, OptEqNetwork):
+    """Of an OptEq, on all units."""
+
+    def state_bound(self, units: Tensor | None = None) -> float:
+        return OptEqNetwork.state_bound(self)
+
+
+def _network(model: nn.Module) -> _Affine | _OptEq:
+    return _OptEq(model) if is_opteq(model) else _Affine(model)  # type: ignore[arg-type]
+
+
+class _Affine(_Bounds):
+    """The weights of an affine family in float64, as the bounds need them."""
 
     def __init__(self, model: AffineFamily) -> None:
         if getattr(model, "feature_map", None) is not None:
@@ -145,33 +204,15 @@ class _Network:
         return isinstance(self.model, LinearEquilibrium)
 
     def output_bound(self) -> float:
-        if self.obstacle:
-            return math.inf
-        if self.linear:
-            M, error = self._predictor()
-            return (Interval(norm_upper(M)) + error).hi
-        return (Interval(norm_upper(self.a)) * self.state_bound()).hi
+        if self.obstacle or not self.linear:
+            return super().output_bound()
+        M, error = self._predictor()
+        return (Interval(norm_upper(M)) + error).hi
 
-    def pair_bounds(self, units: Tensor | None = None) -> Tensor:
-        """(k, k), on all units or on those of a mask."""
-        k = self.a.shape[1]
-        bounds = torch.full((k, k), math.inf, dtype=torch.float64, device=self.a.device)
-        if self.obstacle:
-            return bounds.fill_diagonal_(0.0)
-        if self.linear:
-            rows, error = self._predictor()
-            gain = Interval(1.0)
-        else:
-            rows, error = self.a.T if units is None else self.a.T[:, units], Interval(0.0)
-            gain = Interval(self.state_bound(units))
-        for p in range(k):
-            bounds[p, p] = 0.0
-            for q in range(p):
-                bounds[p, q] = bounds[q, p] = (gain * (_distance(rows[p], rows[q]) + 2 * error)).hi
-        return bounds
+    def rows(self, units: Tensor | None) -> tuple[Tensor, Interval, Interval]:
+        return (*self._predictor(), Interval(1.0)) if self.linear else super().rows(units)
 
     def state_bound(self, units: Tensor | None = None) -> float:
-        """≥ the Lipschitz constant of x ↦ z(x), or of z_S where the active set stays within S."""
         if self.obstacle:
             return math.inf
         return (self._resolvent(units) * self._injection(units)).hi
@@ -227,7 +268,7 @@ def _decide(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best, scores.gather(1, best[:, None]) - scores
 
 
-def _score_error(instance: Instance, network: _Network) -> float:
+def _score_error(instance: Instance, network: _Affine) -> float:
     """≥ the error of a difference of two computed scores, of any row."""
     a, Z = network.a, instance.Z
     largest = frobenius(Z[Z.norm(dim=1).argmax()]) * (1 + 2.0**-40)
@@ -237,7 +278,7 @@ def _score_error(instance: Instance, network: _Network) -> float:
 
 
 def _sharpened(
-    network: _Network, instance: Instance, prediction: Tensor, margins: Tensor, radius: Tensor
+    network: _Affine, instance: Instance, prediction: Tensor, margins: Tensor, radius: Tensor
 ) -> Tensor:
     """max over trial radii t of min(t, margin / L(t)), L(t) on the units that can be active within t."""
     if network.linear:
@@ -268,7 +309,7 @@ def _trials(radius: float) -> Iterator[float]:
         yield radius * 1.5 ** (i + 1)
 
 
-def _off_units(network: _Network, instance: Instance) -> tuple[Tensor, Tensor]:
+def _off_units(network: _Affine, instance: Instance) -> tuple[Tensor, Tensor]:
     """How far below zero every pre-activation is at least, (N, m), and how fast it can rise with x, (m,)."""
     at = instance.enclosure
     W, u, Z = at.weight, at.injection, instance.Z
