@@ -13,10 +13,10 @@ import time
 
 import pytest
 
-from equipoise.papers import catalogue
+from equipoise.papers import catalogue, runner
 from equipoise.papers.experiments import Context, Settings, Silent
 from equipoise.papers.gallery import read_results
-from equipoise.papers.runner import reproduce
+from equipoise.papers.runner import reproduce, run_one
 
 TINY = Settings("tiny", ("digits",))
 NAMES = ["gao2022.fig1", "gao2022.fig4", "ling2023.theorem4"]  # the first two share their units
@@ -85,6 +85,41 @@ def test_a_number_of_jobs_that_makes_no_sense_is_refused(tmp_path, jobs):
 def test_the_longest_start_first():
     minutes = {e.key: e.minutes for e in catalogue.experiments()}
     assert minutes["xie2021.table1"] > minutes["kawaguchi2021.fig1"] > minutes["ling2023.theorem4"] == 0
+
+
+def test_an_error_closes_the_runs_at_once(tmp_path, monkeypatch):
+    """While the error is held, too: workers would go on, and the end of the program would wait for them."""
+    closed = []
+
+    def runs(chosen, *rest):
+        try:
+            yield run_one(chosen[0], *rest)
+        finally:
+            closed.append(True)
+
+    class Interrupting(Silent):
+        def finished(self, result):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_in_turn", runs)
+    with pytest.raises(KeyboardInterrupt) as held:
+        reproduce(["ling2023.theorem4"], Settings("tiny"), tmp_path, Interrupting())
+    assert closed
+    assert held.value
+
+
+def test_after_an_error_nothing_is_put_into_the_queue():
+    """A worker that was ended may hold its lock: to wait for it would be for ever."""
+
+    class Locked:
+        def get(self):
+            threading.Event().wait()
+
+        def put(self, message):
+            raise AssertionError("locked for ever")
+
+    with pytest.raises(KeyboardInterrupt), runner._told(Locked(), Silent(), 1):
+        raise KeyboardInterrupt
 
 
 INTERRUPTED = """

@@ -16,10 +16,10 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -67,8 +67,9 @@ def reproduce(
     jobs = min(jobs or min(cores(), MOST), len(chosen))
     results: dict[str, Result] = {}
     work = (chosen, settings, out, watcher)
-    with _interruptible():
-        for result in _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work):
+    found = _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work)
+    with _interruptible(), closing(found):
+        for result in found:
             write_page(read_result(out / result.key), out)
             watcher.finished(result)
             results[result.key] = result
@@ -83,7 +84,7 @@ def cores() -> int:
 
 def _in_turn(
     chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher
-) -> Iterator[Result]:
+) -> Generator[Result]:
     for at, entry in enumerate(chosen):
         watcher.experiment(entry.key, at, len(chosen))
         yield run_one(entry, settings, out, watcher)
@@ -188,7 +189,7 @@ def _interruptible() -> Iterator[None]:
 
 def _side_by_side(
     chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher, jobs: int
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Results as they come. The longest start first, so that none is left running alone at the end."""
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     messages = context.SimpleQueue()
@@ -217,7 +218,10 @@ def _side_by_side(
 
 @contextmanager
 def _told(messages: Any, watcher: Watcher, total: int) -> Iterator[None]:
-    """The watcher hears what the processes say."""
+    """The watcher hears what the processes say.
+
+    A process that was ended may have left the queue locked: after an error nothing is put into it.
+    """
 
     def listen() -> None:
         begun = 0
@@ -231,11 +235,9 @@ def _told(messages: Any, watcher: Watcher, total: int) -> Iterator[None]:
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
-    try:
-        yield
-    finally:
-        messages.put(None)
-        thread.join(timeout=5)
+    yield
+    messages.put(None)
+    thread.join(timeout=5)
 
 
 class _Messenger(Silent):
