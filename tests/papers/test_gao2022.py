@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 from equipoise.papers import catalogue
-from equipoise.papers.gao2022_runs import draw_range
 from equipoise.papers.gao2022_table import MOST_BETA, PRECISION, TABLE_1, _certified, _scaled
 from equipoise.papers.images import Split
+from equipoise.plots.curves import draw_range
 
 AGREE, DIFFERS, OPEN = "agree", "differs", "not reproducible here"
 

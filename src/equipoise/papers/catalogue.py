@@ -13,6 +13,7 @@ from . import (  # noqa: F401  each module enters its experiments
     ling2023,
     ling2023_gram,
     xie2021,
+    xie2021_digits,
     xie2021_images,
     xie2021_segmentation,
 )

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..plots import LIGHT, new_figure
-from ..plots.curves import draw_band, finish
+from ..plots.curves import RANGE, draw_band, draw_range, finish
 from .experiments import Context, Measured, register
 from .gao2022_runs import (
     CALM,
     DATA,
     GAMMAS,
-    RANGE,
     STEP,
-    draw_range,
     ended,
     final,
     final_test,

@@ -8,15 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..losses import HalfSquare
 from ..models import ScaledReLU
-from ..plots import LIGHT
-from ..plots.curves import draw
-from ..plots.style import thin
 from ..solve import EquilibriumError, Stop
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress
@@ -162,22 +157,3 @@ def final(runs: Sequence[Measured]) -> float:
 
 def final_test(runs: Sequence[Measured]) -> float:
     return float(np.mean(finals_test(runs)))
-
-
-# -- drawing seeds on a logarithmic axis ---------------------------------------------------------------------
-
-RANGE = "Geometric mean over seeds; shaded, from the smallest of them to the largest."
-
-
-def draw_range(ax: Axes, runs: ArrayLike, name: str, *, x: ArrayLike | None = None, at: int = 0) -> None:
-    """(Π_r v_r)^(1/R) of runs (R, K) and the range from min to max, for a logarithmic axis.
-
-    There the arithmetic mean is that of the largest run, and mean − sd is negative where runs lie decades
-    apart.
-    """
-    values = np.atleast_2d(np.asarray(runs, dtype=float))
-    values = np.where(values > 0, values, np.nan)  # (R, K); one that is lost, or 0, leaves a gap
-    steps = np.arange(values.shape[1]) if x is None else np.asarray(x, dtype=float)
-    draw(ax, (steps, np.exp(np.log(values).mean(axis=0))), name, at=at, log=True)
-    steps, low, high = thin(steps, values.min(axis=0), values.max(axis=0))
-    ax.fill_between(steps, low, high, where=np.isfinite(low), color=LIGHT.colour(at), alpha=0.18, linewidth=0)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..plots import new_figure
-from ..plots.curves import finish
+from ..plots.curves import RANGE, draw_range, finish
 from .experiments import Context, Measured, register
-from .gao2022_runs import RANGE, draw_range
 from .kawaguchi2021_runs import RATES, Kind, chosen, runs, series
 from .page import Page, number, shared_legend
 from .verdicts import BELOW, Judgement, below, impossible, judged, standard_error, with_error

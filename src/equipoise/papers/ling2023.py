@@ -14,11 +14,10 @@ from ..data import synthetic
 from ..kernels import tangent_kernel
 from ..models import GaussianReLU
 from ..plots import LIGHT, new_figure
-from ..plots.curves import draw_band, finish
+from ..plots.curves import RANGE, draw_band, draw_range, finish
 from ..solve import Stop
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress, register
-from .gao2022_runs import RANGE, draw_range
 from .images import room, two_classes
 from .page import Page, number, shared_legend
 from .small import norm

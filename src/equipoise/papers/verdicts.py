@@ -6,7 +6,7 @@ One rule for every comparison of runs over seeds, so that no verdict is decided 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -81,6 +81,11 @@ def falling(groups: Sequence[Sequence[float]], margin: float = ONE_SEED) -> bool
 
 _RIPPLE = 1.02
 FALLING = f"the last below the first, and none above the one before it by over 2 %, {BELOW}"
+
+
+def every(found: Iterable[bool | None]) -> bool | None:
+    """False if one is, None if one is and none is False, else True."""
+    return min(found, key=(False, None, True).index)
 
 
 def standard_error(values: Sequence[float]) -> float | None:

@@ -9,7 +9,7 @@ K = 20 unrolled steps, ‖W_l‖ ≤ 1 by projection. What is compared is α and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..plots.style import legend
 from ..solve import SAM, decorrelation, half_squared_norm, inverse_norm
 from .experiments import Context, Measured, register
 from .page import Page, number
-from .verdicts import BELOW, FALLING, Judgement, below, falling, judged, standard_error, with_error
+from .verdicts import BELOW, FALLING, Judgement, below, every, falling, judged, standard_error, with_error
 
 ALPHAS = (0.01, 0.1, 0.4, 0.8, 1.0)
 STATE, HIDDEN, STEPS = 64, [64, 64], 20
@@ -216,11 +216,6 @@ def table3(context: Context) -> Measured:
             unit = context.unit("xie2021.digits", f"sweep{i}-{weight:g}", inputs, compute)
             found["sweeps"].setdefault(kind, {})[f"{weight:g}"] = unit
     return found
-
-
-def every(found: Iterable[bool | None]) -> bool | None:
-    """False if one is, None if one is and none is False, else True."""
-    return min(found, key=(False, None, True).index)
 
 
 def _percent(cell: Measured) -> np.ndarray:

@@ -25,8 +25,7 @@ from ..solve import SAM, Anderson, Stop
 from .experiments import Context, Measured, Progress, register
 from .images import images
 from .page import Page
-from .verdicts import BELOW, Judgement, below, impossible, judged, standard_error
-from .xie2021_digits import every
+from .verdicts import BELOW, Judgement, below, every, impossible, judged, standard_error
 
 ALPHAS = (0.1, 0.8, 1.0)
 OPTEQ = {f"OptEq α={a:g}": a for a in ALPHAS}

@@ -94,6 +94,25 @@ def draw_band(
     ax.fill_between(steps, low, high, where=finite, color=theme.colour(at), alpha=0.18, linewidth=0)
 
 
+def draw_range(
+    ax: Axes, runs: ArrayLike, name: str, *, x: ArrayLike | None = None, at: int = 0, theme: Theme = LIGHT
+) -> None:
+    """(Π_r v_r)^(1/R) of runs (R, K) and the range from min to max, for a logarithmic axis.
+
+    There the arithmetic mean is that of the largest run, and mean − sd is negative where runs lie decades
+    apart.
+    """
+    values = np.atleast_2d(np.asarray(runs, dtype=float))
+    values = np.where(values > 0, values, np.nan)  # (R, K); one that is lost, or 0, leaves a gap
+    steps = np.arange(values.shape[1]) if x is None else np.asarray(x, dtype=float)
+    draw(ax, (steps, np.exp(np.log(values).mean(axis=0))), name, at=at, theme=theme, log=True)
+    steps, low, high = thin(steps, values.min(axis=0), values.max(axis=0))
+    ax.fill_between(steps, low, high, where=np.isfinite(low), color=theme.colour(at), alpha=0.18, linewidth=0)
+
+
+RANGE = "Geometric mean over seeds; shaded, from the smallest of them to the largest."
+
+
 def _draw_bounds(ax: Axes, bounds: Mapping[str, Series] | None, theme: Theme, log: bool) -> None:
     """Promises: dashed, in ink."""
     for at, (name, bound) in enumerate((bounds or {}).items()):
