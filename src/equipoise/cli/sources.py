@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..data import DataError, Dataset, DataWarning, Table, available, load, read_table
+from ..data import DataError, Dataset, DataWarning, Table, load, read_table
 from ..data.dataset import Array
 from ..data.formats import sha256
+from ..data.load import names
 from .failures import Code, Failure
 
 Pair = tuple[Array, Array]
@@ -55,7 +56,7 @@ class Sample:
 
 
 def is_named(source: str) -> bool:
-    return source in {entry.name for entry in available()} and not source.startswith((".", "/"))
+    return source in names()
 
 
 def resolve(source: str) -> str:

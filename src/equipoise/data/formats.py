@@ -169,7 +169,12 @@ def read_npz(path: Path) -> dict[str, Array]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             return {key: content[key] for key in content.files}
     except Exception as error:  # a damaged zip raises many kinds
-        raise DataError(f"{path.name} is not an .npz of plain arrays: {error}") from error
+        why = (
+            "it is no zip, or holds objects, which are never unpickled"
+            if "allow_pickle" in str(error)
+            else error
+        )
+        raise DataError(f"{path.name} is not an .npz of plain arrays: {why}") from error
 
 
 def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> Parts:

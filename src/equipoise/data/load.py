@@ -37,9 +37,14 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, download: bo
     return load_source(SOURCES[name], data_directory(data_dir), download)
 
 
+def names() -> list[str]:
+    """What `load` knows by name."""
+    return ["digits", *SOURCES, *SYNTHETIC]
+
+
 def check_name(name: str) -> None:
     """Refuse a name that `load` does not know."""
-    known = ["digits", *SOURCES, *SYNTHETIC]
+    known = names()
     if name not in known:
         close = difflib.get_close_matches(str(name), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -201,6 +201,7 @@ def _train(
     minutes=2,
 )
 def table3(context: Context) -> Measured:
+    context.load("digits")
     seeds, scale = len(context.seeds(tiny=1, small=3)), context.settings.scale
     found: Measured = {"cells": {}, "sweeps": {}}
     for alpha in context.pick(tiny=(0.1, 1.0), small=ALPHAS):

@@ -198,6 +198,7 @@ def _unit(context: Context, words: str, seed: int, size: dict[str, Any]) -> Meas
     minutes=3,
 )
 def table2(context: Context) -> Measured:
+    context.load("digits")  # on canvases
     size = {
         "train": context.pick(tiny=40, small=2000, medium=4000),
         "test": context.pick(tiny=20, small=300, medium=1000),
