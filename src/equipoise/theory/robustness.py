@@ -190,8 +190,11 @@ class _Affine(_Bounds):
                 "a Lipschitz bound in x needs φ(x) = x: nothing is known of a feature_map. "
                 "Give the features themselves as inputs to a model without one."
             )
-        like = model.readout_weight if isinstance(model, AffineFamily) else torch.empty(0)
-        at = Instance(model, like.new_zeros(1, getattr(model, "inputs", 1)))
+        if not isinstance(model, AffineFamily):
+            raise TypeError(
+                f"Lipschitz bounds know the affine families and OptEq. Got {type(model).__name__} instead."
+            )
+        at = Instance(model, model.readout_weight.new_zeros(1, model.inputs))
         self.obstacle = at.obstacle
         self.model, self.enclosure = at.model, None if at.obstacle else at.enclosure
         failed = [c for c in self.enclosure.unique if not c.holds] if self.enclosure else []
