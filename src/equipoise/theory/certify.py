@@ -107,14 +107,12 @@ def certify(
     if tier == "rigorous" and not isinstance(theorem, _IN_BALLS):
         known = ", ".join(t.name for t in _IN_BALLS)
         raise ValueError(f"the tier 'rigorous' is known for {known}. Got {theorem.name} instead.")
-    for name, value in (("X", X), ("y", y)):
-        if not isinstance(value, Tensor) and not (name == "y" and value is None):
-            raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(value).__name__} instead.")
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
-    if isinstance(theorem, WellPosed) and is_opteq(model):
-        return prove_wellposed(model, X, tier)  # type: ignore[arg-type]
-    if isinstance(theorem, WellPosed) and isinstance(model, ConvOptEq):
-        return prove_conv_wellposed(model, X, tier)
+    if isinstance(theorem, WellPosed) and (is_opteq(model) or isinstance(model, ConvOptEq)):
+        prove: Any = prove_conv_wellposed if isinstance(model, ConvOptEq) else prove_wellposed
+        if isinstance(X, Tensor):
+            return prove(model, X, tier)
+        raise TypeError(f"X must be a tensor, a row a sample. Got {type(X).__name__} instead.")
     instance = RigorousInstance if tier == "rigorous" else Instance
     return theorem.prove(instance(model, X, y if theorem.needs_targets else None))  # type: ignore[arg-type]
