@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise.linalg import Interval
 from equipoise.models.opteq import DeepOptEq, OptEq
 from equipoise.models.properties import L1, GradientStep, GroupLasso, Property, Proximal, differentiable
 from equipoise.solve import Activation, half_squared_norm, inverse_norm
@@ -281,3 +282,15 @@ def test_data_that_are_no_rows_are_refused():
         eq.certify(model, [1, 2])
     with pytest.raises(ValueError, match="X must be"):
         eq.certify(model, X[:, 1:], tier="rigorous")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_scaled_to_the_limit_itself_are_never_proved(seed):
+    model, X = layer(size=3.0, n=40, m=30, seed=seed, bound=1.0)  # ‖W‖ = 1 but for rounding
+    found = eq.certify(model, X)
+    assert not found.proved
+    plain, _ = layer(size=1 - 1e-15, n=40, m=30, seed=seed)
+    as_if = contraction_claim(plain, lambda W: Interval(1 - 1e-15), "exact")[0]
+    plain.bound = 1.0  # the same norm, of weights that were scaled
+    assert as_if.holds
+    assert not contraction_claim(plain, lambda W: Interval(1 - 1e-15), "exact")[0].holds

@@ -100,7 +100,7 @@ def contraction_claim(
     """L_σ‖W‖² < μ, or ∏(1 − α + α L_σ‖W_l‖²) < 1; and q, the Lipschitz constant of T."""
     lipschitz, mu = Interval(float(model.activation.lipschitz)), Interval(model.mu)
     alpha = Interval(model.alpha)
-    sizes = [lipschitz * norm(W) ** 2 for W in model.weights()]
+    sizes = [lipschitz * (norm(W) * scaled(model, W)) ** 2 for W in model.weights()]
     q = Interval(1.0)
     for size in sizes:
         q = q * (1 - alpha + alpha * size / mu)
@@ -117,6 +117,11 @@ def contraction_claim(
         ),
         q,
     )
+
+
+def scaled(model: Network, W: Tensor) -> Interval:
+    """By how much the effective W may exceed the one computed: `bound=` divides by a norm found by an SVD."""
+    return Interval(1.0) if model.bound is None else Interval(1.0) + gamma(8 * max(W.shape))
 
 
 @torch.no_grad()
@@ -173,7 +178,7 @@ def equilibria_error(model: Network, X: Tensor, Z: object, q: Interval) -> float
     x, lipschitz, alpha = model.features(X), Interval(float(model.activation.lipschitz)), model.alpha
     z, off = Z, Interval(0.0)  # T so far as computed, and ≥ its distance to the exact one
     for layer, W in zip(model.blocks, model.weights(), strict=True):
-        size = singular_bounds(W).norm * (1 + gamma(8))  # a scaled W is off by a few roundings of its own
+        size = singular_bounds(W).norm * scaled(model, W) * (1 + gamma(8))
         c = x @ layer.U.T + layer.b
         pre = z @ W.T + c
         h = model.activation(pre)
