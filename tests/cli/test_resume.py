@@ -8,22 +8,6 @@ from cli.commands import SMALL, assert_same_outcome, write_flowers
 from equipoise.runs import Run
 from equipoise.runs import fitting as fitting_module
 
-FILES = {
-    "certificate.json",
-    "checkpoints",
-    "config.toml",
-    "data.json",
-    "findings.json",
-    "fitted.json",
-    "history.json",
-    "metrics.jsonl",
-    "model.safetensors",
-    "preparation.safetensors",
-    "report.html",
-    "run.json",
-    "wellposed.json",
-}
-
 
 def interrupted_at(step, monkeypatch):
     """Ctrl-C during the given step, as the watch sees it."""

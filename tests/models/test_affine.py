@@ -6,7 +6,8 @@ import torch
 import equipoise as eq
 from equipoise.differentiate import Method
 from equipoise.models.adjoint import MaskedMap, linear_stop, solve_linear, transposed
-from equipoise.models.affine import AffineFamily, norm_estimate, pairs, readout_block, squeeze_blocks, weigh
+from equipoise.models.affine import AffineFamily, norm_estimate
+from equipoise.models.blocks import pairs, readout_block, squeeze_blocks, weigh
 from problems import contraction, monotone_weight
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.papers import catalogue
-from equipoise.papers.experiments import Result, Settings, plain
+from equipoise.papers.experiments import Result, plain
 from equipoise.papers.hieu2022_multiscale import minima
 from equipoise.papers.verdicts import (
     Judgement,
@@ -18,20 +18,6 @@ from equipoise.papers.verdicts import (
     standard_error,
     with_error,
 )
-
-KEYS = [e.key for e in catalogue.experiments()]
-TINY = Settings("tiny", ("digits",))
-
-NAMED = {
-    "gao2022": ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "table1", "conditions"],
-    "ling2023": ["fig1", "theorem2", "theorem4", "theorem5", "condition1"],
-    "kawaguchi2021": [
-        *(f"fig{i}" for i in (1, 3, 4, 5, 6, 7, 8)),
-        *("fig2a", "fig2b", "fig2c", "theorem2", "appendixB"),
-    ],
-    "hieu2022": ["fig4.1", "fig4.2", "fig4.3", "fig4.4", "fig4.5", "monotone"],
-    "xie2021": ["table1", "table3", "objective", "theorem3", "sam"],
-}
 
 
 def test_a_verdict_is_that_of_its_judgements():

@@ -53,7 +53,7 @@ def test_groups_slow_the_bounded_kernels_alone():
 
 def test_shifts_keep_the_size_and_the_pixels():
     x = torch.arange(2 * 36.0).reshape(2, 1, 6, 6) + 1
-    moved = images._augmented(x, torch.Generator().manual_seed(0))
+    moved = images.augmented(x, torch.Generator().manual_seed(0))
     assert moved.shape == x.shape
     assert set(moved[0].flatten().tolist()) <= {0.0, *x[0].flatten().tolist()}
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..differentiate import Implicit
-from ..models.affine import pairs, readout_block, squeeze_blocks
+from ..models.blocks import pairs, readout_block, squeeze_blocks
 from ..models.opteq import OptEq
 from ..solve import Stop
 

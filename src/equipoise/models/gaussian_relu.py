@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .affine import (
-    AffineFamily,
-    choice,
-    pairs,
-    readout_block,
-    slope_at_zero,
-    spectral_norm,
-    squeeze_blocks,
-    weigh,
-)
+from .affine import AffineFamily, choice, slope_at_zero, spectral_norm
+from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
 STARTS = ("assumption1", "zero_readout")
 

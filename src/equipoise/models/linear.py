@@ -18,16 +18,8 @@ from ..differentiate.equation import under_transform
 from ..solve import IDENTITY, AffineMap, Counts, Solution, Status, Stop
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
-from .affine import (
-    AffineFamily,
-    Solvers,
-    open_unit,
-    readout_block,
-    refuse_nonfinite,
-    spectral_norm,
-    squeeze_blocks,
-    weigh,
-)
+from .affine import AffineFamily, Solvers, open_unit, refuse_nonfinite, spectral_norm
+from .blocks import readout_block, squeeze_blocks, weigh
 
 
 class LinearEquilibrium(AffineFamily):

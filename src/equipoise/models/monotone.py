@@ -10,18 +10,8 @@ from torch import Tensor, nn
 
 from ..linalg import estimate_norm
 from ..solve import AffineMap, Newton, PeacemanRachford, Stop
-from .affine import (
-    AffineFamily,
-    Solvers,
-    choice,
-    pairs,
-    readout_block,
-    refuse_nonfinite,
-    slope_at_zero,
-    spectral_norm,
-    squeeze_blocks,
-    weigh,
-)
+from .affine import AffineFamily, Solvers, choice, refuse_nonfinite, slope_at_zero, spectral_norm
+from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
 
 class Monotone(AffineFamily):

@@ -7,17 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .affine import (
-    AffineFamily,
-    choice,
-    open_unit,
-    pairs,
-    readout_block,
-    slope_at_zero,
-    spectral_norm,
-    squeeze_blocks,
-    weigh,
-)
+from .affine import AffineFamily, choice, open_unit, slope_at_zero, spectral_norm
+from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
 INITS = ("experiments", "section5.1", "section5.2")
 

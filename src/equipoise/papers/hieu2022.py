@@ -20,10 +20,9 @@ from ..solve import Stop
 from .experiments import Context, Measured, Progress, register
 from .hieu2022_landscape import gain, signed
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
-from .images import images
+from .images import accuracy, images
 from .page import Page
 from .verdicts import BELOW, Judgement, below, judged, standard_error, with_error
-from .xie2021_images import accuracy
 
 STARTS = {"std 1": 1.0, "std 0.1": 0.1, "std 0.01": 0.01}
 SHOWN = 12  # trajectories in a picture

@@ -29,10 +29,9 @@ from ..plots.surfaces import colours
 from ..solve import Stop
 from .experiments import Context, Measured, Progress, register
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
-from .images import images
+from .images import accuracy, images
 from .page import Page
 from .verdicts import BELOW, FALLING, Judgement, below, falling, judged, standard_error, with_error
-from .xie2021_images import accuracy
 
 LEVEL = math.log(10) / 2
 MODELS: dict[str, int | None] = {"repeat-6": 6, "repeat-11": 11, "repeat-18": 18, "DEQ": None}

@@ -29,10 +29,9 @@ from .hieu2022_landscape import (
     slice_loss,
 )
 from .hieu2022_training import FAR, RATES, SEARCH, fit
-from .images import images
+from .images import accuracy, images
 from .page import Page
 from .verdicts import BELOW, Judgement, below, impossible, judged, standard_error, with_error
-from .xie2021_images import accuracy
 
 # More than the 4 groups of a scale: a normalised group of one channel has the same mean for every image.
 CHANNELS = {"tiny": (8, 8), "small": (16, 32)}

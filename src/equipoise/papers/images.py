@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Dataset, prepare
 
@@ -70,3 +70,20 @@ def images(dataset: Dataset, train: int, test: int, seed: int, shrink: int = 1) 
     labels = (torch.from_numpy(part).long() for part in (dataset.y_train[i], dataset.y_test[j]))
     y, y_test = labels
     return (x - mean) / std, y, (x_test - mean) / std, y_test
+
+
+def augmented(x: Tensor, generator: torch.Generator, most: int = 3) -> Tensor:
+    """Each mirrored or not, and all moved by up to `most` pixels."""
+    mirrored = torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5
+    x = F.pad(torch.where(mirrored, x.flip(3), x), [most] * 4)
+    top, left = torch.randint(2 * most + 1, (2,), generator=generator).tolist()
+    return x[:, :, top : x.shape[2] - 2 * most + top, left : x.shape[3] - 2 * most + left].contiguous()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, x: Tensor, y: Tensor, batch: int = 500) -> float:
+    """The share of images classified right."""
+    right = [
+        (model(a).argmax(1) == b).sum().item() for a, b in zip(x.split(batch), y.split(batch), strict=True)
+    ]
+    return sum(right) / len(y)

@@ -23,7 +23,7 @@ from ..plots import new_figure
 from ..plots.style import label
 from ..solve import SAM, Anderson, Stop
 from .experiments import Context, Measured, Progress, register
-from .images import images
+from .images import accuracy, augmented, images
 from .page import Page
 from .verdicts import BELOW, Judgement, below, every, impossible, judged, standard_error
 
@@ -127,7 +127,7 @@ def fit(
     for epoch in range(epochs):
         order, total = torch.randperm(len(x), generator=generator), 0.0
         for rows in order[: len(x) // batch * batch].split(batch):
-            pixels = _augmented(x[rows], generator) if augment else x[rows]
+            pixels = augmented(x[rows], generator) if augment else x[rows]
             loss = F.cross_entropy(model(pixels), y[rows])
             optimiser.zero_grad()
             loss.backward()
@@ -147,21 +147,6 @@ def parameter_groups(model: nn.Module, rate: float, share: float) -> list[dict[s
     free = [p for p in model.parameters() if id(p) not in bounded]
     slow = [p for p in model.parameters() if id(p) in bounded]
     return [{"params": free, "lr": rate}, *([{"params": slow, "lr": share * rate}] if slow else [])]
-
-
-def _augmented(x: Tensor, generator: torch.Generator, most: int = 3) -> Tensor:
-    mirrored = torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5
-    x = F.pad(torch.where(mirrored, x.flip(3), x), [most] * 4)
-    top, left = torch.randint(2 * most + 1, (2,), generator=generator).tolist()
-    return x[:, :, top : x.shape[2] - 2 * most + top, left : x.shape[3] - 2 * most + left].contiguous()
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, x: Tensor, y: Tensor, batch: int = 500) -> float:
-    right = [
-        (model(a).argmax(1) == b).sum().item() for a, b in zip(x.split(batch), y.split(batch), strict=True)
-    ]
-    return sum(right) / len(y)
 
 
 def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, Any]) -> Measured:
