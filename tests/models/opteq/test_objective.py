@@ -6,16 +6,15 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import quad
 from scipy.optimize import brentq, minimize
 
 import equipoise as eq
 from contracts.model import TIGHT
 from equipoise.models.opteq import DeepOptEq, OptEq
-from equipoise.models.opteq.activations import KNOWN, potential
+from equipoise.models.opteq.activations import KNOWN
 from equipoise.models.opteq.convex import Phi, QuadraticProgramme
 from equipoise.models.properties import L1, Box, GradientStep, GroupLasso, SquaredL2
-from equipoise.solve import Activation, half_squared_norm
+from equipoise.solve import half_squared_norm
 
 SHAPES = [(4, 4), (7, 3), (3, 6)]
 ALL = ["relu", "tanh", "softplus", "leaky_relu", "identity", "hardtanh", "softshrink", "relu6"]
@@ -49,31 +48,6 @@ def deep(hidden=(5, 4), alpha=0.4, seed=0, size=0.9, **options):
 def slope_of(F, z, step):
     """F'(z), central differences of the fourth order."""
     return (8 * (F(z + step) - F(z - step)) - F(z + 2 * step) + F(z - 2 * step)) / (12 * step)
-
-
-# -- ∫σ ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(KNOWN))
-def test_the_potential_is_the_integral_of_the_activation(name):
-    sigma = KNOWN[name]
-    t = torch.linspace(-9, 9, 37, dtype=torch.float64)
-    got = potential(sigma, t)
-    kinks = [-1.0, -0.5, 0.0, 0.5, 1.0, 6.0]
-    for x, value in zip(t.tolist(), got.tolist(), strict=True):
-        f = lambda s: float(sigma(torch.tensor([s], dtype=torch.float64)))
-        low, high = min(0.0, x), max(0.0, x)
-        points = [k for k in kinks if low < k < high] or None
-        want = math.copysign(1, x) * quad(f, low, high, points=points, epsabs=1e-12, epsrel=1e-12)[0]
-        assert value == pytest.approx(want, abs=1e-9)
-
-
-def test_the_potential_of_a_users_activation_is_found_by_quadrature():
-    sigma = Activation("arctan", torch.arctan, lambda p: 1 / (1 + p * p))
-    t = torch.linspace(-20, 20, 41, dtype=torch.float64)
-    want = t * torch.arctan(t) - torch.log1p(t * t) / 2
-    torch.testing.assert_close(potential(sigma, t), want, rtol=1e-11, atol=1e-11)
-    assert potential(sigma, t[:0]).shape == (0,)
 
 
 # -- Theorem 1 -----------------------------------------------------------------------------------------------
