@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         tangent_kernel,
     )
     from .models import (
+        ConvMonotone,
         ConvOptEq,
         DeepOptEq,
         Equilibrium,
@@ -104,6 +105,7 @@ __all__ = [
     "Broyden",
     "Certificate",
     "Claim",
+    "ConvMonotone",
     "ConvOptEq",
     "DeepOptEq",
     "Equilibrium",

@@ -3,7 +3,7 @@
 from .affine import AffineFamily
 from .baselines import LinearModel, LinearResNet, ReLUNetwork, repeat, weight_tied
 from .cell import SharedDropout
-from .conv import ConvOptEq, MultiscaleDEQ, ResidualConv
+from .conv import ConvMonotone, ConvOptEq, MultiscaleDEQ, ResidualConv
 from .diagnose import Diagnosis, diagnose
 from .equilibrium import Equilibrium
 from .export import UnrolledNetwork, unroll
@@ -16,6 +16,7 @@ from .scaled_relu import ScaledReLU
 
 __all__ = [
     "AffineFamily",
+    "ConvMonotone",
     "ConvOptEq",
     "DeepOptEq",
     "Diagnosis",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from ..models.conv import ConvOptEq
+from ..models.conv import ConvMonotone, ConvOptEq
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
 from .conv import prove_conv_wellposed
@@ -87,7 +87,7 @@ def certify(
     """The verdict of a theorem on a network and its data.
 
     Args:
-        model: one of the affine families; for "wellposed" one of the OptEq families too.
+        model: one of the affine families; for "wellposed" OptEq, ConvOptEq, ConvMonotone and their kin too.
         X, y: the data the theorem speaks of, (N, d) and like the network's output.
         theorem: its name, such as "gao2022.descent", or an object such as `theory.gao2022.Descent(C=…)`.
         tier: "float64", which trusts conventional float64 products; or "rigorous", which trusts none and
@@ -109,8 +109,9 @@ def certify(
         raise ValueError(f"the tier 'rigorous' is known for {known}. Got {theorem.name} instead.")
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
-    if isinstance(theorem, WellPosed) and (is_opteq(model) or isinstance(model, ConvOptEq)):
-        prove: Any = prove_conv_wellposed if isinstance(model, ConvOptEq) else prove_wellposed
+    of_images = isinstance(model, ConvOptEq | ConvMonotone)
+    if isinstance(theorem, WellPosed) and (is_opteq(model) or of_images):
+        prove: Any = prove_conv_wellposed if of_images else prove_wellposed
         if isinstance(X, Tensor):
             return prove(model, X, tier)
         raise TypeError(f"X must be a tensor, a row a sample. Got {type(X).__name__} instead.")

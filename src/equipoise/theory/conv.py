@@ -1,26 +1,36 @@
-"""∏(1 − α + α‖W_l‖²) < 1: every image of a ConvOptEq has exactly one equilibrium.    [xie2021]
+"""Why every image of a ConvOptEq or a ConvMonotone has exactly one equilibrium.
 
-‖W_l‖ is that of the convolution as a linear map of images, bounded by its symbol on an FFT grid.
+| family | unique because | R |
+| --- | --- | --- |
+| ConvOptEq | ∏(1 − α + α‖W_l‖²) < 1    [xie2021] | 1/(1 − q), q that product |
+| ConvMonotone | sym(I − W) = μI + Aᵀ⋆A⋆, for every A, B    [hieu2022] | 1/μ |
+
+Norms are those of convolutions as linear maps of images, bounded by their symbols on an FFT grid.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..linalg import Interval
-from ..models.conv import ConvOptEq
+from ..linalg import Interval, conv_norm_upper, frobenius, gamma
+from ..models.conv import ConvMonotone, ConvOptEq
+from ..models.conv.parts import transposed_kernel
 from ..models.conv.segmentation import OptEqSegmenter
+from ..models.properties import returned
 from .certificate import FLOAT64_TIER, Certificate, fingerprint
 from .claim import Claim
+from .families import is_monotone
 from .opteq import declared, not_finite
 
 METHOD = "the symbol on an FFT grid, its rounding added"
 
 
 @torch.no_grad()
-def prove_conv_wellposed(model: ConvOptEq, X: Tensor, tier: str = "float64") -> Certificate:
-    """The certificate of `theorem="wellposed"`: R = 1/(1 − q) and the rate q. It holds for every image."""
+def prove_conv_wellposed(model: ConvOptEq | ConvMonotone, X: Tensor, tier: str = "float64") -> Certificate:
+    """The certificate of `theorem="wellposed"`: R and the rate of plain iteration, or of splitting."""
     if tier == "rigorous":
         raise ValueError("the tier 'rigorous' forms dense products in balls, and knows no convolution.")
     if tuple(X.shape[1:]) != model.inputs:
@@ -30,13 +40,17 @@ def prove_conv_wellposed(model: ConvOptEq, X: Tensor, tier: str = "float64") -> 
         raise ValueError("X must have at least one image: a certificate is about data. Got none.")
     frame = {
         "theorem": "wellposed",
-        "hypotheses": (FLOAT64_TIER, *declared(model)),
+        "hypotheses": (FLOAT64_TIER, *_declared(model)),
         "tier": tier,
         "fingerprint": fingerprint(model, X),
     }
     obstacle = _obstacle(model, X)
     if obstacle:
         return Certificate(claims=(), obstacle=obstacle, **frame)  # type: ignore[arg-type]
+    return _monotone(model, frame) if isinstance(model, ConvMonotone) else _contraction(model, frame)
+
+
+def _contraction(model: ConvOptEq, frame: dict[str, Any]) -> Certificate:
     q = model.wellposed().contraction
     claim = Claim(
         "∏(1−α+α‖W_l‖²) < 1",
@@ -48,7 +62,7 @@ def prove_conv_wellposed(model: ConvOptEq, X: Tensor, tier: str = "float64") -> 
         remedy="project_() with limit=0.99: smaller kernels",
     )
     if not claim.holds:
-        return Certificate(claims=(claim,), constants={"reason": claim.name}, **frame)  # type: ignore[arg-type]
+        return Certificate(claims=(claim,), constants={"reason": claim.name}, **frame)
     return Certificate(
         claims=(claim,),
         promise=(
@@ -56,15 +70,52 @@ def prove_conv_wellposed(model: ConvOptEq, X: Tensor, tier: str = "float64") -> 
             f"the iterate nearer by a factor {q:.6g}."
         ),
         constants={"R": (1 / (1 - Interval(q))).hi, "rate": q, "reason": claim.name},
-        **frame,  # type: ignore[arg-type]
+        **frame,
     )
 
 
-def _obstacle(model: ConvOptEq, X: Tensor) -> str:
+def _monotone(model: ConvMonotone, frame: dict[str, Any]) -> Certificate:
+    """With M = I − W = S − K, S = μI + Aᵀ⋆A⋆ and K = B⋆ − Bᵀ⋆,
+
+        ‖Mx‖ ≤ (‖S^½‖ + ‖K‖/√μ) ‖S^½x‖ = √λ ‖S^½x‖,  so  ‖(I − αM)x‖² ≤ (1 − (2α − α²λ)μ)‖x‖²  for αλ ≤ 2:
+
+    forward-backward splitting contracts, most at α = 1/λ.
+    """
+    claim = is_monotone(model)
+    mu, B = Interval(model.margin), model.B.cpu().double()
+    K, side = B - transposed_kernel(B), B.shape[-1]
+    a, k = (Interval(conv_norm_upper(T, model.state[1:], 1, side // 2)) for T in (model.A, K))
+    k = k + gamma(1) * side * frobenius(K)  # entries of K were rounded; ‖K‖ ≤ side ‖K‖_F
+    curvature = ((mu + a**2).sqrt() + k / mu.sqrt()) ** 2  # λ
+    step = 1 / curvature.hi
+    rate = (
+        min((1 - (2 * Interval(step) - Interval(step) ** 2 * curvature.hi) * mu).sqrt().hi, 1.0)
+        if step
+        else 1.0
+    )
+    return Certificate(
+        claims=(claim,),
+        promise=(
+            f"every image has exactly one equilibrium ({claim.name}); each step of forward-backward "
+            f"splitting with α = {step:.6g} brings the iterate nearer by a factor {rate:.6g}."
+        ),
+        constants={"R": (1 / mu).hi, "rate": rate, "step_size": step, "reason": claim.name},
+        **frame,
+    )
+
+
+def _declared(model: ConvOptEq | ConvMonotone) -> list[str]:
+    if isinstance(model, ConvOptEq):
+        return declared(model)
+    instead = returned(model.gradient, model.solver)
+    return [f"what is said is of equilibria: the model itself returns {instead}"] if instead else []
+
+
+def _obstacle(model: ConvOptEq | ConvMonotone, X: Tensor) -> str:
     """Why nothing can be said at all; empty if something can."""
-    if type(model) not in (ConvOptEq, OptEqSegmenter):
+    if type(model) not in (ConvOptEq, OptEqSegmenter, ConvMonotone):
         return f"{type(model).__name__} may compute otherwise than the family that is known."
-    expansive = model.regulariser is not None and not model.regulariser.nonexpansive
-    if expansive:
+    expansive = isinstance(model, ConvOptEq) and model.regulariser and not model.regulariser.nonexpansive
+    if isinstance(model, ConvOptEq) and expansive:
         return f"{model.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
     return not_finite(model, X)

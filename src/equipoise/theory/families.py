@@ -15,6 +15,7 @@ import math
 from torch import Tensor
 
 from ..linalg import Interval, frobenius, gamma, minimum, singular_bounds
+from ..models.conv import ConvMonotone
 from ..models.gaussian_relu import GaussianReLU
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
@@ -44,7 +45,7 @@ def contracts(model: GaussianReLU | ScaledReLU, norm: Interval, method: str = SV
     )
 
 
-def is_monotone(model: Monotone) -> Claim:
+def is_monotone(model: Monotone | ConvMonotone) -> Claim:
     return Claim(
         "sym(I−W) ⪰ μI",
         "sym(I − W) = μI + AᵀA whatever A and B are: one equilibrium for every input",

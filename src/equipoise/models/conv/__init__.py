@@ -3,6 +3,7 @@
 from .cnn import PlainCNN, cnn_of_size
 from .conv_opteq import ConvOptEq, WellPosed
 from .images import ImageModel, RepeatedModel
+from .monotone import ConvMonotone
 from .multiscale import MultiscaleDEQ
 from .parts import parameters_of
 from .presets import xie2021_guess
@@ -11,6 +12,7 @@ from .segmentation import FCN, OptEqSegmenter, Scores, fcn_like, opteq_segmenter
 
 __all__ = [
     "FCN",
+    "ConvMonotone",
     "ConvOptEq",
     "ImageModel",
     "MultiscaleDEQ",

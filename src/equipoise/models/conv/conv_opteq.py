@@ -25,7 +25,7 @@ from ..opteq.activations import KNOWN, monotone_activation
 from ..opteq.pieces import Gradients, Skip, pace, tightened
 from ..properties import Property, as_property
 from .images import ImageModel, StoredSolvers
-from .parts import Extractor, Maker, all_positive, head_for, odd, positive, reduced
+from .parts import Extractor, Maker, all_positive, head_for, odd, positive, reduced, transposed_kernel
 
 
 class ConvLayer(nn.Module):
@@ -60,10 +60,8 @@ class ConvLayer(nn.Module):
         return F.conv2d(g, self.U, self.b, self.stride, self.reach // 2)  # (N, n, h, w)
 
     def transposed(self) -> Tensor:
-        """The kernel of Wᵀ⋆: at stride 1 it is a convolution too, which is faster than a transposed one."""
-        if self.stride > 1:
-            return self.W
-        return self.W.flip(2, 3).transpose(0, 1).contiguous()  # (m, n, k, k)
+        """The kernel of Wᵀ⋆, (m, n, k, k) at stride 1, where it is a convolution; else W itself."""
+        return self.W if self.stride > 1 else transposed_kernel(self.W)
 
     def norm_upper(self) -> float:
         """≥ ‖W‖ as a map of images of the state's size; inf if W is not finite."""

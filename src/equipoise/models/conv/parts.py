@@ -190,6 +190,11 @@ def all_positive(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
+def transposed_kernel(kernel: Tensor) -> Tensor:
+    """The kernel of Kᵀ⋆ for an odd kernel K at stride 1, a convolution too: faster than a transposed one."""
+    return kernel.flip(2, 3).transpose(0, 1).contiguous()
+
+
 def parameters_of(model: nn.Module) -> int:
     """How many numbers a model learns."""
     return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,208 @@
+"""z = relu(W⋆z + U⋆g(x) + b),  W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆: the monotone network of [hieu2022] for images.
+
+`A⋆` is a convolution with zeros around the image and `Aᵀ⋆` its transpose, so that, as for matrices,
+sym(I − W) = μI + Aᵀ⋆A⋆ ⪰ μI: every image has one equilibrium, whatever the kernels are. Nothing is projected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...differentiate import Implicit
+from ...solve import Anderson, Broyden, Stop
+from ...solve.failure import OnFailure, Policy
+from ..opteq.pieces import Gradients, tightened
+from .images import ImageModel, StoredSolvers
+from .parts import (
+    Extractor,
+    Image,
+    Maker,
+    all_positive,
+    head_for,
+    odd,
+    positive,
+    positive_finite,
+    transposed_kernel,
+)
+
+_POWER_STEPS = 10
+
+
+def _forward_backward(
+    margin: float, padding: int, z: Tensor, c: Tensor, alpha: Tensor, A: Tensor, A_T: Tensor, K: Tensor
+) -> Tensor:
+    """relu(z − α(Mz − c)),  M = I − W = μI + Aᵀ⋆A⋆ − K⋆."""
+    h = F.conv2d(F.conv2d(z, A, padding=padding), A_T, padding=padding)
+    Mz = margin * z + h - F.conv2d(z, K, padding=padding)
+    return torch.relu(z + alpha * (c - Mz))
+
+
+class ConvMonotone(ImageModel):
+    """z = relu(W⋆z + U⋆g(x) + b),  W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆,  ŷ = head(z).    [hieu2022]
+
+    ‖W‖ may exceed 1, where plain iteration cycles. What is iterated is forward-backward splitting,
+
+        z ← relu(z − α((I − W)z − c)),  c = U⋆g(x) + b,  α = 1/(μ + ‖A‖² + ‖B − Bᵀ‖),
+
+    which has the same equilibria. Steps grow with ‖B − Bᵀ‖/μ. Equilibria do not depend on α, so the norms in
+    it are estimates, and it is not differentiated.
+
+    Args:
+        inputs: (channels, height, width) of an image.
+        channels, hidden: of z, and of A⋆z (`channels` by default).
+        margin: μ > 0.
+        kernel, reach: sizes of the kernels of A and B, and of U; odd.
+        features, extractor: the channels and the strides of the 3×3 convolutions of g, as for `ConvOptEq`.
+        norm: ‖A‖ and ‖B − Bᵀ‖ at the start.
+        task, pool, normalise: as for `ConvOptEq`.
+        solver, gradient, stop, on_failure: as for `Equilibrium`. By default Anderson with a memory of 5, then
+            Broyden on what it failed on.
+    """
+
+    state: Image
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        channels: int = 16,
+        hidden: int | None = None,
+        outputs: int = 10,
+        *,
+        margin: float = 0.5,
+        kernel: int = 3,
+        reach: int = 1,
+        features: int = 16,
+        extractor: Sequence[int] = (1,),
+        norm: float = 0.7,
+        pool: int = 4,
+        normalise: bool = True,
+        task: str = "classification",
+        solver: StoredSolvers | None = None,
+        gradient: Gradients | None = None,
+        stop: Stop | None = None,
+        on_failure: Policy | OnFailure = "raise",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            inputs,
+            outputs,
+            solver=solver or (Anderson(memory=5), Broyden()),
+            gradient=gradient,
+            stop=stop,
+            on_failure=on_failure,
+        )
+        hidden = channels if hidden is None else hidden
+        positive(channels=channels, hidden=hidden, features=features, pool=pool)
+        odd(kernel=kernel, reach=reach)
+        positive_finite(margin=margin, norm=norm)
+        make = Maker(dtype, device, generator)
+        self.margin, self.norm, self.pool = float(margin), float(norm), pool
+        self.normalise, self.task = normalise, task
+        self.extractor = Extractor(self.inputs, features, all_positive("extractor", extractor), make)
+        self.state = (channels, *self.extractor.size)
+        into = self.extractor.channels
+        self.A = nn.Parameter(make.normal(hidden, channels, kernel, kernel, std=1.0))
+        self.B = nn.Parameter(make.normal(channels, channels, kernel, kernel, std=1.0))
+        self.U = nn.Parameter(make.normal(channels, into, reach, reach, std=(2 / (into * reach**2)) ** 0.5))
+        self.b = nn.Parameter(make.zeros(channels))
+        with torch.no_grad():
+            a, k = self.norms()
+            self.A.mul_(norm / a)
+            self.B.mul_(norm / k)
+        self.head = head_for(task, channels, self.extractor.size, self.inputs, outputs, pool, make, normalise)
+
+    # -- the equation ------------------------------------------------------------------------------------
+
+    @property
+    def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]
+        """relu(z − α((I − W)z − c)), a function of z, c and what `shared` gives."""
+        return partial(_forward_backward, self.margin, self.A.shape[-1] // 2)
+
+    def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (F.conv2d(self.extractor(x), self.U, self.b, padding=self.U.shape[-1] // 2),)
+
+    def shared(self) -> tuple[Tensor, ...]:
+        return (self.A.new_tensor(self.step_size()), self.A, transposed_kernel(self.A), self.skew())
+
+    def skew(self) -> Tensor:
+        """The kernel of B⋆ − Bᵀ⋆, (m, m, k, k)."""
+        return self.B - transposed_kernel(self.B)
+
+    def weight(self, z: Tensor) -> Tensor:
+        """W⋆z."""
+        pad = self.A.shape[-1] // 2
+        AAz = F.conv2d(F.conv2d(z, self.A, padding=pad), transposed_kernel(self.A), padding=pad)
+        return (1 - self.margin) * z - AAz + F.conv2d(z, self.skew(), padding=pad)
+
+    def readout(self, z: Tensor) -> Tensor:
+        return self.head(z)
+
+    # -- its solution ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def norms(self) -> tuple[float, float]:
+        """About ‖A‖ and ‖B − Bᵀ‖, from below, as maps of images of the state's size."""
+        K = self.skew()
+        return (
+            _estimated_norm(self.A, transposed_kernel(self.A), self.state),
+            _estimated_norm(K, -K, self.state),
+        )
+
+    def step_size(self) -> float:
+        """α = 1/(μ + ‖A‖² + ‖B − Bᵀ‖): ‖α(I − W)‖ is about 1 at most."""
+        a, k = self.norms()
+        return 1 / (self.margin + a**2 + k)
+
+    def solved_stop(self, stop: Stop | None) -> Stop:
+        """A step leads about αμ of the way where the map is slowest, all of it at most."""
+        alpha = self.step_size()
+        return tightened(stop or Stop(), alpha, min(1.0, alpha * self.margin), self.A.dtype)
+
+    def default_gradient(self, stop: Stop) -> Implicit:
+        return Implicit(stop=self.solved_stop(stop))
+
+    # -- housekeeping ------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "inputs": list(self.inputs),
+            "channels": self.state[0],
+            "hidden": len(self.A),
+            "outputs": self.outputs,
+            "margin": self.margin,
+            "kernel": self.A.shape[-1],
+            "reach": self.U.shape[-1],
+            "features": self.extractor.channels,
+            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
+            "norm": self.norm,
+            "pool": self.pool,
+            "normalise": self.normalise,
+            "task": self.task,
+            **super().config(),
+        }
+
+    def extra_repr(self) -> str:
+        return (
+            f"z = relu(W⋆z + U⋆g(x) + b), W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆; z {self.state}, "
+            f"margin={self.margin:g}, k={self.outputs}"
+        )
+
+
+def _estimated_norm(kernel: Tensor, transposed: Tensor, state: Sequence[int]) -> float:
+    """‖K⋆‖ from below, by powers of Kᵀ⋆K⋆ on one image."""
+    pad, generator = kernel.shape[-1] // 2, torch.Generator(kernel.device).manual_seed(0)
+    v = torch.randn(1, *state, dtype=kernel.dtype, device=kernel.device, generator=generator)
+    size = kernel.new_zeros(())
+    for _ in range(_POWER_STEPS):
+        v = v / v.norm().clamp_min(torch.finfo(v.dtype).tiny)
+        Kv = F.conv2d(v, kernel, padding=pad)
+        size, v = Kv.norm(), F.conv2d(Kv, transposed, padding=pad)
+    return float(size)
