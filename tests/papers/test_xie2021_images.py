@@ -9,7 +9,9 @@ import torch
 from equipoise.data import load
 from equipoise.data.segmentation import digit_canvases
 from equipoise.models.conv import ConvOptEq, Scores, parameters_of
+from equipoise.papers import images as pictures
 from equipoise.papers import xie2021_images as images
+from equipoise.papers import xie2021_networks as networks
 from equipoise.papers import xie2021_segmentation as segmentation
 from equipoise.papers.experiments import Context, Settings, experiment
 from equipoise.papers.runner import run_one
@@ -19,12 +21,12 @@ SIZE = {**images.MNIST, "shrink": 1, "extractor": [1], "state": 8, "hidden": [8,
 
 
 def test_networks_that_are_compared_have_about_as_many_parameters():
-    names = (*images.MODELS, *images.ODES)
-    counts = {w: parameters_of(images.build(w, (1, 8, 8), SIZE, 0)) for w in names}
+    names = (*images.MODELS, *images.IMPLICIT)
+    counts = {w: parameters_of(networks.build(w, (1, 8, 8), SIZE, 0)) for w in names}
     for words, count in counts.items():
         assert abs(count / counts["OptEq α=1"] - 1) < 0.15, words
-    assert isinstance(images.build("OptEq α=0.8 + SAM", (1, 8, 8), SIZE, 0).solver, SAM)
-    assert images.build("OptEq α=0.8", (1, 8, 8), SIZE, 0).alpha == 0.8
+    assert isinstance(networks.build("OptEq α=0.8 + SAM", (1, 8, 8), SIZE, 0).solver, SAM)
+    assert networks.build("OptEq α=0.8", (1, 8, 8), SIZE, 0).alpha == 0.8
 
 
 def test_an_opteq_learns_the_digits_and_stays_in_its_ball():
@@ -33,8 +35,8 @@ def test_an_opteq_learns_the_digits_and_stays_in_its_ball():
     assert abs(float(x.mean())) < 1e-5
     runs = []
     for _ in range(2):
-        model = images.build("OptEq α=1", (1, 8, 8), SIZE, 0)
-        losses = images.fit(model, x, y, epochs=3, rate=0.01, seed=0)
+        model = networks.build("OptEq α=1", (1, 8, 8), SIZE, 0)
+        losses = networks.fit(model, x, y, epochs=3, rate=0.01, seed=0)
         runs.append(losses)
     assert runs[0] == runs[1]
     assert losses[-1] < 0.5 * losses[0]
@@ -43,17 +45,20 @@ def test_an_opteq_learns_the_digits_and_stays_in_its_ball():
 
 
 def test_groups_slow_the_bounded_kernels_alone():
-    model = images.build("OptEq α=1", (1, 8, 8), SIZE, 0)
-    free, slow = images.parameter_groups(model, 0.01, 0.2)
+    model = networks.build("OptEq α=1", (1, 8, 8), SIZE, 0)
+    free, slow = networks.parameter_groups(model, 0.01, 0.2)
     assert {id(p) for p in slow["params"]} == {id(layer.W) for layer in model.layers}
     assert (free["lr"], slow["lr"]) == (0.01, 0.002)
     assert len(free["params"]) + len(slow["params"]) == len(list(model.parameters()))
-    assert len(images.parameter_groups(images.build("CNN", (1, 8, 8), SIZE, 0), 0.01, 0.2)) == 1
+    monotone = networks.build("monotone DEQ", (1, 8, 8), SIZE, 0)
+    _, slow = networks.parameter_groups(monotone, 0.01, 0.2)
+    assert [id(p) for p in slow["params"]] == [id(monotone.A), id(monotone.B)]
+    assert len(networks.parameter_groups(networks.build("CNN", (1, 8, 8), SIZE, 0), 0.01, 0.2)) == 1
 
 
 def test_shifts_keep_the_size_and_the_pixels():
     x = torch.arange(2 * 36.0).reshape(2, 1, 6, 6) + 1
-    moved = images.augmented(x, torch.Generator().manual_seed(0))
+    moved = pictures.augmented(x, torch.Generator().manual_seed(0))
     assert moved.shape == x.shape
     assert set(moved[0].flatten().tolist()) <= {0.0, *x[0].flatten().tolist()}
 
@@ -63,10 +68,10 @@ def test_a_table_of_every_network(key, tmp_path):
     result = run_one(experiment(key), Settings(scale="tiny", data=("digits",)), tmp_path)
     assert not result.error
     table = result.tables[0]
-    odes = images.ODES if key == "xie2021.table1" else ()
-    assert [row[0] for row in table["rows"]] == [*images.MODELS, *odes]
+    implicit = images.IMPLICIT if key == "xie2021.table1" else ()
+    assert [row[0] for row in table["rows"]] == [*images.MODELS, *implicit]
     assert (tmp_path / key / "accuracy.png").exists()
-    assert len(result.judgements) == 10 if odes else 6
+    assert len(result.judgements) == (10 if implicit else 6)
     again = run_one(experiment(key), Settings(scale="tiny", data=("digits",)), tmp_path)
     assert again.tables == result.tables  # from the store
 
@@ -74,14 +79,14 @@ def test_a_table_of_every_network(key, tmp_path):
 OPEN = "not reproducible here"  # undecided, or not tried
 
 
-def table(opteq=0.8, other=0.7, sam=0.0, low=-0.2, seeds=(-0.01, 0.0, 0.01), **odes):
+def table(opteq=0.8, other=0.7, sam=0.0, low=-0.2, seeds=(-0.01, 0.0, 0.01), **others):
     """Accuracies of an OptEq, of the rest, what SAM adds, and how far α = .1 is from the others."""
     run = lambda a: [{"accuracy": a + d} for d in seeds]
     models = {w: run(opteq) for w in images.OPTEQ}
     models |= {w + images.SAM_SUFFIX: run(opteq + sam) for w in images.OPTEQ}
     models["OptEq α=0.1"] = run(opteq + low)
     models |= {w: run(other) for w in images.OTHERS}
-    return {"data": "x", "models": {**models, **{w: run(a) for w, a in odes.items()}}}
+    return {"data": "x", "models": {**models, **{w: run(a) for w, a in others.items()}}}
 
 
 def test_judgements_follow_the_numbers():
@@ -110,19 +115,20 @@ def test_one_network_beside_another_is_judged_by_itself():
 
 
 def test_implicit_models_are_judged_where_they_were_trained():
-    verdicts = lambda **odes: [j.verdict for j in images.judge_implicit(table(**odes))]
-    names = dict.fromkeys(images.ODES, 0.5)
-    assert verdicts(**names) == ["agree", "agree", OPEN, OPEN]
-    assert verdicts(**{**names, "neural ODE": 0.9}) == ["differs", "agree", OPEN, OPEN]
+    verdicts = lambda **others: [j.verdict for j in images.judge_implicit(table(**others))]
+    names = dict.fromkeys(images.IMPLICIT, 0.5)
+    assert verdicts(**names) == ["agree", "agree", "agree", OPEN]
+    assert verdicts(**{**names, "neural ODE": 0.9}) == ["agree", "differs", "agree", OPEN]
+    assert verdicts(**{**names, "monotone DEQ": 0.9}) == ["differs", "agree", "agree", OPEN]
     assert verdicts() == [OPEN] * 4
-    assert "torchdiffeq" in images.judge_implicit(table())[0].reason
+    assert "torchdiffeq" in images.judge_implicit(table())[1].reason
 
 
 def test_without_torchdiffeq_no_neural_ode_is_trained(monkeypatch, tmp_path):
     monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(images, "_measure", lambda context, name, size, models: {"models": models})
     context = Context(Settings("tiny", ("digits",)), tmp_path)
-    assert images.table1(context)["models"] == images.MODELS
+    assert images.table1(context)["models"] == (*images.MODELS, "monotone DEQ")
     assert "torchdiffeq" in context.notes[-1]
 
 

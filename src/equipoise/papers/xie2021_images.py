@@ -1,8 +1,7 @@
 """z = f_L∘…∘f_1(z) on images: OptEq by α, with and without SAM, beside other networks   [xie2021, Table 1].
 
 Sizes are small, so that a machine without accelerators can run them: MNIST at 14×14 with a state of 7×7,
-CIFAR10 with a state of 8×8, a few thousand images, a few epochs. Every network has the same extractor, the
-same head, about as many parameters and the same training: Adam, one cycle of the learning rate.
+CIFAR10 with a state of 8×8, a few thousand images, a few epochs. The networks are in `xie2021_networks`.
 """
 
 from __future__ import annotations
@@ -12,149 +11,53 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from ..differentiate import Unrolled
-from ..models.conv import ConvOptEq, ImageModel, ResidualConv, cnn_of_size, parameters_of
-from ..models.neural_ode import NeuralODE
+from ..models.conv import ConvOptEq, ImageModel, parameters_of
 from ..plots import new_figure
 from ..plots.style import label
-from ..solve import SAM, Anderson, Stop
+from ..solve import Anderson
 from .experiments import Context, Measured, Progress, register
-from .images import accuracy, augmented, images
+from .images import accuracy, images
 from .page import Page
 from .verdicts import BELOW, Judgement, below, every, impossible, judged, standard_error
+from .xie2021_networks import (
+    ALPHAS,
+    AUGMENTED,
+    MARGIN,
+    MONOTONE,
+    ODE,
+    OPTEQ,
+    RESIDUAL_STOP,
+    SAM_SUFFIX,
+    STEPS,
+    STOP,
+    build,
+    fit,
+)
 
-ALPHAS = (0.1, 0.8, 1.0)
-OPTEQ = {f"OptEq α={a:g}": a for a in ALPHAS}
-SAM_SUFFIX = " + SAM"
 OURS = "OptEq α=0.8"  # the α of the paper's best number, which is what other networks are compared with
 OTHERS = {  # what the paper reports beside its OptEq
     "CNN": "87.4 % against 82.7 % (CIFAR10, 199k parameters, 200 epochs)",
     "repeat-6": "not in the paper: a feedforward network of one cell",
-    "ResidualConv": "not in the paper, whose DEQ of one layer, MON, has 74.1 % against 85.7 % (CIFAR10)",
+    "ResidualConv": "not in the paper",
 }
-ODES = {  # by the channels of zeros that are appended
-    "neural ODE": (0, "85.7 % against 53.7 % (CIFAR10, 162k and 172k parameters)"),
-    "augmented neural ODE": (8, "85.7 % against 60.6 % (CIFAR10, 162k and 172k parameters)"),
+IMPLICIT = {
+    MONOTONE: "85.7 % with 162k parameters, MON of one layer 74.1 % with 172k (CIFAR10)",
+    "neural ODE": "85.7 % against 53.7 % (CIFAR10, 162k and 172k parameters)",
+    "augmented neural ODE": "85.7 % against 60.6 % (CIFAR10, 162k and 172k parameters)",
 }
 MODELS = (*(name + s for s in ("", SAM_SUFFIX) for name in OPTEQ), *OTHERS)
-STEPS = 20  # K of SAM
-STOP = Stop(rtol=1e-3, max_steps=60)
-RESIDUAL_STOP = Stop(rtol=1e-2, max_steps=12)  # forward and adjoint; what does not converge is accepted
-ODE = {"method": "rk4", "steps": 2, "adjoint": False}
 FAR, LITTLE = 5.0, 2.0  # points of accuracy
-
-
-def build(words: str, inputs: tuple[int, ...], size: dict[str, Any], seed: int) -> nn.Module:
-    """The network of that name; all have about the parameters of the OptEq."""
-    generator = torch.Generator().manual_seed(seed)
-    common = {"extractor": size["extractor"], "generator": generator}
-    alpha = OPTEQ.get(words.removesuffix(SAM_SUFFIX))
-    sam = {"solver": SAM(), "gradient": Unrolled(STEPS)} if words.endswith(SAM_SUFFIX) else {}
-    opteq = lambda **how: ConvOptEq(
-        inputs,
-        size["state"],
-        size["hidden"],
-        features=size["features"],
-        reach=3,
-        stop=STOP,
-        on_failure="accept",
-        **common,
-        **how,
-    )
-    if alpha is not None:
-        return opteq(alpha=alpha, **sam)
-    parameters = parameters_of(opteq())
-    common["generator"] = generator.manual_seed(seed)
-    if words == "CNN":
-        layers = len(size["hidden"]) + 1
-        return cnn_of_size(parameters, layers, inputs, 10, features=size["features"], **common)
-    if words in ODES:
-        return _ode_of_size(parameters, inputs, size["features"], ODES[words][0], common)
-    model = _residual_of_size(parameters, inputs, common)
-    return model.repeated(6) if words == "repeat-6" else model
-
-
-def _residual_of_size(parameters: int, inputs: tuple[int, ...], common: dict[str, Any]) -> ResidualConv:
-    choices = range(4, 257, 4)
-    sizes = [
-        parameters_of(ResidualConv(inputs, c, groups=4, extractor=common["extractor"], device="meta"))
-        for c in choices
-    ]
-    channels = choices[int(np.argmin([abs(s - parameters) for s in sizes]))]
-    return ResidualConv(inputs, channels, groups=4, stop=RESIDUAL_STOP, on_failure="accept", **common)
-
-
-def _ode_of_size(
-    parameters: int, inputs: tuple[int, ...], channels: int, augment: int, common: dict[str, Any]
-) -> NeuralODE:
-    how = {**ODE, "augment": augment, "extractor": common["extractor"]}
-    choices = range(4, 129, 2)
-    sizes = [parameters_of(NeuralODE(inputs, channels, n, device="meta", **how)) for n in choices]
-    hidden = choices[int(np.argmin([abs(s - parameters) for s in sizes]))]
-    return NeuralODE(inputs, channels, hidden, generator=common["generator"], **how)
-
-
-def fit(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    epochs: int,
-    rate: float,
-    seed: int,
-    batch: int = 100,
-    share: float = 1.0,
-    augment: bool = False,
-    progress: Progress = lambda share: None,
-) -> list[float]:
-    """Adam, one cycle of the learning rate; the layers of an OptEq are projected. Mean losses of the epochs.
-
-    `share` is that of the rate with which the W_l of an OptEq learn; `augment` mirrors half of the images and
-    shifts a batch by up to 3 pixels.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    groups = parameter_groups(model, rate, share)
-    optimiser = torch.optim.Adam(groups)
-    steps, rates = epochs * (len(x) // batch), [g["lr"] for g in groups]
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, rates, total_steps=steps, pct_start=0.2)
-    if isinstance(model, ConvOptEq):
-        model.keep_projected(optimiser, every=4)
-    losses = []
-    for epoch in range(epochs):
-        order, total = torch.randperm(len(x), generator=generator), 0.0
-        for rows in order[: len(x) // batch * batch].split(batch):
-            pixels = augmented(x[rows], generator) if augment else x[rows]
-            loss = F.cross_entropy(model(pixels), y[rows])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            cycle.step()
-            total += loss.item() * batch / len(x)
-        losses.append(total)
-        progress((epoch + 1) / epochs)
-    if isinstance(model, ConvOptEq):
-        model.project_()
-    return losses
-
-
-def parameter_groups(model: nn.Module, rate: float, share: float) -> list[dict[str, Any]]:
-    """All parameters at `rate`, but the W_l of an OptEq at `share` of it: bounded kernels are small."""
-    bounded = {id(layer.W) for layer in model.layers} if isinstance(model, ConvOptEq) else set()
-    free = [p for p in model.parameters() if id(p) not in bounded]
-    slow = [p for p in model.parameters() if id(p) in bounded]
-    return [{"params": free, "lr": rate}, *([{"params": slow, "lr": share * rate}] if slow else [])]
 
 
 def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, Any]) -> Measured:
     inputs = {"data": context.source(name), "model": words, "seed": seed, **size, "stop": repr(STOP)}
     if words == "ResidualConv":
         inputs["stop"] = repr(RESIDUAL_STOP)
-    if words in ODES:
-        inputs["stop"], inputs["augment"] = ODE, ODES[words][0]
+    if words in AUGMENTED:
+        inputs["stop"], inputs["augment"] = ODE, AUGMENTED[words]
+    if words == MONOTONE:
+        inputs["margin"] = MARGIN
 
     def compute(progress: Progress) -> Measured:
         x, y, x_test, y_test = images(context.load(name), size["train"], size["test"], seed, size["shrink"])
@@ -250,10 +153,11 @@ def table1(context: Context) -> Measured:
     size = _sized(context, CIFAR10)
     if name == "digits":
         size = {**size, "extractor": [1], "train": min(size["train"], 1400)}
-    odes = tuple(ODES) if importlib.util.find_spec("torchdiffeq") else ()
-    if not odes:
+    implicit = tuple(IMPLICIT)
+    if not importlib.util.find_spec("torchdiffeq"):
+        implicit = (MONOTONE,)
         context.notes.append("torchdiffeq is not installed: no neural ODE was trained.")
-    return _measure(context, name, size, MODELS + odes)
+    return _measure(context, name, size, MODELS + implicit)
 
 
 def _mean(runs: list[Measured]) -> tuple[float, float | None]:
@@ -321,12 +225,7 @@ def judge_implicit(measured: Measured) -> list[Judgement]:
             _better(scores, words, paper)
             if words in scores
             else impossible(_claim(words), paper=paper, reason=missing)
-            for words, (_, paper) in ODES.items()
-        ),
-        impossible(
-            "OptEq classifies better than a monotone DEQ of its size",
-            paper="85.7 % with 162k parameters, MON of one layer 74.1 % with 172k and 82.5 % with 854k",
-            reason="there is no monotone DEQ of convolutions here; those numbers are of full training",
+            for words, paper in IMPLICIT.items()
         ),
         impossible(
             "OptEq reaches 87 % on CIFAR10",

@@ -55,7 +55,8 @@ from ..solve import Stop
 from .experiments import Context, Measured, Progress, register
 from .page import Page
 from .verdicts import BELOW, Judgement, below, judged, standard_error, with_error
-from .xie2021_images import difference, parameter_groups
+from .xie2021_images import difference
+from .xie2021_networks import parameter_groups
 
 MODELS = ("FCN", "OptEq")
 STOP = Stop(rtol=1e-3, max_steps=60)
