@@ -162,9 +162,9 @@ class ConvMonotone(ImageModel):
         return 1 / (self.margin + a**2 + k)
 
     def solved_stop(self, stop: Stop | None) -> Stop:
-        """A step leads about αμ of the way where the map is slowest, all of it at most."""
+        """The tolerance is for z ↦ relu(W⋆z + c), of whose step one here is a part α."""
         alpha = self.step_size()
-        return tightened(stop or Stop(), alpha, min(1.0, alpha * self.margin), self.A.dtype)
+        return tightened(stop or Stop(), alpha, min(1.0, alpha), self.A.dtype)
 
     def default_gradient(self, stop: Stop) -> Implicit:
         return Implicit(stop=self.solved_stop(stop))
