@@ -50,10 +50,15 @@ class OptEqNetwork:
             moved = moved + alpha * slope * size * Interval(norm_upper(layer.U))
         return (moved / (1 - self.q)).hi
 
+    def checked(self, X: Tensor) -> Tensor:
+        """X (N, d) in float64."""
+        X = X.detach().to(self.a) if isinstance(X, Tensor) else X
+        self.model._check_inputs(X)
+        return X
+
     @torch.no_grad()
     def scores(self, X: Tensor) -> tuple[Tensor, float]:
-        """ŷ (N, k) in float64, and ≥ the error of a difference of two of a row's."""
-        X = X.detach().to(self.a.device).double()
+        """ŷ (N, k) of a checked X, and ≥ the error of a difference of two of a row's."""
         Z = self.model.solve(X, stop=tight(self.model)).value
         assert isinstance(Z, Tensor)
         up = 1 + 2.0**-40

@@ -6,7 +6,7 @@ R bounds how equilibria follow their injection u(x), and ‖u'‖ how u follows 
 | family | ‖z − z'‖ ≤ R‖u − u'‖ | ‖u(x) − u(x')‖ |
 | --- | --- | --- |
 | gao2022, ling2023, hieu2022 | R = 1/λ_min(sym(I − W)) | ‖W‖, ‖U‖, ‖U‖ times ‖x − x'‖ |
-| xie2021 | R = s/(1 − q) of x itself, see `opteq_robustness` | |
+| xie2021 | R = s/(1 − q) of x itself, see `opteq_robustness`; of images `conv_robustness` | |
 | kawaguchi2021 | ŷ = M x is linear: ‖M‖ itself, M = B(I − γS)⁻¹ | |
 
 The local form sees that units far below zero stay off near x: where the active set of every x' in a ball lies
@@ -24,14 +24,18 @@ from torch import Tensor, nn
 
 from ..linalg import Interval, frobenius, gamma, minimum, norm_upper, symmetric_part_margin_lower
 from ..models.affine import AffineFamily
+from ..models.conv import ConvOptEq
+from ..models.conv.parts import PixelHead
 from ..models.linear import LinearEquilibrium
 from ..models.scaled_relu import ScaledReLU
 from .certificate import FLOAT64_TIER
+from .conv_robustness import ConvNetwork, Part
 from .enclosure import product_rounding
 from .instance import Instance
-from .opteq import is_opteq
+from .opteq import declared, is_opteq
 from .opteq_robustness import OptEqNetwork
 
+_HYPOTHESES = (FLOAT64_TIER, "distances between inputs are Euclidean")
 _DOWN = 1 - 2.0**-48  # a few roundings of a subtraction and a quotient
 _TRIALS = 4  # radii tried in the local form
 
@@ -47,7 +51,7 @@ class Radii:
     prediction: Tensor  # (N,) the class, or the sign (1 or −1) of a single output
     margin: Tensor  # (N,) a lower bound of how far the runner-up (or zero) is behind
     uncertified: dict[int, str]  # row -> reason
-    hypotheses: tuple[str, ...] = (FLOAT64_TIER, "distances between inputs are Euclidean")
+    hypotheses: tuple[str, ...] = _HYPOTHESES
 
     @property
     def certified(self) -> Tensor:
@@ -69,7 +73,11 @@ class Radii:
 
 
 def lipschitz_bound(model: nn.Module) -> float:
-    """≥ sup ‖ŷ(x) − ŷ(x')‖ / ‖x − x'‖ over all inputs; ∞ where uniqueness is not proved."""
+    """≥ sup ‖ŷ(x) − ŷ(x')‖ / ‖x − x'‖ over all inputs; ∞ where uniqueness is not proved.
+
+    ŷ is read from equilibria, whatever a model that is unrolled or chooses by SAM returns. Inputs that are
+    images have the size that the model was built for, and the distance of all their pixels.
+    """
     return _network(model).output_bound()
 
 
@@ -84,17 +92,17 @@ def certified_radius(
     """(margin − error) / Lipschitz of the difference, for every row; the worst over the other classes.
 
     Args:
-        model: an affine family or an OptEq; k ≥ 2 outputs predict the class of the largest, one output by its
-            sign.
+        model: an affine family, an OptEq or a ConvOptEq of classes; k ≥ 2 outputs predict the class of the
+            largest, one output by its sign.
         labels: classes (N,), or −1 and 1 for one output; rows predicted otherwise get radius 0.
         local: the sharper bound on the units that can be active near each row: never smaller, and some
             factorisations a row. Of affine families only.
     """
     network = _network(model)
-    if isinstance(network, _OptEq):
+    if not isinstance(network, _Affine):
         if local:
             raise ValueError("local=True is known of affine families. Leave it out for an OptEq.")
-        network.model._check_inputs(X.detach().to(network.a) if isinstance(X, Tensor) else X)
+        X = network.checked(X)
         N, obstacle = len(X), network.obstacle
     else:
         instance = Instance(model, X)  # type: ignore[arg-type]
@@ -103,13 +111,16 @@ def certified_radius(
     truth = None if labels is None else _checked_labels(labels, N, k)
     if obstacle:
         return _nothing(N, obstacle)
+    scale: float | Tensor = 1.0  # of scores whose order and signs are those of the outputs
     if isinstance(network, _OptEq):
         scores, error = network.scores(X)
+    elif isinstance(network, _Conv):
+        scores, error, scale = network.scores(X)
     else:
         scores = instance.model.readout(instance.Z).reshape(N, k)
         error = _score_error(instance, network)
     prediction, ahead = _decide(scores)
-    bounds = network.pair_bounds()[prediction] if k > 1 else scores.new_tensor([[network.output_bound()]])
+    bounds = network.score_bounds()[prediction]
     margins = ((ahead - error) * _DOWN).clamp_min(0.0)  # (N, k), or (N, 1)
     ratio = margins / bounds * _DOWN
     if k > 1:
@@ -130,7 +141,9 @@ def certified_radius(
         radius = radius.masked_fill(wrong, 0.0)
         for row in torch.nonzero(wrong).flatten().tolist():
             reasons[row] = f"predicted {shown[row].item()}, labelled {truth[row].item()}"
-    return Radii(radius, shown, margins.amin(dim=1), dict(sorted(reasons.items())))
+    believed = () if isinstance(network, _Affine) else declared(model)  # type: ignore[arg-type]
+    margin = margins.amin(dim=1) / scale * _DOWN
+    return Radii(radius, shown, margin, dict(sorted(reasons.items())), (*_HYPOTHESES, *believed))
 
 
 # -- Lipschitz bounds ----------------------------------------------------------------------------------------
@@ -149,21 +162,20 @@ class _Bounds:
 
     def pair_bounds(self, units: Tensor | None = None) -> Tensor:
         """(k, k), on all units or on those of a mask."""
-        k = self.a.shape[1]
-        bounds = torch.full((k, k), math.inf, dtype=torch.float64, device=self.a.device)
         if self.obstacle:
-            return bounds.fill_diagonal_(0.0)
-        rows, error, gain = self.rows(units)
-        for p in range(k):
-            bounds[p, p] = 0.0
-            for q in range(p):
-                bounds[p, q] = bounds[q, p] = (gain * (_distance(rows[p], rows[q]) + 2 * error)).hi
-        return bounds
+            k = self.a.shape[1]
+            infinite = torch.full((k, k), math.inf, dtype=torch.float64, device=self.a.device)
+            return infinite.fill_diagonal_(0.0)
+        return _pairs(self.parts(units))
 
-    def rows(self, units: Tensor | None) -> tuple[Tensor, Interval, Interval]:
+    def score_bounds(self) -> Tensor:
+        """(k, k), or (1, 1): the Lipschitz constants of what decides between two classes, or on a sign."""
+        return self.pair_bounds() if self.a.shape[1] > 1 else self.a.new_tensor([[self.output_bound()]])
+
+    def parts(self, units: Tensor | None) -> list[Part]:
         """What makes the outputs of the state, (k, m), its error, and the state's Lipschitz constant."""
         a = self.a.T if units is None else self.a.T[:, units]
-        return a, Interval(0.0), Interval(self.state_bound(units))
+        return [(a, Interval(0.0), Interval(self.state_bound(units)))]
 
     def state_bound(self, units: Tensor | None = None) -> float:
         """≥ the Lipschitz constant of x ↦ z(x), or of z_S where the active set stays within S."""
@@ -177,7 +189,38 @@ class _OptEq(_Bounds, OptEqNetwork):
         return OptEqNetwork.state_bound(self)
 
 
-def _network(model: nn.Module) -> _Affine | _OptEq:
+class _Conv(_Bounds, ConvNetwork):
+    """Of a ConvOptEq."""
+
+    def output_bound(self) -> float:
+        if self.obstacle:
+            return math.inf
+        return _joint(self.outputs())
+
+    def parts(self, units: Tensor | None) -> list[Part]:
+        return self.outputs()
+
+    def score_bounds(self) -> Tensor:
+        if not self.head.normalised:
+            return super().score_bounds()
+        v, linear = self.head.v, self.undivided()  # of Vc + sv
+        slope = (self.state * self.head.slope).hi
+        if len(v) == 1:
+            return (v.new_tensor([[_joint(linear)]]) + v.abs() * slope) * (1 + 2.0**-48)
+        return (_pairs(linear) + (v[:, None] - v).abs() * slope) * (1 + 2.0**-48)
+
+    def checked(self, X: Tensor) -> Tensor:
+        if isinstance(self.model.head, PixelHead):
+            raise ValueError(
+                "a radius is about the one class of an image. Got task='segmentation' instead, a class for "
+                "every pixel: lipschitz_bound says how far all outputs move together."
+            )
+        return ConvNetwork.checked(self, X)
+
+
+def _network(model: nn.Module) -> _Affine | _OptEq | _Conv:
+    if isinstance(model, ConvOptEq):
+        return _Conv(model)
     return _OptEq(model) if is_opteq(model) else _Affine(model)  # type: ignore[arg-type]
 
 
@@ -192,7 +235,8 @@ class _Affine(_Bounds):
             )
         if not isinstance(model, AffineFamily):
             raise TypeError(
-                f"Lipschitz bounds know the affine families and OptEq. Got {type(model).__name__} instead."
+                f"Lipschitz bounds know the affine families, OptEq and ConvOptEq. Got "
+                f"{type(model).__name__} instead."
             )
         at = Instance(model, model.readout_weight.new_zeros(1, model.inputs))
         self.obstacle = at.obstacle
@@ -212,8 +256,8 @@ class _Affine(_Bounds):
         M, error = self._predictor()
         return (Interval(norm_upper(M)) + error).hi
 
-    def rows(self, units: Tensor | None) -> tuple[Tensor, Interval, Interval]:
-        return (*self._predictor(), Interval(1.0)) if self.linear else super().rows(units)
+    def parts(self, units: Tensor | None) -> list[Part]:
+        return [(*self._predictor(), Interval(1.0))] if self.linear else super().parts(units)
 
     def state_bound(self, units: Tensor | None = None) -> float:
         if self.obstacle:
@@ -253,6 +297,23 @@ class _Affine(_Bounds):
         rest = frobenius(M - M @ W - B) + size * at.weight_error + product_rounding(M, W)
         rest += gamma(4) * (size + frobenius(M @ W) + frobenius(B))
         return M, Interval(0.0, (rest * at.resolvent).hi)
+
+
+def _joint(parts: list[Part]) -> float:
+    """≥ Σ ‖rows‖ gain."""
+    sizes = (gain * (Interval(norm_upper(rows)) + error) for rows, error, gain in parts)
+    return sum(sizes, Interval(0.0)).hi
+
+
+def _pairs(parts: list[Part]) -> Tensor:
+    """(k, k): ≥ Σ ‖row_p − row_q‖ gain."""
+    k = len(parts[0][0])
+    bounds = parts[0][0].new_zeros(k, k)
+    for p in range(k):
+        for q in range(p):
+            sizes = (gain * (_distance(rows[p], rows[q]) + 2 * error) for rows, error, gain in parts)
+            bounds[p, q] = bounds[q, p] = sum(sizes, Interval(0.0)).hi
+    return bounds
 
 
 def _distance(p: Tensor, q: Tensor) -> Interval:
