@@ -33,14 +33,13 @@ def drawn(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def build(hidden=(4, 5), outputs=3, inputs=IMAGE, seed=0, biased=True, **options):
+def build(hidden=(4, 5), outputs=3, inputs=IMAGE, seed=0, **options):
     made = {"dtype": torch.float64, "normalise": False, "features": 4, "pool": 2, "norm": 0.8} | options
     model = eq.ConvOptEq(inputs, 3, hidden, outputs, generator=torch.Generator().manual_seed(seed), **made)
-    if biased:
-        with torch.no_grad():
-            for i, (name, p) in enumerate(model.named_parameters()):
-                if name.endswith((".b", ".bias")):
-                    p.copy_(0.2 * drawn(*p.shape, seed=100 + i))
+    with torch.no_grad():
+        for i, (name, p) in enumerate(model.named_parameters()):
+            if name.endswith((".b", ".bias")):
+                p.copy_(0.2 * drawn(*p.shape, seed=100 + i))
     return model
 
 
@@ -111,6 +110,15 @@ def test_the_bound_is_of_the_size_given(size):
         truth = float(torch.linalg.matrix_norm(images.detach().flatten(1), ord=2))
         assert truth <= norm.hi < 2.5 * truth  # of tiny images, most of which is edge
         grown = tuple(images.shape[2:])
+
+
+def test_a_norm_is_of_all_frequencies_that_the_size_has():
+    model = build(inputs=(1, 1, 16), features=1)
+    with torch.no_grad():
+        model.extractor[0].weight.zero_()
+        model.extractor[0].weight[0, 0, 1] = torch.tensor([1.0, 0.0, -1.0])
+    (norm,) = ConvNetwork(model).extractor_norms
+    assert 2 * math.cos(math.pi / 17) <= norm.hi <= 2 + 1e-9  # of 16 pixels, and of endlessly many
 
 
 def linear(layers, **options):
@@ -239,6 +247,18 @@ def test_what_decides_moves_by_less_than_its_bounds(outputs, weight):
         assert (between <= bounds * size + 1e-9).all()
         steepest = torch.maximum(steepest, (between / size).amax(dim=0))
     assert (bounds <= 5 * steepest).all()
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_equilibria_that_are_far_off_are_charged_for(normalise, monkeypatch):
+    model, X = build(normalise=normalise), drawn(8, *IMAGE, seed=5)
+    network, near = _network(model), certified_radius(model, X)
+    truth = network.scores(X)[0]
+    monkeypatch.setattr("equipoise.theory.conv_robustness._tight", lambda _: eq.Stop(rtol=0.05))
+    found, error, _ = network.scores(X)
+    off = (lambda d: (d[:, :, None] - d[:, None, :]).abs().max())(found - truth)
+    assert 1e-6 < off <= error
+    assert (certified_radius(model, X).radius < near.radius).all()
 
 
 def test_labels_and_what_is_not_proved():
