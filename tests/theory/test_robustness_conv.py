@@ -21,10 +21,10 @@ from equipoise.theory.conv_robustness import (
     _means,
     _means_norm,
     _resize_norm,
-    conv_error,
 )
 from equipoise.theory.robustness import _network
 
+conv_error = eq.equilibrium_error
 TIGHT = eq.Stop(rtol=1e-12, max_steps=5000)
 IMAGE = (2, 5, 6)
 

@@ -101,5 +101,5 @@ def test_what_is_not_known_is_refused():
         certified_radius(build(), drawn(3, 5))
     with pytest.raises(TypeError, match="X must be a tensor"):
         certified_radius(build(), [[1.0] * 4])
-    with pytest.raises(TypeError, match=r"know the affine families and OptEq\. Got ConvOptEq"):
-        lipschitz_bound(eq.ConvOptEq((1, 6, 6), 3, (4,), 2))
+    with pytest.raises(TypeError, match=r"the affine families, OptEq and ConvOptEq\. Got ResidualConv"):
+        lipschitz_bound(eq.ResidualConv((1, 6, 6), 8))

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval
+from ..models.conv import ConvOptEq
 from ..models.monotone import Monotone
 from .certificate import Certificate
+from .conv_robustness import conv_error
 from .instance import Instance
 from .opteq import is_opteq, opteq_error
 
@@ -73,8 +75,11 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
     """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X: an a-posteriori bound, ∞ where none is proved.
 
     ‖z − z*‖ ≤ (1 + ‖W‖R)‖z − f(z)‖, for contractions and monotone maps alike. (‖z − f(z)‖/μ, which looks like
-    the monotone form, is violated in practice.)
+    the monotone form, is violated in practice.) For an OptEq or a ConvOptEq ‖z − T(z)‖/(1 − q), of T itself,
+    not of the whole steps that are solved.
     """
+    if isinstance(model, ConvOptEq):
+        return conv_error(model, X, Z)
     if is_opteq(model):
         return _opteq_error(model, X, Z)
     instance = Instance(model, X)  # type: ignore[arg-type]
