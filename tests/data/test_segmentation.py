@@ -129,9 +129,19 @@ def test_two_files_of_one_name_are_refused(folder):
 def test_classes_beyond_those_named_and_broken_files(folder):
     with pytest.raises(DataError, match="class 2, and 2 classes were named"):
         read_masks_folder(folder, ["road", "car"])
+    with pytest.raises(DataError, match="classes must have a name each, and car came twice"):
+        read_masks_folder(folder, ["car", "road", "car"])
     (folder / "masks/a.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="a: the mask cannot be read"):
         read_masks_folder(folder)
+
+
+def test_masks_without_a_class_name_none(folder):
+    for name in ("a", "b"):
+        Image.fromarray(np.full((5, 7), IGNORE, np.uint8)).save(folder / f"masks/{name}.png")
+    with pytest.raises(DataError, match="no pixel has a class, all are 255"):
+        read_masks_folder(folder)
+    assert read_masks_folder(folder, ["road"]).classes == ("road",)
 
 
 def test_files_that_are_no_image_or_mask_are_named_and_hidden_ones_passed_over(folder):

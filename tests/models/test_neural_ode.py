@@ -98,6 +98,8 @@ def test_images_that_cannot_be_solved_for_are_named(method):
         model(X.index_fill(0, torch.tensor([2]), math.nan))
     with pytest.raises(ValueError, match=r"x must be \(N, 1, 6, 6\)\. Got shape \(4, 1, 7, 6\)"):
         model(torch.zeros(4, 1, 7, 6, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"x must be torch\.float64 .* Got torch\.uint8"):
+        model(torch.zeros(4, 1, 6, 6, dtype=torch.uint8))
 
 
 def test_a_field_too_steep_for_the_tolerance_is_said_in_words():

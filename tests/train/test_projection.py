@@ -87,6 +87,16 @@ def test_any_module_joins_by_the_protocol():
     assert Projection(0.8)(network) == 0
 
 
+def test_a_network_of_images_takes_the_bound():
+    model = eq.ConvOptEq((1, 5, 5), 3, (4,), 2, norm=0.9, generator=torch.Generator().manual_seed(0))
+    assert Projection(0.5)(model) == 1
+    assert 0.49 < model.norms()[0] <= 0.5
+    with torch.no_grad():
+        model.layers[0].W.mul_(9)
+    assert Projection(0.99)(model) == 1
+    assert model.norms()[0] <= model.limit == 0.95
+
+
 def test_nothing_is_made_of_nan():
     model = eq.GaussianReLU(3, 5)
     with torch.no_grad():

@@ -107,7 +107,8 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
     """`path`/images/<name>.<suffix> with `path`/masks/<name>.png: grey or RGB images and masks of their size.
 
     A mask is a grey or palette image whose values are classes; 255 is left out of training and scores. All
-    images have one size. `classes` names the values 0, 1, …; by default they are called by their numbers.
+    images have one size. `classes` names the values 0, 1, …, each by another name; by default they are called
+    by their numbers, and some pixel must then have one.
     Hidden files are passed over, any other that is no image or no mask is an error.
     """
     path = Path(path)
@@ -129,9 +130,14 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
             problems.append(f"{stem}: {error}")
     if not images:
         problems.append(f"no image found in {path.name}/images")
-    found = max((int(m[m != IGNORE].max(initial=0)) for m in y), default=0)
+    found = max((int(m[m != IGNORE].max(initial=-1)) for m in y), default=-1)
     names = tuple(map(str, range(found + 1))) if classes is None else tuple(classes)
-    if found >= len(names):
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        problems.append(f"classes must have a name each, and {', '.join(twice)} came twice")
+    if y and found < 0 and not names:
+        problems.append(f"no pixel has a class, all are {IGNORE}: classes=… names those there could be")
+    elif found >= len(names):
         problems.append(f"a mask holds class {found}, and {len(names)} classes were named")
     if problems:
         raise refuse(path.name, sorted(problems))

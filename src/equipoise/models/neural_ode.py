@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .affine import refuse_nonfinite
 from .conv.parts import ClassHead, Extractor, Maker, all_positive, checked_image, images_of, positive
 from .saving import Saved
 
@@ -69,7 +68,9 @@ class NeuralODE(Saved):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        positive(channels=channels, hidden=hidden, outputs=outputs, steps=steps, pool=pool)
+        channels, hidden, outputs, steps, pool = positive(
+            channels=channels, hidden=hidden, outputs=outputs, steps=steps, pool=pool
+        )
         if not isinstance(augment, int) or augment < 0:
             raise ValueError(f"augment must be an integer ≥ 0. Got {augment!r} instead.")
         if method not in METHODS:
@@ -91,8 +92,7 @@ class NeuralODE(Saved):
     def state(self, x: Tensor) -> Tensor:
         """h(1), (N, channels + augment, h, w)."""
         ode = _torchdiffeq()
-        refuse_nonfinite("x", images_of(self.inputs, x))
-        g = self.extractor(x)
+        g = self.extractor(images_of(self.inputs, x, next(self.parameters())))
         h = torch.cat([g, g.new_zeros(len(g), self.augment, *g.shape[2:])], dim=1)
         if not len(h):
             return h  # no image has an error that dopri5 could measure

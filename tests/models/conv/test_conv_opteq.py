@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -165,6 +166,35 @@ def test_projection_leaves_nothing_above_the_limit(dtype, limit):
         torch.testing.assert_close(model.layers[0].W / model.layers[0].W.norm(), directions[0])
 
 
+@pytest.mark.parametrize("bound", [0.99, 0.5])
+def test_projection_to_a_bound_of_its_own_never_exceeds_the_limit(bound):
+    model = build(limit=0.95, norm=0.9)
+    model.project_(bound)
+    assert all(n <= bound for n in model.norms())
+    with torch.no_grad():
+        model.layers[0].W.mul_(50)
+    model.project_(bound=bound)
+    assert 0.999 * min(bound, 0.95) < model.norms()[0] <= min(bound, 0.95)
+    assert model.limit == 0.95
+    for wrong in (0.0, -1.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="bound must lie in"):
+            model.project_(wrong)
+    model.limit = math.nan
+    with pytest.raises(ValueError, match="limit must lie in"):
+        model.project_()
+
+
+def test_a_weight_that_is_computed_of_others_is_not_projected():
+    class Double(torch.nn.Module):
+        def forward(self, W):
+            return 2 * W
+
+    model = build(norm=0.9)
+    torch.nn.utils.parametrize.register_parametrization(model.layers[1], "W", Double())
+    with pytest.raises(ValueError, match="W_2 must be a parameter of its own to be projected"):
+        model.project_()
+
+
 def test_a_weight_that_is_not_finite_is_named():
     model = build()
     with torch.no_grad():
@@ -266,6 +296,11 @@ def test_options_are_checked():
         ({"hidden": ()}, "there must be a layer"),
         ({"strides": (1, 0)}, "strides must be a sequence"),
         ({"task": "detection"}, "task must be one of"),
+        ({"inputs": 8}, r"inputs must be \(channels, height, width\)"),
+        ({"inputs": (1, True, 4)}, r"inputs must be \(channels, height, width\)"),
+        ({"pool": True}, "pool must be an integer"),
+        ({"pool": 2.0}, "pool must be an integer"),
+        ({"hidden": (4, 2.0)}, "hidden must be a sequence"),
         ({"activation": "sine"}, "activation must be one of"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -273,6 +308,16 @@ def test_options_are_checked():
     steep = eq.solve.Activation("double", lambda p: 2 * p, lambda p: 2 + 0 * p, lipschitz=2.0)
     with pytest.raises(ValueError, match="1-Lipschitz"):
         build(activation=steep)
+
+
+def test_integers_of_numpy_are_integers(tmp_path):
+    two, three = np.int64(2), np.int32(3)
+    model = ConvOptEq((two, three, three), three, (two,), two, kernel=three, pool=two, strides=[np.int8(1)])
+    model.save(tmp_path / "m.safetensors")  # as JSON holds them
+    assert eq.load(tmp_path / "m.safetensors").config() == model.config()
+    assert model.config()["kernel"] == 3
+    with pytest.raises(ValueError, match="outputs must be an integer"):
+        ConvOptEq((2, 3, 3), 3, (2,), np.bool_(True))
 
 
 FAMILIES = [

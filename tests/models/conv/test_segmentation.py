@@ -95,6 +95,9 @@ def test_the_poly_learning_rate():
     assert optimiser.param_groups[0]["lr"] == 0
     with pytest.raises(ValueError, match="total must be"):
         poly(optimiser, 0)
+    for power in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="power must be > 0 and finite"):
+            poly(optimiser, 5, power)
 
 
 def test_the_fcn_has_about_the_parameters_of_the_opteq():
@@ -199,6 +202,10 @@ def test_plain_networks_take_images_of_their_size_only():
             model(torch.zeros(1, 8, 8))
         with pytest.raises(TypeError, match="x must be a tensor of images"):
             model(np.zeros((2, 1, 8, 8), np.float32))
+        with pytest.raises(ValueError, match=r"x must be torch\.float32 .* Got torch\.float64"):
+            model(torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+        with pytest.raises(ValueError, match="NaN or infinity in row 1"):
+            model(torch.zeros(2, 1, 8, 8).index_fill(0, torch.tensor([1]), float("nan")))
 
 
 def test_sizes_that_no_plain_network_has_are_refused(monkeypatch):

@@ -44,7 +44,7 @@ class PlainCNN(Saved):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        positive(outputs=outputs, features=features, pool=pool)
+        outputs, features, pool = positive(outputs=outputs, features=features, pool=pool)
         make = Maker(dtype, device, generator)
         self.inputs, self.outputs, self.pool, self.task = checked_image(inputs), outputs, pool, task
         self.hidden = all_positive("hidden", hidden)
@@ -59,7 +59,7 @@ class PlainCNN(Saved):
 
     def last_layer(self, x: Tensor) -> Tensor:
         """h_L, (N, channels, h, w)."""
-        return self.body(self.extractor(images_of(self.inputs, x)))
+        return self.body(self.extractor(images_of(self.inputs, x, next(self.parameters()))))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.last_layer(x))
@@ -86,7 +86,7 @@ def cnn_of_size(
 
     The last is at least half and at most twice as wide as the others, which are at most WIDEST = 2048 wide.
     """
-    positive(parameters=parameters, layers=layers)
+    parameters, layers = positive(parameters=parameters, layers=layers)
     placed = {name: options.pop(name, None) for name in ("generator", "device")}
 
     def count(*hidden: int) -> int:

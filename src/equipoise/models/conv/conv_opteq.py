@@ -133,6 +133,12 @@ def _target(
     return F.conv_transpose2d(h, W_T, stride=g.stride, padding=g.padding, output_padding=g.lost)
 
 
+def _bounding(**norms: float | None) -> None:
+    for name, value in norms.items():
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"{name} must lie in (0, 1]: it bounds ‖W_l‖. Got {value} instead.")
+
+
 @dataclass(frozen=True)
 class WellPosed:
     """Whether every image has one equilibrium, and why. Lip T ≤ Π_l (1 − α + α‖W_l‖²) for 1-Lipschitz σ.
@@ -218,8 +224,8 @@ class ConvOptEq(Skip, ImageModel):
             stop=stop,
             on_failure=on_failure,
         )
-        positive(state=state, features=features, pool=pool)
-        odd(kernel=kernel, reach=reach)
+        state, features, pool = positive(state=state, features=features, pool=pool)
+        kernel, reach = odd(kernel=kernel, reach=reach)
         hidden = all_positive("hidden", hidden)
         strides = all_positive("strides", strides if strides is not None else (1,) * len(hidden))
         if not hidden or len(strides) != len(hidden):
@@ -227,8 +233,7 @@ class ConvOptEq(Skip, ImageModel):
                 f"strides must be one for each layer of hidden, and there must be a layer. "
                 f"Got {len(strides)} strides for {len(hidden)} layers instead."
             )
-        if not 0 < limit <= 1:
-            raise ValueError(f"limit must lie in (0, 1]: it bounds ‖W_l‖. Got {limit} instead.")
+        _bounding(limit=limit)
         if not 0 < norm <= limit:
             raise ValueError(f"norm must lie in (0, limit]: it is ‖W_l‖ at the start. Got {norm} instead.")
         chosen = monotone_activation(activation)
@@ -308,26 +313,34 @@ class ConvOptEq(Skip, ImageModel):
         return [(n, 1.0) for n in self.norms()]
 
     @torch.no_grad()
-    def project_(self) -> tuple[float, ...]:
+    def project_(self, bound: float | None = None) -> tuple[float, ...]:
         """Scale every W_l that is too large until ‖W_l‖ ≤ limit, proved; returns the bounds there were.
 
-        Call it after each step of an optimiser, or let `keep_projected` do so.
+        A `bound` below the model's limit takes its place. Call it after each step of an optimiser, or let
+        `keep_projected` do so.
         """
+        _bounding(bound=bound, limit=self.limit)
+        limit = self.limit if bound is None else min(self.limit, bound)
         before = self.norms()
-        for i, (layer, bound) in enumerate(zip(self.layers, before, strict=True), 1):
-            if not bound < float("inf"):
+        for i, (layer, size) in enumerate(zip(self.layers, before, strict=True), 1):
+            if "W" not in layer._parameters:
+                raise ValueError(
+                    f"W_{i} must be a parameter of its own to be projected. Got one that is computed of "
+                    f"others (a parametrisation, a pruning, a spectral norm): remove that first."
+                )
+            if not size < math.inf:
                 raise ValueError(
                     f"W_{i} must be finite. Got NaN or infinity instead: training diverged; use a smaller "
                     f"learning rate, and project after every step."
                 )
-            while bound > self.limit:
-                layer.W.mul_(self.limit / bound * (1 - 2**-20))  # rounding must not lift it above the limit
-                bound = layer.norm_upper()
+            while size > limit:
+                layer.W.mul_(limit / size * (1 - 2**-20))  # rounding must not lift it above the limit
+                size = layer.norm_upper()
         return before
 
     def keep_projected(self, optimiser: torch.optim.Optimizer, every: int = 1) -> None:
         """Project after every `every`-th step of `optimiser`; between, nothing is proved."""
-        positive(every=every)
+        (every,) = positive(every=every)
         taken = 0
 
         def after(*_: Any) -> None:

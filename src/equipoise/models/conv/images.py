@@ -21,7 +21,6 @@ from ...solve.driver import checked_chain
 from ...solve.failure import OnFailure, Policy
 from ...solve.solution import State
 from ..adjoint import linear_stop
-from ..affine import refuse_nonfinite
 from ..baselines import Repeat
 from ..equilibrium import Equilibrium
 from ..opteq.pieces import Gradients, as_gradient, trained_by
@@ -59,9 +58,8 @@ class ImageModel(Saved, ABC):
         on_failure: Policy | OnFailure,
     ) -> None:
         super().__init__()
-        positive(outputs=outputs)
         self.inputs: Image = checked_image(inputs)
-        self.outputs = outputs
+        (self.outputs,) = positive(outputs=outputs)
         self.solver: Solvers = as_sam(solver)
         checked_chain(self.solver)
         self.stop, self.on_failure = as_stop(stop), OnFailure.of(on_failure)
@@ -199,15 +197,7 @@ class ImageModel(Saved, ABC):
         return method_config(self.gradient, self.solver, self.stop)
 
     def _check_images(self, x: Tensor) -> Tensor:
-        images_of(self.inputs, x)
-        like = next(iter(self.parameters()))
-        if x.dtype != like.dtype or x.device != like.device:
-            raise ValueError(
-                f"x must be {like.dtype} on {like.device} like the parameters. Got {x.dtype} on {x.device} "
-                f"instead: x.to(…) or model.to(…) makes them agree."
-            )
-        refuse_nonfinite("x", x)
-        return x
+        return images_of(self.inputs, x, next(self.parameters()))
 
 
 class _ImageCell(torch.nn.Module):
@@ -226,8 +216,8 @@ class RepeatedModel(torch.nn.Module):
 
     def __init__(self, model: ImageModel, times: int) -> None:
         super().__init__()
-        positive(times=times)
-        self.model, self.times = model, times
+        self.model = model
+        (self.times,) = positive(times=times)
 
     def forward(self, x: Tensor) -> Tensor:
         model = self.model

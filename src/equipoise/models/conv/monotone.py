@@ -100,8 +100,10 @@ class ConvMonotone(ImageModel):
             on_failure=on_failure,
         )
         hidden = channels if hidden is None else hidden
-        positive(channels=channels, hidden=hidden, features=features, pool=pool)
-        odd(kernel=kernel, reach=reach)
+        channels, hidden, features, pool = positive(
+            channels=channels, hidden=hidden, features=features, pool=pool
+        )
+        kernel, reach = odd(kernel=kernel, reach=reach)
         positive_finite(margin=margin, norm=norm)
         make = Maker(dtype, device, generator)
         self.margin, self.norm, self.pool = float(margin), float(norm), pool

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..affine import refuse_nonfinite
 
 TASKS = ("classification", "segmentation")
 Image = tuple[int, int, int]  # channels, height, width
@@ -144,19 +147,26 @@ def reduced(size: tuple[int, int], stride: int) -> tuple[int, int]:
 
 
 def checked_image(inputs: Sequence[int]) -> Image:
-    if len(inputs) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in inputs):
+    sizes = tuple(map(_counting, inputs)) if isinstance(inputs, Sequence) else ()
+    if len(sizes) != 3 or 0 in sizes:
         raise ValueError(f"inputs must be (channels, height, width), integers ≥ 1. Got {inputs!r} instead.")
-    return inputs[0], inputs[1], inputs[2]
+    return sizes
 
 
-def images_of(inputs: Image, x: Tensor) -> Tensor:
-    """`x`, which must be a batch of images of the size a model was built for."""
+def images_of(inputs: Image, x: Tensor, like: Tensor) -> Tensor:
+    """`x`, which must be a batch of finite images of the size, the dtype and the device of a model."""
     shape = ", ".join(map(str, inputs))
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor of images, (N, {shape}). Got {type(x).__name__} instead.")
     if tuple(x.shape[1:]) != inputs:
         hint = " A single image is x[None]." if tuple(x.shape) == inputs else ""
         raise ValueError(f"x must be (N, {shape}). Got shape {tuple(x.shape)} instead.{hint}")
+    if x.dtype != like.dtype or x.device != like.device:
+        raise ValueError(
+            f"x must be {like.dtype} on {like.device} like the parameters. Got {x.dtype} on {x.device} "
+            f"instead: x.to(…) or model.to(…) makes them agree."
+        )
+    refuse_nonfinite("x", x)
     return x
 
 
@@ -166,28 +176,36 @@ def positive_finite(**numbers: float) -> None:
             raise ValueError(f"{name} must be > 0 and finite. Got {value!r} instead.")
 
 
-def positive(**numbers: int) -> None:
+def _counting(value: Any) -> int:
+    """An integer ≥ 1 of whatever library, as Python's own; 0 for anything else."""
+    try:
+        return 0 if isinstance(value, bool) else max(operator.index(value), 0)
+    except TypeError:
+        return 0
+
+
+def positive(**numbers: int) -> tuple[int, ...]:
+    """The numbers, which must be integers ≥ 1, in the order in which they came."""
     for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not _counting(value):
             raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
+    return tuple(map(_counting, numbers.values()))
 
 
-def odd(**numbers: int) -> None:
-    positive(**numbers)
-    for name, value in numbers.items():
+def odd(**numbers: int) -> tuple[int, ...]:
+    for name, value in zip(numbers, positive(**numbers), strict=True):
         if value % 2 == 0:
             raise ValueError(
                 f"{name} must be odd, so that a convolution keeps the size. Got {value} instead."
             )
+    return positive(**numbers)
 
 
 def all_positive(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    good = isinstance(values, Sequence) and all(
-        isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values
-    )
-    if not good:
+    numbers = tuple(map(_counting, values)) if isinstance(values, Sequence) else (0,)
+    if 0 in numbers:
         raise ValueError(f"{name} must be a sequence of integers ≥ 1. Got {values!r} instead.")
-    return tuple(values)
+    return numbers
 
 
 def transposed_kernel(kernel: Tensor) -> Tensor:

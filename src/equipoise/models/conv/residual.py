@@ -79,7 +79,7 @@ class ResidualConv(ImageModel):
             on_failure=on_failure,
         )
         hidden = channels if hidden is None else hidden
-        positive(channels=channels, hidden=hidden, groups=groups, pool=pool)
+        channels, hidden, groups, pool = positive(channels=channels, hidden=hidden, groups=groups, pool=pool)
         if channels % groups or hidden % groups:
             raise ValueError(
                 f"groups must divide channels and hidden. Got groups={groups} for {channels} and {hidden}."

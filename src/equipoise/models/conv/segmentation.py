@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .cnn import PlainCNN, cnn_of_size
 from .conv_opteq import ConvOptEq
-from .parts import parameters_of, positive
+from .parts import parameters_of, positive, positive_finite
 
 
 class OptEqSegmenter(ConvOptEq):
@@ -118,8 +118,8 @@ def poly(
     optimiser: torch.optim.Optimizer, total: int, power: float = 0.9
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """The learning rate times (1 − i/total)^power after i steps    [xie2021, §5.3]."""
-    if not isinstance(total, int) or total < 1:
-        raise ValueError(f"total must be an integer ≥ 1. Got {total!r} instead.")
+    (total,) = positive(total=total)
+    positive_finite(power=power)
     return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: max(0.0, 1 - i / total) ** power)
 
 
@@ -132,7 +132,7 @@ class Scores:
     @classmethod
     def of(cls, predicted: Tensor, truth: Tensor, classes: int, ignore: int | None = 255) -> Scores:
         """From class images (N, H, W); pixels whose truth is `ignore` are left out."""
-        positive(classes=classes)
+        (classes,) = positive(classes=classes)
         for name, values in (("predicted", predicted), ("truth", truth)):
             if values.is_floating_point() or values.is_complex():
                 raise TypeError(

@@ -64,7 +64,7 @@ class MultiscaleDEQ(ImageModel):
             stop=stop,
             on_failure=on_failure,
         )
-        positive(groups=groups)
+        (groups,) = positive(groups=groups)
         positive_finite(std=std)
         self.channels = all_positive("channels", channels)
         if not self.channels or any(m % groups for m in self.channels):
