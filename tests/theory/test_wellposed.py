@@ -216,6 +216,18 @@ def test_a_family_without_a_reason_is_an_error():
 
     with pytest.raises(TypeError, match="Got New instead"):
         eq.certify(New(), inputs())
+    image = torch.zeros(1, 1, 4, 4)
+    words = r"OptEq, DeepOptEq and ConvOptEq, 'wellposed' of ConvMonotone\. Got ResidualConv instead"
+    with pytest.raises(TypeError, match=words):
+        eq.certify(eq.ResidualConv((1, 4, 4), 8, groups=2), image)
+
+
+def test_the_states_of_stacked_blocks_are_told_from_their_equilibria():
+    deep = eq.DeepOptEq(3, 4, [5, 6], dtype=F64, generator=torch.Generator().manual_seed(0))
+    stacked, X = deep.multi_block(), inputs()
+    with pytest.raises(ValueError, match=r"Z must be \(4, 4\).* A stacked state is no Z: give equilibrium"):
+        eq.equilibrium_error(stacked, X, stacked.solve(X).value)
+    assert eq.equilibrium_error(stacked, X, stacked.equilibrium(X)) < 1e-4
 
 
 # -- the error of what was computed --------------------------------------------------------------------------

@@ -77,7 +77,8 @@ def test_what_cannot_be_judged_is_said():
 
     other = model()
     other.__class__ = Other
-    assert "Other" in eq.certify(other, x).obstacle
+    assert "Other may compute otherwise than ConvOptEq" in eq.certify(other, x).obstacle
+    assert "load_state_dict" in eq.certify(other, x).obstacle
     with pytest.raises(ValueError, match="knows no convolution"):
         eq.certify(model(), x, tier="rigorous")
     with pytest.raises(ValueError, match="at least one image"):
@@ -89,9 +90,23 @@ def test_what_cannot_be_judged_is_said():
 
 def test_a_segmenter_has_the_layers_and_so_the_certificate():
     net = OptEqSegmenter(IMAGE, 3, (4,), 2, norm=0.9, dtype=torch.float64)
-    found = eq.certify(net, images())
+    found = eq.certify(net.eval(), images())
     assert found.proved
     assert found.constants["rate"] == net.wellposed().contraction
+
+
+def test_batch_norms_in_training_make_an_image_depend_on_those_beside_it():
+    net, x = OptEqSegmenter(IMAGE, 3, (4,), 2, norm=0.9, dtype=torch.float64), images()
+    moved = lambda: (net.equilibrium(x)[0] - net.equilibrium(x[:2])[0]).abs().max()
+    assert moved() > 1e-3
+    assert any("is that in its batch" in h for h in eq.certify(net, x).hypotheses)
+    net.eval()
+    assert moved() < 1e-7
+    assert not any("batch" in h for h in eq.certify(net, x).hypotheses)
+    net.scales[0].running_var[1] = -1.0
+    found = eq.certify(net, x)
+    assert found.verdict == "hypotheses_fail"
+    assert "scales.0.running_var must be ≥ 0, as variances are, and holds -1" in found.obstacle
 
 
 def test_sam_on_images_has_its_hypotheses_checked():

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..models.conv import ConvMonotone, ConvOptEq
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
-from .certificate import Certificate
+from .altered import altered
+from .certificate import Certificate, fingerprint
 from .conv import prove_conv_wellposed
 from .instance import Instance
 from .opteq import is_opteq, prove_wellposed
@@ -111,9 +112,13 @@ def certify(
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
     of_images = isinstance(model, ConvOptEq | ConvMonotone)
     if isinstance(theorem, WellPosed) and (is_opteq(model) or of_images):
+        if not isinstance(X, Tensor):
+            raise TypeError(f"X must be a tensor, a row a sample. Got {type(X).__name__} instead.")
+        if why := altered(model):
+            return Certificate(
+                theorem.name, claims=(), obstacle=why, tier=tier, fingerprint=fingerprint(model, X)
+            )
         prove: Any = prove_conv_wellposed if of_images else prove_wellposed
-        if isinstance(X, Tensor):
-            return prove(model, X, tier)
-        raise TypeError(f"X must be a tensor, a row a sample. Got {type(X).__name__} instead.")
+        return prove(model, X, tier)
     instance = RigorousInstance if tier == "rigorous" else Instance
     return theorem.prove(instance(model, X, y if theorem.needs_targets else None))  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..linalg import Interval, conv_norm_upper, frobenius, gamma
 from ..models.conv import ConvMonotone, ConvOptEq
@@ -106,15 +107,34 @@ def _monotone(model: ConvMonotone, frame: dict[str, Any]) -> Certificate:
 
 def _declared(model: ConvOptEq | ConvMonotone) -> list[str]:
     if isinstance(model, ConvOptEq):
-        return declared(model)
-    instead = returned(model.gradient, model.solver)
-    return [f"what is said is of equilibria: the model itself returns {instead}"] if instead else []
+        found = declared(model)
+    else:
+        instead = returned(model.gradient, model.solver)
+        found = [f"what is said is of equilibria: the model itself returns {instead}"] if instead else []
+    if any(norm.training for norm in _batch_norms(model).values()):
+        found.append(
+            "batch norms are in training: the equilibrium of an image is that in its batch, and another "
+            "beside other images; model.eval() gives each its own"
+        )
+    return found
+
+
+def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
 
 
 def _obstacle(model: ConvOptEq | ConvMonotone, X: Tensor) -> str:
     """Why nothing can be said at all; empty if something can."""
-    if type(model) not in (ConvOptEq, OptEqSegmenter, ConvMonotone):
-        return f"{type(model).__name__} may compute otherwise than the family that is known."
+    known = next(k for k in (OptEqSegmenter, ConvOptEq, ConvMonotone) if isinstance(model, k))
+    if type(model) is not known:
+        return (
+            f"{type(model).__name__} may compute otherwise than {known.__name__}, which is known. Certify a "
+            f"{known.__name__} with its parameters (load_state_dict): modules of your own can be its "
+            f"extractor and its head, or stand around it."
+        )
+    for name, norm in _batch_norms(model).items():
+        if norm.running_var is not None and bool((norm.running_var < 0).any()):
+            return f"{name}.running_var must be ≥ 0, as variances are, and holds {norm.running_var.min():g}."
     expansive = isinstance(model, ConvOptEq) and model.regulariser and not model.regulariser.nonexpansive
     if isinstance(model, ConvOptEq) and expansive:
         return f"{model.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."

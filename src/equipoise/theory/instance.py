@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -14,6 +13,7 @@ from ..linalg import Interval, SingularBounds, frobenius, gamma, one_norm_upper,
 from ..models.affine import AffineFamily
 from ..solve import Newton, Stop
 from . import families
+from .altered import altered, double
 from .certificate import FLOAT64_TIER, fingerprint
 from .enclosure import Enclosure, Equilibria, enclose, product_rounding
 
@@ -39,12 +39,14 @@ class Instance:
         known = [c for c in type(model).__mro__ if c in enclose.registry and c is not object]
         if not known:
             raise TypeError(
-                f"certificates know the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and "
-                f"Monotone. Got {type(model).__name__} instead: diagnose(layer) measures any other."
+                f"this is known of the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and "
+                f"Monotone; 'wellposed' and equilibrium_error also of OptEq, DeepOptEq and ConvOptEq, "
+                f"'wellposed' of ConvMonotone. Got {type(model).__name__} instead: diagnose(layer) measures "
+                f"any other."
             )
         self.family, self.original, self.fingerprint = known[0], model, fingerprint(model, X, y)
         # One device throughout, where float64 exists.
-        self.model = copy.deepcopy(model).to(_home(model.readout_weight)).double().requires_grad_(False)
+        self.model = double(model, _home(model.readout_weight))
         self._norms: dict[str, Interval] = {}
         self._kept: dict[str, Any] = {}
         self.X = self._inputs(X)
@@ -53,7 +55,7 @@ class Instance:
     @cached_property
     def obstacle(self) -> str:
         """Why no theorem can speak of this at all; empty if one can."""
-        return self._changed() or self._nonfinite() or self._overflow()
+        return self._changed() or altered(self.original) or self._nonfinite() or self._overflow()
 
     def _inputs(self, X: Tensor) -> Tensor:
         d = self.model.inputs

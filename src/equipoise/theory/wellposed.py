@@ -12,6 +12,8 @@ from torch import Tensor
 from ..linalg import Interval
 from ..models.conv import ConvOptEq
 from ..models.monotone import Monotone
+from ..models.opteq import MultiBlockOptEq
+from .altered import altered
 from .certificate import Certificate
 from .conv_robustness import conv_error
 from .instance import Instance
@@ -79,7 +81,7 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
     not of the whole steps that are solved.
     """
     if isinstance(model, ConvOptEq):
-        return conv_error(model, X, Z)
+        return math.inf if altered(model, outside=()) else conv_error(model, X, Z)
     if is_opteq(model):
         return _opteq_error(model, X, Z)
     instance = Instance(model, X)  # type: ignore[arg-type]
@@ -91,11 +93,12 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
 
 
 def _opteq_error(model: Any, X: Tensor, Z: Tensor) -> float:
-    _check_shape(Z, (len(X), model.state))
-    return opteq_error(model, X, Z)
+    blocks = " A stacked state is no Z: give equilibrium(X)." if isinstance(model, MultiBlockOptEq) else ""
+    _check_shape(Z, (len(X), model.state), blocks)
+    return math.inf if altered(model) else opteq_error(model, X, Z)
 
 
-def _check_shape(Z: Tensor, expected: tuple[int, int]) -> None:
+def _check_shape(Z: Tensor, expected: tuple[int, int], hint: str = "") -> None:
     if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
         got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
-        raise ValueError(f"Z must be {expected}, a row a sample. Got {got} instead.")
+        raise ValueError(f"Z must be {expected}, a row a sample. Got {got} instead.{hint}")

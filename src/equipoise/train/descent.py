@@ -53,11 +53,7 @@ def gradient_descent(
 
     A run whose loss is not finite, or whose equilibria are lost, stops there and says so in `stopped`.
     """
-    if not isinstance(model, AffineFamily):
-        raise TypeError(
-            f"gradient_descent is of the affine families, whose adjoint serves all residuals. Got "
-            f"{type(model).__name__} instead: Trainer(model, batch_size=None) trains any module."
-        )
+    require_affine("gradient_descent", model)
     if not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps must be an integer ≥ 0. Got {steps!r} instead.")
     certificate = step_size if isinstance(step_size, Certificate) else None
@@ -86,6 +82,14 @@ def gradient_descent(
         if k < steps:
             run.step()
     return recorder.history(stopped, time.perf_counter() - began)
+
+
+def require_affine(what: str, model: object) -> None:
+    if not isinstance(model, AffineFamily):
+        raise TypeError(
+            f"{what} is of the affine families, whose adjoint serves all residuals. Got "
+            f"{type(model).__name__} instead: Trainer(model, batch_size=None) trains any module."
+        )
 
 
 def default_loss(model: AffineFamily) -> str:

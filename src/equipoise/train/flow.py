@@ -23,7 +23,7 @@ from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
 from ..solve import IDENTITY, EquilibriumError, Stop
 from ..theory import Certificate
-from .descent import DescentRecorder, check_certificate, default_loss
+from .descent import DescentRecorder, check_certificate, default_loss, require_affine
 from .flow_field import Field, Path
 from .stiff import GaussNewtonBDF
 
@@ -120,6 +120,7 @@ def gradient_flow(
     A flow that loses its equilibria, slides along a kink, or whose solver gives up, ends there: `stopped`
     says so, `advice` what to try, and the model is left at the last good weights.
     """
+    require_affine("gradient_flow", model)
     for name, number in (("time", time), ("rtol", rtol), ("atol", 1.0 if atol is None else atol)):
         if not (isinstance(number, int | float) and 0 < number < math.inf):
             raise ValueError(f"{name} must be a finite number > 0. Got {number!r} instead.")
