@@ -87,6 +87,35 @@ def test_repeat_applies_its_cell_as_often_as_it_says(times):
     torch.testing.assert_close(started, (10 + times) * x)
 
 
+def test_repeat_takes_states_as_an_equilibrium_does():
+    W = 0.3 * torch.randn(5, 5, dtype=torch.float64, generator=rng())
+
+    def cell(z, x):
+        u, v = z
+        return torch.tanh(torch.cat([v, u], dim=1) @ W.T + x).split([3, 2], dim=1)
+
+    x = inputs()
+    u, v = repeat(cell, 40, ((3,), (2,)))(x)
+    for found, known in zip((u, v), eq.Equilibrium(cell, state=((3,), (2,)))(x), strict=True):
+        torch.testing.assert_close(found, known, rtol=0, atol=1e-7)
+    again = repeat(cell, 40, lambda x: (x[:, :3], x[:, 3:]))(x)
+    torch.testing.assert_close(torch.cat(again, dim=1), torch.cat([u, v], dim=1), rtol=0, atol=1e-8)
+
+
+def test_repeat_says_what_is_no_cell_and_no_state():
+    x = inputs()
+    with pytest.raises(TypeError, match=r"cell must be callable, cell\(z, x\)\. Got 'x' instead"):
+        repeat("x", 3)
+    for cell in (lambda z, x: z[:, 1:], lambda z, x: (z, z), lambda z, x: None):
+        with pytest.raises(ValueError, match=r"a state like the one it is given: .* That was z_1"):
+            repeat(cell, 3)(x)
+    with pytest.raises(ValueError, match=r"for part 1 of the state\. Got \(6, 1\) instead"):
+        repeat(lambda z, x: (z[0], z[1][:, 1:]), 3, ((3,), (2,)))(x)
+    for state in ((0,), "x", ((3,), 2), 3):
+        with pytest.raises(ValueError, match="state must be the shape of one sample's state"):
+            repeat(torch.add, 3, state)
+
+
 @pytest.mark.parametrize("depth", [2, 3, 5])
 def test_any_feedforward_network_is_weight_tied(depth):
     net = ReLUNetwork(5, 7, 3, depth=depth, dtype=torch.float64, generator=rng(depth))

@@ -18,7 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..solve.problem import Layout
+from ..solve.solution import State
+from .equilibrium import Shape
+from .equilibrium import _checked_shapes as checked_shapes
 from .linear import LinearEquilibrium
+
+Start = Shape | Sequence[Shape] | Callable[[Tensor], State]
 
 
 def _positive(**numbers: int) -> None:
@@ -115,32 +121,45 @@ class LinearResNet(nn.Module):
 
 
 class Repeat(nn.Module):
-    """z_k = cell(z_{k−1}, x), `times` times from a start of zero (or `state(x)`): a weight-tied network."""
+    """z_k = cell(z_{k−1}, x), `times` times from a start of zero (or `state(x)`): a weight-tied network.
 
-    def __init__(
-        self,
-        cell: Callable[..., Any],
-        times: int,
-        state: Sequence[int] | Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+    `state` is as for `Equilibrium`: the shape of one sample's state, that of x by default; a list of shapes
+    for a tuple; or a function of x that gives the start.
+    """
+
+    def __init__(self, cell: Callable[..., Any], times: int, state: Start | None = None) -> None:
         super().__init__()
         _positive(times=times)
-        self.cell, self.times, self.state = cell, times, state
+        if not callable(cell):
+            raise TypeError(f"cell must be callable, cell(z, x). Got {cell!r} instead.")
+        self.cell, self.times = cell, times
+        self.state = state if callable(state) else checked_shapes(state)
 
-    def forward(self, x: Tensor, *args: Any) -> Tensor:
-        if callable(self.state):
-            z = self.state(x)
-        else:
-            z = x.new_zeros((len(x), *(x.shape[1:] if self.state is None else self.state)))
-        for _ in range(self.times):
+    def forward(self, x: Tensor, *args: Any) -> Any:
+        z = self._start(x)
+        layout, rows = Layout.of(z), len(z[0] if isinstance(z, tuple) else z)
+        for k in range(1, self.times + 1):
             z = self.cell(z, x, *args)
+            if wrong := layout.mismatch(z, rows):
+                raise ValueError(
+                    f"the cell must return a state like the one it is given: {wrong} That was z_{k}: give "
+                    f"state=…, the shape of one sample's state, or project inside the cell."
+                )
         return z
+
+    def _start(self, x: Tensor) -> State:
+        if callable(self.state):
+            return self.state(x)
+        shapes: Any = x.shape[1:] if self.state is None else self.state
+        if all(isinstance(n, int) for n in shapes):
+            return x.new_zeros((len(x), *shapes))
+        return tuple(x.new_zeros((len(x), *shape)) for shape in shapes)
 
     def extra_repr(self) -> str:
         return f"z_k = cell(z_(k-1), x), k = 1…{self.times}"
 
 
-def repeat(cell: Callable[..., Any], times: int, state: Sequence[int] | None = None) -> Repeat:
+def repeat(cell: Callable[..., Any], times: int, state: Start | None = None) -> Repeat:
     """A cell applied `times` times: repeat(cell, 6), repeat(cell, 11), repeat(cell, 18)."""
     return Repeat(cell, times, state)
 

@@ -29,7 +29,12 @@ class Saved(nn.Module):
         raise NotImplementedError
 
     def save(self, path: str | Path) -> None:
-        """Write parameters and configuration to one safetensors file: whole, or not at all."""
+        """Write parameters and configuration to one safetensors file: whole, or not at all.
+
+        What z does not depend on is not kept: solvers that find the same equilibria, how they are
+        differentiated, and the failure policy. `load(path, solver=…, gradient=…, on_failure=…)` says them
+        again. The tolerance is kept, and so are unrolled steps and SAM, which decide what z is.
+        """
         path = Path(path)
         tensors = {name: t.detach().contiguous() for name, t in self.state_dict().items()}
         metadata = {"format": _FORMAT, "family": type(self).__name__, "config": json.dumps(self.config())}

@@ -61,9 +61,10 @@ class Stop:
     """‖f(z) − z‖ ≤ atol + rtol·‖f(z)‖, for each sample on its own.
 
     `rtol` and `atol` left at None take the default of the dtype in use (rtol 1e-8 in float64, 1e-4 in
-    float32). A sample that is not there after `max_steps` steps has failed. It has `stalled` when its
-    best residual fell by less than 1 % over `patience` steps, and `diverged` when its residual is
-    `growth` times the first one.
+    float32). A sample that is not there after `max_steps` steps of a solver has failed; each solver of
+    a chain takes as many on the samples that the one before it failed on, and `Solution.steps` counts
+    all. It has `stalled` when its best residual fell by less than 1 % over `patience` steps, and
+    `diverged` when its residual is `growth` times the first one.
     """
 
     rtol: float | None = None

@@ -221,12 +221,5 @@ class RepeatedModel(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         model = self.model
-        repeat = Repeat(model.cell, self.times, start_at_zero(model.state))  # type: ignore[arg-type]
+        repeat = Repeat(model.cell, self.times, model.state)
         return model.readout(repeat(*model.injection(model._check_images(x)), *model.shared()))
-
-
-def start_at_zero(state: Sequence[Any]) -> Callable[[Tensor], State]:
-    """x ↦ zeros of the state's shape or shapes, a row for each of x."""
-    if all(isinstance(n, int) for n in state):
-        return lambda x: x.new_zeros(len(x), *state)
-    return lambda x: tuple(x.new_zeros(len(x), *shape) for shape in state)
