@@ -31,9 +31,9 @@ class Saved(nn.Module):
     def save(self, path: str | Path) -> None:
         """Write parameters and configuration to one safetensors file: whole, or not at all.
 
-        What z does not depend on is not kept: solvers that find the same equilibria, how they are
-        differentiated, and the failure policy. `load(path, solver=…, gradient=…, on_failure=…)` says them
-        again. The tolerance is kept, and so are unrolled steps and SAM, which decide what z is.
+        What z does not depend on is not kept: which solver finds the equilibria, how their exact gradient is
+        solved for, and the failure policy. `load(path, solver=…, gradient=…, on_failure=…)` says them again.
+        The tolerance is kept, and so are unrolled steps and SAM, which decide what z is.
         """
         path = Path(path)
         tensors = {name: t.detach().contiguous() for name, t in self.state_dict().items()}
