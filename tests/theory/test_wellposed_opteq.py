@@ -181,7 +181,7 @@ def test_what_cannot_be_trusted_is_never_proved():
     assert "Other may compute otherwise" in eq.certify(other, X).obstacle
     with pytest.raises(ValueError, match="at least one row"):
         eq.certify(layer()[0], X[:0])
-    with pytest.raises(TypeError, match="certificates know the affine families"):
+    with pytest.raises(TypeError, match="known of the affine families"):
         eq.certify(layer()[0], X, torch.zeros(5, dtype=torch.float64), theorem="two_timescale")
     with pytest.raises(ValueError, match=r"Z must be \(5, 4\)"):
         eq.theory.equilibrium_error(layer()[0], X, X)
@@ -294,3 +294,40 @@ def test_weights_scaled_to_the_limit_itself_are_never_proved(seed):
     plain.bound = 1.0  # the same norm, of weights that were scaled
     assert as_if.holds
     assert not contraction_claim(plain, lambda W: Interval(1 - 1e-15), "exact")[0].holds
+
+
+def test_what_is_proved_of_scaled_weights_holds_of_the_float32_numbers_in_use():
+    model = OptEq(1, 1, 1, bound=1 - 1e-8)  # 1 − 1e-8 is 1 in float32
+    with torch.no_grad():
+        model.W.fill_(3.0)
+        model.U.fill_(1.0)
+    x = torch.ones(1, 1)
+    W = float(model.weight().detach())
+    assert W < 1
+    assert eq.certify(model, x).proved
+    found = model.solve(x)
+    assert found.converged.all()
+    assert abs(float(found.value) - W / (1 - W * W)) <= opteq_error(model, x, found.value)  # z = W(Wz + 1)
+    for seed in range(20):
+        for bound in (1 - 1e-8, 1 - 3e-7, 1 - 1e-13, 0.9):
+            model = OptEq(3, 5, 8, bound=bound, generator=torch.Generator().manual_seed(seed))
+            with torch.no_grad():
+                model.W.mul_(5.0)
+            certificate = eq.certify(model, draw(seed, 2, 3).float(), tier="float64")
+            norm = float(torch.linalg.matrix_norm(model.weight().detach().double(), 2))
+            assert certificate.proved
+            assert norm**2 <= certificate.constants["rate"] < 1
+            assert eq.lipschitz_bound(model) < math.inf
+
+
+def test_equilibria_are_those_of_the_float32_weights():
+    model = OptEq(3, 5, 8, bound=0.9, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        model.W.mul_(5.0)
+        model.b.copy_(draw(4, 8).float())
+    same = OptEq(3, 5, 8, dtype=torch.float64)
+    same.load_state_dict({**model.state_dict(), "W": model.weight().detach()})
+    X = draw(5, 6, 3).float()
+    Z = same.solve(X.double(), stop=eq.Stop(rtol=1e-14)).value
+    assert opteq_error(model, X, Z) < 1e-11  # the scaled weights of float64 are 1e-6 off
+    assert eq.certify(model, X).constants["error"] < 1e-10

@@ -7,19 +7,19 @@ smaller; at equality of all, T is nonexpansive and nothing is proved.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bounds
+from ..linalg import Interval, frobenius, gamma, maximum, norm_upper_ball, singular_bounds
 from ..models.conv import ConvOptEq
 from ..models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
 from ..models.opteq.activations import KNOWN
 from ..models.properties import Proximal, returned
 from ..solve import Stop
+from . import altered
 from .certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from .claim import Claim
 from .enclosure import product_rounding
@@ -27,6 +27,7 @@ from .families import SVD
 
 Network = OptEq | DeepOptEq
 _ULPS = 16  # of an activation or a property, as computed
+_UNSCALED = 63 / 64  # of the bound: a smaller W is used as it is stored, in float32 too
 
 
 def is_opteq(model: nn.Module) -> bool:
@@ -100,7 +101,7 @@ def contraction_claim(
     """L_σ‖W‖² < μ, or ∏(1 − α + α L_σ‖W_l‖²) < 1; and q, the Lipschitz constant of T."""
     lipschitz, mu = Interval(float(model.activation.lipschitz)), Interval(model.mu)
     alpha = Interval(model.alpha)
-    sizes = [lipschitz * (norm(W) * scaled(model, W)) ** 2 for W in model.weights()]
+    sizes = [lipschitz * effective_norm(model, norm(W)) ** 2 for W in model.weights()]
     q = Interval(1.0)
     for size in sizes:
         q = q * (1 - alpha + alpha * size / mu)
@@ -117,6 +118,18 @@ def contraction_claim(
         ),
         q,
     )
+
+
+def effective_norm(model: Network, norm: Interval) -> Interval:
+    """≥ ‖W‖ of an effective W with this norm as computed here.
+
+    An SVD gives the norm that `bound=` divides by, and with other threads it rounds otherwise. What holds of
+    a W that was scaled is ‖W‖ ≤ bound·√(μ/L_σ), and no more; one that is well below that was not scaled.
+    """
+    if model.bound is None:
+        return norm
+    cap = Interval(model.bound) * model.limit * (1 + gamma(8))
+    return norm if norm.hi < _UNSCALED * cap.lo else maximum(norm, cap)
 
 
 def scaled(model: Network, W: Tensor) -> Interval:
@@ -143,10 +156,18 @@ def tight(model: Network) -> Stop:
     return Stop(rtol=max(1e-13, 2 * Stop.reach(torch.float64) / model.pace), max_steps=5000)
 
 
+@torch.no_grad()
 def double(model: Network | MultiBlockOptEq) -> Network:
-    """The model in float64: the exact values of its stored numbers; the deep form of stacked blocks."""
+    """The model in float64: the exact values of its stored numbers; the deep form of stacked blocks.
+
+    Weights that `bound=` scales are taken as they come out in the dtype of the model.
+    """
     device = torch.device("cpu") if model.V.device.type == "mps" else model.V.device
-    exact = copy.deepcopy(model).to(device).double().requires_grad_(False)
+    exact = altered.double(model, device)
+    finite = all(bool(torch.isfinite(block.W).all()) for block in model.blocks)
+    if model.bound is not None and model.V.dtype != torch.float64 and finite:
+        for block, W in zip(exact.blocks, model.weights(), strict=True):
+            block.W.copy_(W)  # below the bound by more than float64 asks for: it stays as it is
     return exact.deep() if isinstance(exact, MultiBlockOptEq) else exact
 
 
@@ -178,7 +199,7 @@ def equilibria_error(model: Network, X: Tensor, Z: object, q: Interval) -> float
     x, lipschitz, alpha = model.features(X), Interval(float(model.activation.lipschitz)), model.alpha
     z, off = Z, Interval(0.0)  # T so far as computed, and ≥ its distance to the exact one
     for layer, W in zip(model.blocks, model.weights(), strict=True):
-        size = singular_bounds(W).norm * scaled(model, W) * (1 + gamma(8))
+        size = effective_norm(model, singular_bounds(W).norm) * (1 + gamma(8))
         c = x @ layer.U.T + layer.b
         pre = z @ W.T + c
         h = model.activation(pre)

@@ -54,10 +54,7 @@ class Bounded(Skip):
         return self.effective([layer.W for layer in self.blocks])
 
     def effective(self, raw: list[Tensor]) -> list[Tensor]:
-        if self.bound is None:
-            return raw
-        limit = self.bound * self.limit
-        return [W * (limit / torch.linalg.matrix_norm(W, ord=2).clamp_min(limit)) for W in raw]
+        return raw if self.bound is None else [_scaled(W, self.bound * self.limit) for W in raw]
 
     @property
     def pace(self) -> float:
@@ -85,7 +82,8 @@ class Bounded(Skip):
 
     def layer_sizes(self) -> list[tuple[float, float]]:
         """Of each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
-        return [(norm_upper(W), self.limit) for W in self.weights()]
+        cap = math.inf if self.bound is None else self.bound * self.limit
+        return [(min(norm_upper(W), cap), self.limit) for W in self.weights()]
 
     def factors(self) -> list[float]:
         """1 − α + α L_σ‖W_l‖²/μ: the Lipschitz constant of each layer. Float64 numbers, not a proof."""
@@ -128,3 +126,12 @@ class Bounded(Skip):
             f"√(L_σ/μ)‖W_l‖ must be ≤ 1 for every layer and < 1 for one, for every input to have one "
             f"equilibrium. Got {norms}: project_(0.99) after each step, or bound=0.99, sees to it."
         )
+
+
+def _scaled(W: Tensor, limit: float) -> Tensor:
+    """W·min(1, limit/‖W‖), smaller by what rounding can add: norms as computed are right to max(n, m)·eps.
+
+    The SVD is the one with vectors, with or without a gradient, so that W comes out the same.
+    """
+    goal = limit * (1 - 4 * max(W.shape) * torch.finfo(W.dtype).eps)
+    return W * (goal / torch.linalg.svd(W, full_matrices=False).S.amax().clamp_min(goal))

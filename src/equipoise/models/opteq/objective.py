@@ -12,7 +12,6 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from ...linalg import norm_upper
 from ..affine import refuse_nonfinite
 from .convex import Phi, QuadraticProgramme
 from .family import ProximalFamily
@@ -60,10 +59,10 @@ class _Objective(ProximalFamily):
         refuse_nonfinite(name, Z)
         return Z.double()
 
-    def _strong(self, W: Tensor) -> float:
-        """s = μ/(L_σ‖W‖²) − 1: φ is strongly convex with this constant; −1 where φ is not convex."""
-        size = self.activation.lipschitz * norm_upper(W) ** 2 / self.mu
-        return math.inf if size == 0 else 1 / size - 1
+    def _strong(self) -> list[float]:
+        """s = μ/(L_σ‖W_l‖²) − 1 of every layer: φ_l is strongly convex with it, or < 0 and not convex."""
+        shares = ((size / limit) ** 2 for size, limit in self.layer_sizes())
+        return [1 / share - 1 if share > 0 else math.inf for share in shares]
 
     def _smooth_minimum(
         self, size: int, scale: Tensor, rows: Sequence[Smooth], slope: Rows, curvature: Rows
@@ -88,11 +87,11 @@ class _Objective(ProximalFamily):
         return _polished(found, scale, slope, curvature)
 
     def _refuse_nonconvex(self) -> None:
-        for i, W in enumerate(self.weights()):
-            if self._strong(W) < -1e-12:
+        for i, s in enumerate(self._strong(), 1):
+            if s < -1e-12:
                 raise ValueError(
-                    f"φ is convex where L_σ‖W‖² ≤ μ. Got {1 / (1 + self._strong(W)):.6g} μ for layer {i + 1} "
-                    f"instead: call project_() first."
+                    f"φ is convex where L_σ‖W‖² ≤ μ. Got {1 / (1 + s):.6g} μ for layer {i} instead: call "
+                    f"project_() first."
                 )
 
 
@@ -123,7 +122,7 @@ class LayerObjective(_Objective):
         self._refuse_nonconvex()
         _refuse_regulariser(self)
         (phi,), Z = self.potentials(X), self._states(Z, X)
-        return _bounded((Z - phi.map(Z)).square().sum(dim=1), max(self._strong(phi.W), 0.0))
+        return _bounded((Z - phi.map(Z)).square().sum(dim=1), max(*self._strong(), 0.0))
 
     @torch.no_grad()
     def quadratic_programme(self, X: Tensor) -> QuadraticProgramme:
@@ -183,7 +182,7 @@ class JointObjective(_Objective):
         """
         (first, second), Z = self._two(X), self._states(Z, X)
         gap = (Z - self._layer(second, self._layer(first, Z))).square().sum(dim=1)
-        strong = [max(self._strong(phi.W), 0.0) for phi in (first, second)]
+        strong = [max(s, 0.0) for s in self._strong()]
         a1, a2 = (self.alpha / (1 / s + 1 - self.alpha) if s > 0 and self.alpha < 1 else s for s in strong)
         if math.inf in (a1, a2):  # a layer without weights: its block stands still
             return _bounded(gap, a1 + 1 if a2 == math.inf else math.inf)
