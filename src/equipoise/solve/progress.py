@@ -75,7 +75,8 @@ class Progress:
         broken = ~torch.isfinite(residual)
         if bool(broken.any()):
             bad = ~(torch.isfinite(z).all(dim=1) & torch.isfinite(fz).all(dim=1))
-            status[broken] = int(Status.diverged)  # finite values whose norm overflows
+            # Finite values whose norm overflows: at the start they have grown from nothing.
+            status[broken] = int(Status.diverged if k else Status.nonfinite)
             status[bad] = int(Status.nonfinite)
 
         worst = float((residual / tolerance).masked_fill_((status >= 0) | self.done, 0.0).max())

@@ -46,8 +46,8 @@ _MEANING = {
         "damping, Anderson or Newton; a splitting solver if f is monotone; or a looser tolerance",
     ),
     Status.nonfinite: (
-        "NaN or infinity appeared in the start, the input or the map",
-        "finite inputs and weights; smaller weights if the iterates overflow",
+        "NaN or infinity appeared in the start, the input, the map or a norm",
+        "finite inputs and weights; smaller ones, or float64, if they overflow",
     ),
 }
 
