@@ -56,18 +56,34 @@ class Phi:
         p = self.map(y)
         return (y * p).sum(dim=1) - self.psi(y) - p.square().sum(dim=1) / 2
 
-    def value(self, z: Tensor) -> Tensor:
+    def value(self, z: Tensor, tolerance: float = 0.0) -> Tensor:
         """φ(z), (N,); ∞ where z is not in the image of f (within 1e-9, relative to z and c).
 
         ReLU: min{μ⁻¹(½‖v‖² − cᵀv) : v ≥ 0, Wᵀv = μz} − ½‖z‖², a least-distance problem, solved exactly.
         Otherwise by the y with f(y) = z; ∞ too where σ is saturated (c ≫ 1) and Newton's method fails.
+
+        A z that is known up to `tolerance`, relative to z and c, is seldom in the image itself: where it is
+        that near, the value is φ(p) of the p = prox_{tφ}(z) in the image, t = tolerance.
         """
         if self.activation.name == "relu":
-            return self._relu_value(z)
-        y, residual = self._solve(0.0, z)
-        inside = residual <= _FEASIBLE * (z.norm(dim=1) + self.size)
-        value = (y * z).sum(dim=1) - self.psi(y) - z.square().sum(dim=1) / 2
-        return torch.where(inside, value, math.inf)
+            value = self._relu_value(z)
+        else:
+            y, residual = self._solve(0.0, z)
+            inside = residual <= _FEASIBLE * (z.norm(dim=1) + self.size)
+            value = (y * z).sum(dim=1) - self.psi(y) - z.square().sum(dim=1) / 2
+            value = torch.where(inside, value, math.inf)
+        outside = value.isinf()
+        if tolerance > 0 and bool(outside.any()):
+            some = Phi(self.W, self.c[outside], self.mu, self.activation)
+            value[outside] = some._value_nearby(tolerance, z[outside])
+        return value
+
+    def _value_nearby(self, t: float, z: Tensor) -> Tensor:
+        """φ(p), p = prox_{tφ}(z); ∞ where ‖z − p‖ > 4t, relative to z and c."""
+        y, residual = self._solve(t, z)
+        scale = z.norm(dim=1) + self.size
+        near = (residual <= _FEASIBLE * scale) & ((z - self.map(y)).norm(dim=1) <= 4 * t * scale)
+        return torch.where(near, self.at_image(y), math.inf)
 
     @property
     def size(self) -> Tensor:

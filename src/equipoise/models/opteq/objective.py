@@ -12,6 +12,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from ...solve import Stop
 from ..affine import refuse_nonfinite
 from .convex import Phi, QuadraticProgramme
 from .family import ProximalFamily
@@ -59,6 +60,11 @@ class _Objective(ProximalFamily):
         refuse_nonfinite(name, Z)
         return Z.double()
 
+    def _tolerance(self, *states: Tensor) -> float:
+        """How near to a domain counts as in it: rtol of the model, or the default of the dtype if larger."""
+        usual = [Stop().resolve(T.dtype).rtol or 0.0 for T in (self.V, *states)]
+        return max(self.method.stop.rtol or 0.0, *usual)
+
     def _strong(self) -> list[float]:
         """s = μ/(L_σ‖W_l‖²) − 1 of every layer: φ_l is strongly convex with it, or < 0 and not convex."""
         shares = ((size / limit) ** 2 for size, limit in self.layer_sizes())
@@ -86,6 +92,10 @@ class _Objective(ProximalFamily):
             found[i] = torch.as_tensor(s * best).to(found)
         return _polished(found, scale, slope, curvature)
 
+    def _term(self, phi: Phi, z: Tensor, tolerance: float) -> Tensor:
+        """αM_φ^{1−α}(z), which is φ(z) at α = 1. (N,)."""
+        return phi.value(z, tolerance) if self.alpha == 1 else self.alpha * phi.envelope(1 - self.alpha, z)
+
     def _refuse_nonconvex(self) -> None:
         for i, s in enumerate(self._strong(), 1):
             if s < -1e-12:
@@ -102,16 +112,19 @@ class LayerObjective(_Objective):
     def objective(self, Z: Tensor, X: Tensor) -> Tensor:
         """φ(z), (N,), ∞ outside of its domain.
 
+        Equilibria lie on the boundary of the domain, up to the tolerance of their solve. A z that is off by
+        no more (a relative 1e-8 in float64, 1e-4 in float32, or the larger rtol of `stop=`) counts as in it,
+        with the φ of a point as near to it.
+
         With a regulariser it is Φ + M_R, Φ = φ for α = 1 and else αM_φ^{1−α}; its minimiser is then not the
         equilibrium z but S(z), the state before T_R (S the layer).
         """
         self._refuse_nonconvex()
-        (phi,), Z = self.potentials(X), self._states(Z, X)
+        (phi,), state = self.potentials(X), self._states(Z, X)
         if self.regulariser is None:
-            return phi.value(Z)
+            return phi.value(state, self._tolerance(Z))
         envelope = _envelope_of(self.regulariser)
-        inner = phi.value(Z) if self.alpha == 1 else self.alpha * phi.envelope(1 - self.alpha, Z)
-        return inner + envelope(Z)
+        return self._term(phi, state, self._tolerance(Z)) + envelope(state)
 
     @torch.no_grad()
     def optimality_gap(self, Z: Tensor, X: Tensor) -> Tensor:
@@ -164,14 +177,18 @@ class JointObjective(_Objective):
 
     @torch.no_grad()
     def objective(self, Z: Tensor | tuple[Tensor, Tensor], X: Tensor) -> Tensor:
-        """The joint objective at Z = (z_1, z_0), or at z_0 with the best z_1, which is f_1(z_0). (N,)."""
+        """The joint objective at Z = (z_1, z_0), or at z_0 with the best z_1, which is f_1(z_0). (N,).
+
+        ∞ outside of its domain, for α = 1; within the tolerance of a solve counts as in it, as of an OptEq.
+        """
         first, second = self._two(X)
         if not isinstance(Z, tuple):
-            Z = self._states(Z, X)
-            return self._joint(first, second, self._layer(first, Z), Z)
+            z0 = self._states(Z, X)
+            return self._joint(first, second, self._layer(first, z0), z0, self._tolerance(Z))
         if len(Z) != 2:
             raise ValueError(f"Z must be z_0, or the two of (z_1, z_0). Got a tuple of {len(Z)} instead.")
-        return self._joint(first, second, self._states(Z[0], X, "z_1"), self._states(Z[1], X, "z_0"))
+        z1, z0 = self._states(Z[0], X, "z_1"), self._states(Z[1], X, "z_0")
+        return self._joint(first, second, z1, z0, self._tolerance(*Z))
 
     @torch.no_grad()
     def optimality_gap(self, Z: Tensor, X: Tensor) -> Tensor:
@@ -286,8 +303,9 @@ class JointObjective(_Objective):
         value = self._joint(first, second, both[:, :m], both[:, m:])
         return Minimum(both[:, m:], value, None, "joint objective, scipy L-BFGS-B and Newton")
 
-    def _joint(self, first: Phi, second: Phi, Z1: Tensor, Z0: Tensor) -> Tensor:
-        return self._term(first, Z1) + self._term(second, Z0) + (Z1 - Z0).square().sum(dim=1) / 2
+    def _joint(self, first: Phi, second: Phi, Z1: Tensor, Z0: Tensor, tolerance: float = 0.0) -> Tensor:
+        terms = self._term(first, Z1, tolerance) + self._term(second, Z0, tolerance)
+        return terms + (Z1 - Z0).square().sum(dim=1) / 2
 
     def _two(self, X: Tensor) -> tuple[Phi, Phi]:
         _refuse_regulariser(self)
@@ -299,10 +317,6 @@ class JointObjective(_Objective):
                 f"{len(phis)} instead, which solve an inclusion: inclusion_residual(Z, X) measures it."
             )
         return phis[0], phis[1]
-
-    def _term(self, phi: Phi, z: Tensor) -> Tensor:
-        """αM_φ^{1−α}(z), which is φ(z) at α = 1. (N,)."""
-        return phi.value(z) if self.alpha == 1 else self.alpha * phi.envelope(1 - self.alpha, z)
 
     def _layer(self, phi: Phi, z: Tensor) -> Tensor:
         return self.alpha * phi.map(z) + (1 - self.alpha) * z
