@@ -256,3 +256,89 @@ def test_a_plane_takes_two_directions():
     model = LinearModel(1)
     with pytest.raises(ValueError, match="two"):
         landscape(model, module_loss(lambda m, s: 0.0), [{"M": torch.ones(1, 1)}], [0.0], [0.0])
+
+
+@pytest.mark.parametrize("coded", ["labels", "probabilities"])
+def test_the_cross_entropy_on_a_plane_is_its_closed_form_and_masked_as_any_loss(coded):
+    X, _ = problem()
+    labels = torch.tensor([0, 2, 1, 1, 0, 2])
+    y = labels if coded == "labels" else torch.eye(3, dtype=torch.float64)[labels]
+    model = GaussianReLU(4, 5, outputs=3, dtype=torch.float64, generator=generator())
+    d1, d2 = random_directions(model, 2, generator(3))
+    axis = np.linspace(-1.2, 1.2, 4)
+    found = landscape(model, affine_loss(X, y, "cross_entropy"), (d1, d2), axis, axis)
+    squares = landscape(model, affine_loss(X, torch.zeros(6, 3).double()), (d1, d2), axis, axis)
+    assert found.masked.any()
+    assert found.reasons == squares.reasons
+    assert np.array_equal(found.masked, squares.masked)
+    for i, j in np.argwhere(~found.masked):
+        yhat = shifted(model, (d1, d2), (axis[j], axis[i]))(X)
+        by_hand = (yhat.exp().sum(dim=1).log() - yhat[range(6), labels]).sum().item()
+        assert found.loss[i, j] == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_a_loss_may_be_any_function_of_outputs_and_targets():
+    X, y = problem()
+    model = GaussianReLU(4, 5, dtype=torch.float64, generator=generator())
+    mean = lambda yhat, y: (yhat - y).abs().mean()
+    expected = mean(model(X), y).item()
+    assert affine_loss(X, y, mean)(model, None).loss == pytest.approx(expected, rel=1e-7)
+    logistic = affine_loss(X, (y > 0).double(), "logistic")(model, None).loss
+    p = torch.sigmoid(model(X))
+    assert logistic == pytest.approx(-torch.where(y > 0, p, 1 - p).log().sum().item(), rel=1e-7)
+    with pytest.raises(ValueError, match=r"a row at least. Got shape \(0, 4\)"):
+        affine_loss(X[:0], y[:0])
+
+
+@pytest.mark.parametrize(
+    ("direction", "said"),
+    [
+        ({"Q": torch.zeros(2, 2)}, r"parameters of the model \(W, U, a\). Got 'Q'"),
+        ({"W": torch.zeros(5)}, r"must be \(5, 5\) in W, like the parameter. Got shape \(5,\)"),
+        ({}, "a parameter at least"),
+    ],
+)
+def test_a_direction_that_is_not_of_the_model_is_refused(direction, said):
+    model = GaussianReLU(4, 5)
+    with pytest.raises(ValueError, match=said):
+        landscape(model, module_loss(lambda m, s: 0.0), [direction], [0.0])
+    with pytest.raises(ValueError, match=said):
+        shifted(model, [direction], [0.0])
+
+
+def test_names_to_ignore_must_be_there_and_coordinates_must_be_as_many_as_directions():
+    model = LinearModel(2)
+    with pytest.raises(ValueError, match=r"ignore must name parameters of the model \(M\). Got 'nope'"):
+        random_directions(model, 1, generator(), ignore=["nope"])
+    with pytest.raises(ValueError, match="coordinates must be 2, one a direction"):
+        shifted(model, random_directions(model, 2, generator()), [0.0])
+
+
+@pytest.mark.parametrize(
+    ("s", "said"),
+    [
+        ([], r"one at least. Got shape \(0,\)"),
+        ([[0.0]], r"Got shape \(1, 1\)"),
+        ([0.0, np.inf], "s must be finite. Got inf at 1"),
+        ([np.nan], "Got nan at 0"),
+    ],
+)
+def test_coordinates_are_finite_numbers(s, said):
+    model = LinearModel(1)
+    ones = {"M": torch.ones(1, 1)}
+    with pytest.raises(ValueError, match=said):
+        landscape(model, module_loss(lambda m, state: 0.0), [ones], s)
+    with pytest.raises(ValueError, match=said.replace("s must", "t must")):
+        landscape(model, module_loss(lambda m, state: 0.0), [ones, ones], [0.0], s)
+
+
+@pytest.mark.parametrize(
+    ("far", "reason"),
+    [(1e10, "equilibrium not found"), (1e38, "weights not finite"), (1e39, "weights not finite")],
+)
+def test_weights_too_large_to_compute_with_are_masked_with_their_reason(far, reason):
+    model = Monotone(4, 5, generator=generator())  # whose weight is a square of its parameters
+    X, y = (part.float() for part in problem())
+    found = landscape(model, affine_loss(X, y), random_directions(model, 1, generator(1)), [0.0, far])
+    assert found.masked.tolist() == [False, True]
+    assert found.reasons == {reason: 1}

@@ -66,3 +66,13 @@ def test_lambda_max_through_an_equilibrium_is_the_dense_one(family):
 def test_something_must_be_trained():
     with pytest.raises(ValueError, match="requires a gradient"):
         hessian_lambda_max(lambda: torch.zeros(()), [torch.zeros(3)])
+
+
+def test_a_loss_that_is_linear_in_the_parameters_has_a_hessian_of_0():
+    w, v = (torch.ones(3, requires_grad=True) for _ in range(2))
+    found = hessian_lambda_max(lambda: w.sum() + 2 * v.sum(), [w, v])
+    assert (found.value, found.residual) == (0.0, 0.0)
+    half = hessian_lambda_max(lambda: w.sum() + v.square().sum(), [w, v], steps=6)
+    assert half.value == pytest.approx(2.0, rel=1e-5)
+    with pytest.raises(ValueError, match="must depend on the parameters"):
+        hessian_lambda_max(lambda: torch.zeros(()), [w])

@@ -83,3 +83,20 @@ def test_a_phase_portrait_is_the_map_less_the_identity():
     z = torch.tensor([0.5 + t[1], 0.5 + s[2]], dtype=torch.float64)
     move = (f(z[None], x)[0] - z).numpy()
     assert arrows[1, 2] == pytest.approx([move[1], move[0]])
+
+
+def test_a_start_that_is_the_equilibrium_has_no_residual():
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    found = solver_paths(f, torch.zeros_like(x), (x,), solver=Picard(), stop=Stop(rtol=1e-6))
+    assert bool(found.solution.converged.all())
+    assert found.residuals[0].tolist() == [0.0]
+    assert found.residuals[1][0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [(np.array([[0.0, 1.0], [np.nan, 1.0]]), "Got nan in row 1, coordinate 0"), (np.zeros((0, 3)), "N ≥ 1")],
+)
+def test_a_plane_needs_points_that_are_numbers(points, said):
+    with pytest.raises(ValueError, match=said):
+        equilibria_plane(points)

@@ -19,14 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..losses import Loss, as_loss
+from ..linalg.products import FactorisationError
+from ..losses import Loss
 from ..models.affine import AffineFamily
-from ..models.linear import LinearEquilibrium
 from ..models.saving import Saved
 from ..solve import EquilibriumError, Stop
+from ..train.objective import as_objective
 from .trajectory import equilibria_plane
 
 Direction = Mapping[str, Tensor]  # one tensor a parameter; a parameter that is left out stays
+Measure = Callable[[Tensor, Tensor], Tensor]  # of outputs ŷ and targets y, a scalar
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def random_directions(
     picture is the same for weights that are scaled one against the next and give the same network. Parameters
     in `ignore` do not move.
     """
+    for name in ignore:
+        _refuse_unknown(model, name, "ignore")
     found = []
     for _ in range(count):
         direction = {}
@@ -196,11 +200,40 @@ def _refuse_empty(directions: Sequence[Direction]) -> None:
         raise ValueError("a direction must move a parameter at least. Got none: ignore fewer.")
 
 
+def _refuse_unknown(model: nn.Module, name: str, what: str) -> None:
+    names = [n for n, _ in model.named_parameters()]
+    if name not in names:
+        known = ", ".join(names[:10]) + (" …" if len(names) > 10 else "")
+        raise ValueError(f"{what} must name parameters of the model ({known}). Got {name!r} instead.")
+
+
+def _refuse_unfit(model: nn.Module, directions: Sequence[Direction]) -> None:
+    """Directions are of the model's parameters and have their shapes: nothing is left out or broadcast."""
+    _refuse_empty(directions)
+    shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    for direction in directions:
+        for name, d in direction.items():
+            _refuse_unknown(model, name, "a direction")
+            if tuple(d.shape) != shapes[name]:
+                raise ValueError(
+                    f"a direction must be {shapes[name]} in {name}, like the parameter. "
+                    f"Got shape {tuple(d.shape)} instead."
+                )
+
+
 # -- evaluation ----------------------------------------------------------------------------------------------
 
 
-def affine_loss(X: Tensor, y: Tensor, loss: str | Loss | None = None, stop: Stop | None = None) -> Evaluate:
-    """Of an affine family: masked unless the weights are well-posed and every row's equilibrium is found."""
+def affine_loss(
+    X: Tensor, y: Tensor, loss: str | Loss | Measure | None = None, stop: Stop | None = None
+) -> Evaluate:
+    """Of an affine family: masked unless the weights are well-posed and every row's equilibrium is found.
+
+    The loss is the sum over rows of one that a Trainer knows by name ("cross_entropy" too, whose y are labels
+    or probabilities), by default the family's; or any function of (ŷ, y) that returns a scalar.
+    """
+    if not len(X):
+        raise ValueError(f"X must hold a row at least. Got shape {tuple(X.shape)} instead.")
 
     def evaluate(model: nn.Module, state: Any) -> Reading:
         if not isinstance(model, AffineFamily):
@@ -208,17 +241,26 @@ def affine_loss(X: Tensor, y: Tensor, loss: str | Loss | None = None, stop: Stop
                 f"affine_loss is of the affine families, whose equilibria can be proved unique. Got "
                 f"{type(model).__name__} instead: module_loss(loss) takes any model."
             )
-        own = "square" if isinstance(model, LinearEquilibrium) else "half_square"
+        if callable(loss):
+            measure = loss
+        else:
+            objective = as_objective(loss, model, y)
+            measure = lambda yhat, y: objective.each(yhat, y).sum()
+        if not torch.isfinite(model.weight()).all():
+            return Reading(reason="weights not finite")
         try:
             model.check_wellposed()
         except ValueError:
             return Reading(reason="equilibrium not proved unique")
-        solution = model.solve(X, start=state, stop=stop)
+        try:
+            solution = model.solve(X, start=state, stop=stop)
+        except FactorisationError:  # weights so large that they cannot be decomposed
+            return Reading(reason="equilibrium not found")
         if solution.failed_rows:
             return Reading(reason="equilibrium not found")
         assert isinstance(solution.value, Tensor)
         with torch.no_grad():
-            value = as_loss(loss or own)(model.readout(solution.value), y).item()
+            value = measure(model.readout(solution.value), y).item()
         return Reading(value, solution.value) if np.isfinite(value) else Reading(reason="loss not finite")
 
     return evaluate
@@ -248,6 +290,11 @@ def module_loss(loss: Callable[..., Any]) -> Evaluate:
 @torch.no_grad()
 def shifted(model: nn.Module, directions: Sequence[Direction], coordinates: Sequence[float]) -> nn.Module:
     """A copy of the model at θ + Σ s_i d_i."""
+    _refuse_unfit(model, directions)
+    if len(coordinates) != len(directions):
+        raise ValueError(
+            f"coordinates must be {len(directions)}, one a direction. Got {len(coordinates)} instead."
+        )
     twin = copy.deepcopy(model)
     _place(twin, {n: p.detach() for n, p in model.named_parameters()}, directions, coordinates)
     return twin
@@ -274,11 +321,11 @@ def landscape(
     progress: Callable[[float], None] | None = None,
 ) -> Landscape:
     """The loss at θ + s d₁ (+ t d₂) on a grid. The model itself is left as it is."""
-    _refuse_empty(directions)
+    _refuse_unfit(model, directions)
     if len(directions) != (1 if t is None else 2):
         raise ValueError(f"a line takes one direction, a plane (t given) two. Got {len(directions)} instead.")
-    columns = np.asarray(s, dtype=float)
-    rows = np.zeros(1) if t is None else np.asarray(t, dtype=float)
+    columns = _coordinates("s", s)
+    rows = np.zeros(1) if t is None else _coordinates("t", t)
     centre = {n: p.detach().clone() for n, p in model.named_parameters()}
     twin = copy.deepcopy(model)
     values = np.full((len(rows), len(columns)), np.nan)
@@ -289,7 +336,8 @@ def landscape(
         for j in order:  # to and fro: the next point is a neighbour of the last
             place = (columns[j],) if t is None else (columns[j], b)
             _place(twin, centre, directions, place)
-            reading = evaluate(twin, state)
+            finite = all(bool(torch.isfinite(p).all()) for p in twin.parameters())
+            reading = evaluate(twin, state) if finite else Reading(reason="weights not finite")
             solves += 1
             if reading.reason:
                 reasons[reading.reason] = reasons.get(reading.reason, 0) + 1
@@ -304,3 +352,12 @@ def landscape(
         reasons=reasons,
         solves=solves,
     )
+
+
+def _coordinates(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    found = np.asarray(values, dtype=float)
+    if found.ndim != 1 or not len(found):
+        raise ValueError(f"{name} must be coordinates (K,), one at least. Got shape {found.shape} instead.")
+    if len(wrong := np.flatnonzero(~np.isfinite(found))):
+        raise ValueError(f"{name} must be finite. Got {found[wrong[0]]} at {wrong[0]} instead.")
+    return found

@@ -33,8 +33,12 @@ def hessian_lambda_max(
     sizes = [p.numel() for p in chosen]
     with torch.enable_grad():
         value = loss()
+        if not value.requires_grad:
+            raise ValueError("loss() must depend on the parameters. Got a number without a gradient instead.")
         first = torch.autograd.grad(value, chosen, create_graph=True, materialize_grads=True)
         flat = torch.cat([g.flatten() for g in first])
+    if not flat.requires_grad:  # a gradient that is constant
+        return Estimate(0.0, products=0, residual=0.0)
 
     def product(v: Tensor) -> Tensor:
         with torch.enable_grad():

@@ -36,7 +36,10 @@ class Plane:
 
 @dataclass(frozen=True)
 class Paths:
-    """The iterates of some samples: `states[i]` is (K_i, D), `residuals[i]` the relative ones, (K_i,)."""
+    """The iterates of some samples: `states[i]` is (K_i, D), `residuals[i]` is ‖f(z) − z‖/‖z‖, (K_i,).
+
+    Where z = 0 the residual is that relative to f(z): 1, or 0 if 0 is the equilibrium.
+    """
 
     states: tuple[np.ndarray, ...]
     residuals: tuple[np.ndarray, ...]
@@ -55,8 +58,11 @@ class Paths:
 def equilibria_plane(points: np.ndarray | Tensor) -> Plane:
     """The plane of the first two principal components of points (N, D); axes point where they are largest."""
     flat = _array(points)
-    if flat.ndim != 2 or flat.shape[1] < 2:
-        raise ValueError(f"points must be (N, D) with D ≥ 2. Got shape {flat.shape} instead.")
+    if flat.ndim != 2 or flat.shape[0] < 1 or flat.shape[1] < 2:
+        raise ValueError(f"points must be (N, D) with N ≥ 1 and D ≥ 2. Got shape {flat.shape} instead.")
+    if len(wrong := np.argwhere(~np.isfinite(flat))):
+        i, j = wrong[0]
+        raise ValueError(f"points must be finite. Got {flat[i, j]} in row {i}, coordinate {j} instead.")
     mean = flat.mean(axis=0)
     centred = flat - mean  # the weights of a path are large: one copy is enough
     sizes, V = _leading(centred)
@@ -99,7 +105,7 @@ def solver_paths(
             point.rows.tolist(), point.value, point.residual, sizes, strict=True
         ):
             states[row].append(_array(value.flatten()))
-            residuals[row].append(float(residual / size) if states[row][-1].any() else 1.0)
+            residuals[row].append(float(residual / size) if states[row][-1].any() else float(residual > 0))
     return Paths(tuple(map(np.stack, states)), tuple(map(np.array, residuals)), solution)
 
 
