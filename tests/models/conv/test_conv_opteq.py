@@ -347,6 +347,20 @@ def test_a_file_keeps_how_the_state_is_found_or_asks_for_it(family, tmp_path):
         assert eq.load(path, solver=solver).solver == solver
 
 
+def test_short_steps_are_solved_as_near_as_a_cell_too():
+    model, x = build(alpha=0.02, stop=eq.Stop(rtol=1e-4)), images()
+    exact, near = model.solve(x, stop=TIGHT).value, model.as_equilibrium()(x)
+    assert ((near - exact).flatten(1).norm(dim=1) <= 5e-4 * exact.flatten(1).norm(dim=1)).all()
+
+
+def test_unrolled_steps_with_a_skip_run_in_half_precision():
+    model, x = build(dtype=torch.float32, alpha=0.6, gradient=30), images().float()
+    y = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        near = model(x)
+    assert 1e-4 < (near - y).norm() / y.norm() < 0.05
+
+
 def test_sam_in_a_chain_has_no_implicit_gradient_either():
     model, x = build(), images()
     chain = [eq.SAM(), eq.Picard()]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.func import functional_call, grad, vmap
 
 import equipoise as eq
 from contracts.image_model import TIGHT, C, H, ImageContract, K, W
@@ -72,6 +73,51 @@ class TestConvMonotone(ImageContract):
         exact = model.solve(x, stop=TIGHT).value.flatten(1)
         near = model.solve(x, stop=eq.Stop(rtol=1e-4)).value.flatten(1)
         assert ((near - exact).norm(dim=1) <= 20e-4 * exact.norm(dim=1)).all()
+
+    def test_the_same_map_as_a_cell_is_as_near(self):
+        x, stop = self.images(), eq.Stop(rtol=1e-4)
+        model = self.build(norm=3.0, stop=stop)
+        exact, near = model.solve(x, stop=TIGHT).value, model.as_equilibrium()(x)
+        assert ((near - exact).flatten(1).norm(dim=1) <= 5e-4 * exact.flatten(1).norm(dim=1)).all()
+
+    def test_one_channel_of_one_pixel_has_no_skew_part(self):
+        """z = relu((1 − μ − a²) z + c), c ≥ 0, is z = c/(μ + a²)."""
+        for image, kernel in (((1, 1, 1), 3), ((1, 1, 1), 1)):
+            generator = torch.Generator().manual_seed(0)
+            model = ConvMonotone(image, 1, kernel=kernel, dtype=torch.float64, generator=generator)
+            assert model.norms()[1] == 0
+            x = self.images()[:, :1, :1, :1]
+            c, a = model.injection(x)[0], model.A[0, 0, kernel // 2, kernel // 2]
+            expected = torch.relu(c) / (0.5 + a**2)
+            torch.testing.assert_close(model.equilibrium(x, stop=TIGHT), expected, rtol=0, atol=1e-11)
+        assert ConvMonotone((1, 4, 4), 1, kernel=1).norms()[1] == 0
+
+    def test_transforms_of_functions_go_through_it(self):
+        model, x = self.build(), self.images()
+        each = vmap(lambda one: model(one[None], stop=TIGHT)[0])(x)
+        torch.testing.assert_close(each, model(x, stop=TIGHT), rtol=0, atol=1e-9)
+        loss = lambda p: functional_call(model, p, (x,), {"stop": TIGHT}).square().sum()
+        found = grad(loss)(dict(model.named_parameters()))
+        loss(dict(model.named_parameters())).backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name], p.grad, rtol=1e-8, atol=1e-8)
+
+    def test_the_margin_stays_positive(self):
+        model = self.build()
+        for wrong in (0.0, -1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match="margin must be > 0 and finite"):
+                model.margin = wrong
+        model.margin = 2
+        assert model.config()["margin"] == 2.0
+
+    def test_in_half_precision_the_tolerance_is_what_it_can_reach(self):
+        model, x = self.build(dtype=torch.float32), self.images(dtype=torch.float32)
+        y = model(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            near = model(x, stop=eq.Stop(rtol=0.25))
+            with pytest.raises(ValueError, match=r"in torch\.bfloat16 with α = .* ask for less"):
+                model(x)
+        assert 1e-4 < (near - y).norm() / y.norm() < 0.25
 
     def test_the_certificate_needs_no_condition_but_finite_kernels(self):
         model, x = self.build(norm=50.0), self.images()

@@ -25,7 +25,18 @@ from ..opteq.activations import KNOWN, monotone_activation
 from ..opteq.pieces import Gradients, Skip, pace, tightened
 from ..properties import Property, as_property
 from .images import ImageModel, StoredSolvers
-from .parts import Extractor, Maker, all_positive, head_for, odd, positive, reduced, transposed_kernel
+from .parts import (
+    Extractor,
+    Maker,
+    all_positive,
+    bounding,
+    computed_in,
+    head_for,
+    odd,
+    positive,
+    reduced,
+    transposed_kernel,
+)
 
 
 class ConvLayer(nn.Module):
@@ -98,7 +109,7 @@ def _compose(
     for layer in _layers(geometry, tensors):
         f = _target(activation, z, *layer)
         if alpha < 1:
-            f = alpha * f if z is None else torch.lerp(z, f, alpha)
+            f = alpha * f if z is None else torch.lerp(z, f.to(z.dtype), alpha)  # which autocast lowers
         z = f
     assert z is not None
     return z if regulariser is None else regulariser(z.flatten(1)).reshape(z.shape)
@@ -131,12 +142,6 @@ def _target(
     if g.stride == 1:
         return F.conv2d(h, W_T, padding=g.padding)
     return F.conv_transpose2d(h, W_T, stride=g.stride, padding=g.padding, output_padding=g.lost)
-
-
-def _bounding(**norms: float | None) -> None:
-    for name, value in norms.items():
-        if value is not None and not 0 < value <= 1:
-            raise ValueError(f"{name} must lie in (0, 1]: it bounds ‖W_l‖. Got {value} instead.")
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,7 @@ class ConvOptEq(Skip, ImageModel):
                 f"strides must be one for each layer of hidden, and there must be a layer. "
                 f"Got {len(strides)} strides for {len(hidden)} layers instead."
             )
-        _bounding(limit=limit)
+        bounding(limit=limit)
         if not 0 < norm <= limit:
             raise ValueError(f"norm must lie in (0, limit]: it is ‖W_l‖ at the start. Got {norm} instead.")
         chosen = monotone_activation(activation)
@@ -271,11 +276,12 @@ class ConvOptEq(Skip, ImageModel):
             return self.cell
         return partial(_whole_step, self.alpha, self.activation, self._geometry)
 
-    def solved_stop(self, stop: Stop | None) -> Stop | None:
-        if self._whole_steps:
-            return stop
+    def cell_stop(self, stop: Stop | None) -> Stop | None:
         s = pace(self.alpha, len(self.layers))
-        return tightened(stop or Stop(), self.alpha, s, self.layers[0].W.dtype)
+        return tightened(stop or Stop(), self.alpha, s, computed_in(self.layers[0].W))
+
+    def solved_stop(self, stop: Stop | None) -> Stop | None:
+        return stop if self._whole_steps else self.cell_stop(stop)
 
     @property
     def _whole_steps(self) -> bool:
@@ -319,7 +325,7 @@ class ConvOptEq(Skip, ImageModel):
         A `bound` below the model's limit takes its place. Call it after each step of an optimiser, or let
         `keep_projected` do so.
         """
-        _bounding(bound=bound, limit=self.limit)
+        bounding(bound=bound, limit=self.limit)
         limit = self.limit if bound is None else min(self.limit, bound)
         before = self.norms()
         for i, (layer, size) in enumerate(zip(self.layers, before, strict=True), 1):

@@ -85,9 +85,13 @@ class ImageModel(Saved, ABC):
         """What is solved: f, or a map with the same equilibria."""
         return self.cell
 
-    def solved_stop(self, stop: Stop | None) -> Stop | None:
-        """To what tolerance `solved_cell` is solved, for equilibria as near as `stop` says."""
+    def cell_stop(self, stop: Stop | None) -> Stop | None:
+        """To what tolerance f itself is solved, for equilibria as near as `stop` says."""
         return stop
+
+    def solved_stop(self, stop: Stop | None) -> Stop | None:
+        """To what tolerance `solved_cell` is."""
+        return self.cell_stop(stop)
 
     def default_start(self, c: Sequence[Tensor]) -> State | None:
         """Where a solve begins unless `start` says it; None for zero, where an unrolled iteration begins."""
@@ -150,7 +154,7 @@ class ImageModel(Saved, ABC):
             _ImageCell(self),
             solver=self.solver,
             gradient=self.gradient,
-            stop=self.stop,
+            stop=self.cell_stop(self.stop),
             on_failure=self.on_failure,
             state=self.state,
         )

@@ -24,6 +24,7 @@ from .parts import (
     Image,
     Maker,
     all_positive,
+    computed_in,
     head_for,
     odd,
     positive,
@@ -50,8 +51,9 @@ class ConvMonotone(ImageModel):
 
         z ← relu(z − α((I − W)z − c)),  c = U⋆g(x) + b,  α = 1/(μ + ‖A‖² + ‖B − Bᵀ‖),
 
-    which has the same equilibria. Steps grow with ‖B − Bᵀ‖/μ. Equilibria do not depend on α, so the norms in
-    it are estimates, and it is not differentiated.
+    which has the same equilibria. Steps grow with ‖B − Bᵀ‖/μ; where that is large, only the solvers, which
+    need no contraction, find them: unrolled and repeated steps may diverge. Equilibria do not depend on α, so
+    the norms in it are estimates, and it is not differentiated.
 
     Args:
         inputs: (channels, height, width) of an image.
@@ -66,6 +68,7 @@ class ConvMonotone(ImageModel):
     """
 
     state: Image
+    probe: Tensor  # (1, m, h, w), where the estimates of norms start
 
     def __init__(
         self,
@@ -104,9 +107,9 @@ class ConvMonotone(ImageModel):
             channels=channels, hidden=hidden, features=features, pool=pool
         )
         kernel, reach = odd(kernel=kernel, reach=reach)
-        positive_finite(margin=margin, norm=norm)
+        positive_finite(norm=norm)
         make = Maker(dtype, device, generator)
-        self.margin, self.norm, self.pool = float(margin), float(norm), pool
+        self.margin, self.norm, self.pool = margin, float(norm), pool
         self.normalise, self.task = normalise, task
         self.extractor = Extractor(self.inputs, features, all_positive("extractor", extractor), make)
         self.state = (channels, *self.extractor.size)
@@ -115,13 +118,25 @@ class ConvMonotone(ImageModel):
         self.B = nn.Parameter(make.normal(channels, channels, kernel, kernel, std=1.0))
         self.U = nn.Parameter(make.normal(channels, into, reach, reach, std=(2 / (into * reach**2)) ** 0.5))
         self.b = nn.Parameter(make.zeros(channels))
+        seeded = Maker(self.A.dtype, self.A.device, torch.Generator(self.A.device).manual_seed(0))
+        self.register_buffer("probe", seeded.normal(1, *self.state, std=1.0), persistent=False)
         with torch.no_grad():
             a, k = self.norms()
             self.A.mul_(norm / a)
-            self.B.mul_(norm / k)
+            self.B.mul_(norm / k if k else 1.0)  # B − Bᵀ = 0 for one channel of one pixel
         self.head = head_for(task, channels, self.extractor.size, self.inputs, outputs, pool, make, normalise)
 
     # -- the equation ------------------------------------------------------------------------------------
+
+    @property
+    def margin(self) -> float:
+        """μ."""
+        return self._margin
+
+    @margin.setter
+    def margin(self, margin: float) -> None:
+        positive_finite(margin=margin)
+        self._margin = float(margin)
 
     @property
     def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]
@@ -154,8 +169,8 @@ class ConvMonotone(ImageModel):
         """About ‖A‖ and ‖B − Bᵀ‖, from below, as maps of images of the state's size."""
         K = self.skew()
         return (
-            _estimated_norm(self.A, transposed_kernel(self.A), self.state),
-            _estimated_norm(K, -K, self.state),
+            _estimated_norm(self.A, transposed_kernel(self.A), self.probe),
+            _estimated_norm(K, -K, self.probe),
         )
 
     def step_size(self) -> float:
@@ -163,13 +178,13 @@ class ConvMonotone(ImageModel):
         a, k = self.norms()
         return 1 / (self.margin + a**2 + k)
 
-    def solved_stop(self, stop: Stop | None) -> Stop:
+    def cell_stop(self, stop: Stop | None) -> Stop:
         """The tolerance is for z ↦ relu(W⋆z + c), of whose step one here is a part α."""
         alpha = self.step_size()
-        return tightened(stop or Stop(), alpha, min(1.0, alpha), self.A.dtype)
+        return tightened(stop or Stop(), alpha, min(1.0, alpha), computed_in(self.A))
 
     def default_gradient(self, stop: Stop) -> Implicit:
-        return Implicit(stop=self.solved_stop(stop))
+        return Implicit(stop=self.cell_stop(stop))
 
     # -- housekeeping ------------------------------------------------------------------------------------
 
@@ -198,11 +213,9 @@ class ConvMonotone(ImageModel):
         )
 
 
-def _estimated_norm(kernel: Tensor, transposed: Tensor, state: Sequence[int]) -> float:
-    """‖K⋆‖ from below, by powers of Kᵀ⋆K⋆ on one image."""
-    pad, generator = kernel.shape[-1] // 2, torch.Generator(kernel.device).manual_seed(0)
-    v = torch.randn(1, *state, dtype=kernel.dtype, device=kernel.device, generator=generator)
-    size = kernel.new_zeros(())
+def _estimated_norm(kernel: Tensor, transposed: Tensor, v: Tensor) -> float:
+    """‖K⋆‖ from below, by powers of Kᵀ⋆K⋆ on one image v."""
+    pad, size = kernel.shape[-1] // 2, kernel.new_zeros(())
     for _ in range(_POWER_STEPS):
         v = v / v.norm().clamp_min(torch.finfo(v.dtype).tiny)
         Kv = F.conv2d(v, kernel, padding=pad)

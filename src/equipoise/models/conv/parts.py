@@ -176,6 +176,12 @@ def positive_finite(**numbers: float) -> None:
             raise ValueError(f"{name} must be > 0 and finite. Got {value!r} instead.")
 
 
+def bounding(**norms: float | None) -> None:
+    for name, value in norms.items():
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"{name} must lie in (0, 1]: it bounds ‖W_l‖. Got {value} instead.")
+
+
 def _counting(value: Any) -> int:
     """An integer ≥ 1 of whatever library, as Python's own; 0 for anything else."""
     try:
@@ -211,6 +217,12 @@ def all_positive(name: str, values: Sequence[int]) -> tuple[int, ...]:
 def transposed_kernel(kernel: Tensor) -> Tensor:
     """The kernel of Kᵀ⋆ for an odd kernel K at stride 1, a convolution too: faster than a transposed one."""
     return kernel.flip(2, 3).transpose(0, 1).contiguous()
+
+
+def computed_in(weight: Tensor) -> torch.dtype:
+    """The dtype of convolutions with `weight`: under autocast, the lower one."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 def parameters_of(model: nn.Module) -> int:
