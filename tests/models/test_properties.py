@@ -282,9 +282,26 @@ def test_properties_from_files_and_wrong_ones():
         with pytest.raises(TypeError, match="regulariser must be a property such as L1"):
             OptEq(3, 4, 5, regulariser=wrong)
     for make in (lambda: L1(-1.0), lambda: SquaredL2(math.nan), lambda: GroupLasso(math.inf)):
-        with pytest.raises(ValueError, match="weight must be finite and ≥ 0"):
+        with pytest.raises(ValueError, match="weight must be a finite number ≥ 0"):
             make()
     with pytest.raises(ValueError, match="groups must be an integer"):
         GroupLasso(0.1, 0)
     with pytest.raises(ValueError, match="low must be < high"):
         Box(1.0, 1.0)
+
+
+def test_a_regulariser_without_a_graph_is_refused():
+    still = differentiable(lambda z: z.detach().square().sum(dim=1), lipschitz=2.0, convex=True, name="still")
+    with pytest.raises(ValueError, match="still must depend on z by differentiable operations"):
+        GradientStep(still)(torch.ones(2, 3))
+    moving = differentiable(lambda z: z.square().sum(dim=1), lipschitz=2.0, convex=True)
+    with torch.no_grad():
+        assert torch.equal(moving.gradient(torch.ones(2, 3)), 2 * torch.ones(2, 3))
+
+
+def test_options_of_properties_are_numbers():
+    for wrong in ("a", None, math.nan, -1.0):
+        with pytest.raises(ValueError, match="weight must be a finite number ≥ 0"):
+            L1(wrong)
+    with pytest.raises(ValueError, match="low must be < high, both numbers"):
+        Box("a", 1.0)

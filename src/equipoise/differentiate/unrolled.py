@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ..solve import Picard, Solver
+from ..solve import EquilibriumError, Picard, Solver
 from ..solve.driver import verify
 from ..solve.problem import make_map
 from .equation import Equation
@@ -45,9 +45,17 @@ class Unrolled(Gradient):
             for _ in range(self.steps):
                 z, state = self.solver.step(f, z, f(z), state)
             _refuse_mapped(z)
-            solution = verify(equation, z, args, shared, stop=equation.method.stop)
-        record.forward = solution
-        kept = equation.method.on_failure.judge(solution, f"{self.steps} unrolled steps")
+            seen = verify(equation, z, args, shared, stop=equation.method.stop)
+        taken, limit = torch.full_like(seen.steps, self.steps), replace(seen.stop, max_steps=self.steps)
+        solution = record.forward = replace(seen, steps=taken, stop=limit)
+        try:
+            kept = equation.method.on_failure.judge(solution, f"{self.steps} unrolled steps")
+        except EquilibriumError as error:
+            raise EquilibriumError(
+                f"{error}\nThe steps are those of Unrolled({self.steps}): take more of them, or z_K as it "
+                f"is, with on_failure='accept'.",
+                solution,
+            ) from None
         if kept is not None:
             record.masked = len(z) - len(kept)
             rows = [t[kept] for t in args]

@@ -148,8 +148,8 @@ class Box(Proximal):
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"low must be < high. Got {self.low} and {self.high} instead.")
+        if not as_number(self.low) < as_number(self.high):
+            raise ValueError(f"low must be < high, both numbers. Got {self.low!r} and {self.high!r} instead.")
 
     def __call__(self, z: Tensor) -> Tensor:
         return z.clamp(self.low, self.high)
@@ -210,7 +210,17 @@ def differentiable(
     `R` maps rows (n, m) to values (n,), each row on its own; `lipschitz` is a bound of ∇R's Lipschitz
     constant L_z and `convex` is what you know of R: both are taken at your word.
     """
-    return Regulariser(name, torch.func.grad(lambda z: R(z).sum()), lipschitz, convex)
+
+    def total(z: Tensor) -> Tensor:
+        value = R(z).sum()
+        if not value.requires_grad:
+            raise ValueError(
+                f"{name} must depend on z by differentiable operations. Got a value that does not, so "
+                f"that its gradient would be 0: leave out detach(), no_grad() and NumPy."
+            )
+        return value
+
+    return Regulariser(name, torch.func.grad(total), lipschitz, convex)
 
 
 _KINDS: dict[str, type[Property]] = {kind.__name__: kind for kind in (L1, SquaredL2, GroupLasso, Box)}
@@ -369,6 +379,14 @@ def as_stop(stop: Stop | Mapping[str, Any] | None) -> Stop | None:
     return stop
 
 
+def as_number(value: Any) -> float:
+    """`value` as a float: NaN, which lies in no interval, where it is no number."""
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
+
+
 def _nonnegative(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and ≥ 0. Got {value} instead.")
+    if not 0 <= as_number(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number ≥ 0. Got {value!r} instead.")

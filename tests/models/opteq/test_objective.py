@@ -327,6 +327,14 @@ def test_any_number_of_layers_solves_the_inclusion(alpha, activation):
         model.objective(Z, X)
 
 
+def test_one_layer_is_sent_to_its_own_problem():
+    one, X = deep((5,), 0.7)
+    with pytest.raises(ValueError, match=r"Got one instead, which minimises φ alone: wide\(\)"):
+        one.minimise(X)
+    Z = one.equilibrium(X, stop=TIGHT).detach()
+    torch.testing.assert_close(one.wide().minimise(X).z, Z, rtol=0, atol=1e-11)
+
+
 # -- with a property, and what is refused --------------------------------------------------------------------
 
 
@@ -374,7 +382,7 @@ def test_what_is_not_a_convex_problem_is_refused_in_words():
     stepped, X = layer(regulariser=GradientStep(half_squared_norm()))
     with pytest.raises(ValueError, match="a gradient step is no proximal map in general"):
         stepped.objective(Z, X)
-    with pytest.raises(ValueError, match="the network without L1"):
+    with pytest.raises(ValueError, match=r"the network without L1.* equilibrium\(X\) is what"):
         layer(regulariser=L1(0.1))[0].minimise(X)
     with pytest.raises(ValueError, match=r"t must lie in \(0, 1\]"):
         tanh.potentials(X)[0].prox(1.5, Z)

@@ -178,3 +178,18 @@ def test_so_are_both_of_a_pair():
         model.objective((Z, Z / 0), X)
     with pytest.raises(ValueError, match=r"Z must be z_0, or the two of \(z_1, z_0\)\. Got a tuple of 3"):
         model.objective((Z, Z, Z), X)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("mu", [1e200, 1e-300])
+def test_any_mu_has_its_minimiser(mu, activation):
+    generator = torch.Generator().manual_seed(0)
+    model = OptEq(4, 6, 9, mu, activation=activation, dtype=torch.float64, generator=generator)
+    X = draw(1, 3, 4)
+    found = model.minimise(X)
+    assert relative(found.z, model.solve(X, stop=STOP).value) < 1e-12
+    root = model.W.detach() / mu**0.5  # z = μ^(-½)·y, with y that of μ = 1
+    one = OptEq(4, 6, 9, activation=activation, dtype=torch.float64)
+    one.load_state_dict({**model.state_dict(), "W": root})
+    assert relative(found.z * mu**0.5, one.minimise(X).z) < 1e-12
+    assert relative(found.value * mu, one.minimise(X).value) < 1e-12

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...linalg import norm_upper
 from ...solve import Activation
 from ..affine import spectral_norm
-from ..properties import Property
+from ..properties import Property, as_number, as_property
 from .pieces import Skip, pace
 
 
 class Bounded(Skip):
     """Layers W_l of a state, with α, μ and σ: their norms, and what follows from them."""
-
-    bound: float | None
-    regulariser: Property | None
 
     @property
     @abstractmethod
@@ -40,9 +37,32 @@ class Bounded(Skip):
 
     @mu.setter
     def mu(self, mu: float) -> None:
-        if not 0 < mu < math.inf:
-            raise ValueError(f"mu must be a finite number > 0. Got {mu} instead.")
+        if not 0 < as_number(mu) < math.inf:
+            raise ValueError(f"mu must be a finite number > 0. Got {mu!r} instead.")
         self._mu = float(mu)
+
+    @property
+    def bound(self) -> float | None:
+        """β of ‖W_l‖ ≤ β√(μ/L_σ) by scaling; None for free weights."""
+        return self._bound
+
+    @bound.setter
+    def bound(self, bound: float | None) -> None:
+        if bound is not None and not 0 < as_number(bound) <= 1:
+            raise ValueError(
+                f"bound must lie in (0, 1], the largest √(L_σ/μ)‖W‖, or be None for free weights. "
+                f"Got {bound!r} instead."
+            )
+        self._bound = None if bound is None else float(bound)
+
+    @property
+    def regulariser(self) -> Property | None:
+        """T_R behind the layers, if there is one."""
+        return self._regulariser
+
+    @regulariser.setter
+    def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
+        self._regulariser = as_property(regulariser)
 
     @property
     def limit(self) -> float:
@@ -69,11 +89,16 @@ class Bounded(Skip):
         contraction that `certify(model, X)` proves. Call it after each step of an optimiser, with a bound
         below 1 where gradients are implicit: they grow like 1/(1 − q).
         """
-        if not 0 < bound <= 1:
-            raise ValueError(f"bound must lie in (0, 1]. Got {bound} instead.")
+        if not 0 < as_number(bound) <= 1:
+            raise ValueError(f"bound must lie in (0, 1]. Got {bound!r} instead.")
         limit = bound * self.limit
         for i, layer in enumerate(self.blocks):
             W = layer.W
+            if not isinstance(W, nn.Parameter):
+                raise ValueError(
+                    f"W of layer {i + 1} must be a parameter, to be projected in place. Got one that is "
+                    f"computed at each call, by a parametrisation or a hook: remove that, or use bound=."
+                )
             if not bool(torch.isfinite(W).all()):
                 raise ValueError(f"W of layer {i + 1} holds NaN or infinity: there is nothing to project.")
             while not (size := norm_upper(W)) <= limit:

@@ -235,8 +235,8 @@ class QuadraticProgramme:
             L = torch.linalg.cholesky(H)
         except RuntimeError:  # torch.linalg.LinAlgError, by its public base
             raise ValueError(
-                "the quadratic programme must be strictly convex: L_σ‖W‖² < μ (of one layer at least). "
-                "project_(0.99) makes it so."
+                "the quadratic programme must be strictly convex: L_σ‖W‖² < μ (of one layer at least); at "
+                "equality there may be no minimiser, or many. project_(0.99) makes it so."
             ) from None
         B = torch.linalg.solve_triangular(L, self.g.detach().cpu().double().T, upper=False).T.numpy()
         A, p = L.T.numpy(), len(H)

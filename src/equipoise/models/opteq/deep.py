@@ -78,13 +78,23 @@ class _Layers(ProximalFamily):
         self.hidden = [positive(f"hidden[{i}]", n) for i, n in enumerate(hidden)]
         how = (dtype, device, generator)
         self.layers = nn.ModuleList(
-            OptEqLayer(*draw_layer(n, state, inputs, 0.9 * self.limit, *how)) for n in self.hidden
+            OptEqLayer(*draw_layer(n, self.state, self.inputs, 0.9 * self.limit, *how)) for n in self.hidden
         )
-        self.V = draw_readout(state, outputs, *how)
+        self.V = draw_readout(self.state, self.outputs, *how)
 
     @property
     def blocks(self) -> Sequence[Any]:
         return tuple(self.layers)
+
+    @property
+    def mu(self) -> float:
+        """1: there is no μ in the equation."""
+        return 1.0
+
+    @mu.setter
+    def mu(self, mu: float) -> None:
+        if mu != 1:
+            raise ValueError(f"the equation of {type(self).__name__} has no μ. Got {mu!r}: an OptEq has one.")
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "hidden": self.hidden}
@@ -182,10 +192,15 @@ class MultiBlockOptEq(_Layers):
         "z_l = f_l(z_{l−1}), z_0 = z_L, f_l(z) = α W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z, ŷ = Vᵀz_L"
     )
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if self.regulariser is not None:
-            raise ValueError(f"the multi-block form has no place for {self.regulariser}.")
+    @property
+    def regulariser(self) -> Property | None:
+        """None: a property belongs behind the last layer alone."""
+        return None
+
+    @regulariser.setter
+    def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
+        if regulariser is not None:
+            raise ValueError(f"the multi-block form has no place for {regulariser}.")
 
     @property
     def state_size(self) -> int:

@@ -23,7 +23,7 @@ from ...solve.failure import OnFailure, Policy
 from ...solve.problem import Layout
 from ..affine import refuse_nonfinite
 from ..equilibrium import Equilibrium, _shaped
-from ..properties import Property, as_property, as_sam, as_stop, method_config, selects
+from ..properties import Property, as_sam, as_stop, method_config, selects
 from ..saving import Saved
 from .activations import KNOWN, monotone_activation
 from .bounds import Bounded
@@ -32,6 +32,7 @@ from .pieces import (
     Gradients,
     ProximalEquation,
     as_gradient,
+    check_sam,
     positive,
     tightened,
     trained_by,
@@ -69,24 +70,17 @@ class ProximalFamily(Bounded, Saved, ABC):
         on_failure: Policy | OnFailure = "raise",
     ) -> None:
         super().__init__()
-        for name, value in (("inputs", inputs), ("state", state), ("outputs", outputs)):
-            positive(name, value)
-        if bound is not None and not 0 < bound <= 1:
-            raise ValueError(
-                f"bound must lie in (0, 1], the largest √(L_σ/μ)‖W‖, or be None for free weights. "
-                f"Got {bound} instead."
-            )
+        self.inputs, self.state = positive("inputs", inputs), positive("state", state)
+        self.outputs = positive("outputs", outputs)
         if feature_map is not None and not callable(feature_map):
             raise TypeError(
                 f"feature_map must be a function from X to (N, {inputs}). Got {feature_map!r} instead; a "
                 f"file holds its name alone, so pass it to load(path, feature_map=…)."
             )
-        self.inputs, self.state, self.outputs = inputs, state, outputs
-        self.alpha, self.mu = alpha, 1.0
+        self.alpha, self.mu, self.bound = alpha, 1.0, bound
         chosen = monotone_activation(activation)
         self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
-        self.regulariser = as_property(regulariser)
-        self.bound = None if bound is None else float(bound)
+        self.regulariser = regulariser
         self.feature_map = feature_map
         self.gradient = as_gradient(gradient)
         self.method = Method(as_sam(solver), as_stop(stop) or Stop(), "native", OnFailure.of(on_failure))
@@ -260,6 +254,7 @@ class ProximalFamily(Bounded, Saved, ABC):
         """The equation and where to start; `stepwise`: each step of T counts, not the equilibrium alone."""
         injections, weights = self.injections(X), self.weights()
         z0 = checked_start(start, (len(X), self.state_size), self.V)
+        check_sam(method.solver, z0[:1])
         f = self.T
         if not stepwise and self.alpha < 1:
             kind, known = type(self), ProximalFamily
@@ -279,6 +274,11 @@ class ProximalFamily(Bounded, Saved, ABC):
     def _check_inputs(self, X: Tensor) -> None:
         if not isinstance(X, Tensor):
             raise TypeError(f"X must be a tensor, (N, {self.inputs}). Got {type(X).__name__} instead.")
+        if self.V.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"an equilibrium is solved for in float32 or float64. Got parameters of {self.V.dtype} "
+                f"instead: model.float() or model.double() changes them."
+            )
         if self.feature_map is None:
             check_rows(X, self.inputs, self.V)
         elif X.ndim < 1:

@@ -168,6 +168,9 @@ def _affine_layers(network: nn.Sequential | ReLUNetwork) -> tuple[list[Affine], 
     if other or not linear:
         got = type(other[0]).__name__ if other else "none of the first"
         raise ValueError(f"network must be made of nn.Linear and nn.ReLU. Got {got} instead.")
+    for i, layer in enumerate(linear, 1):
+        if not all(bool(torch.isfinite(part).all()) for part in layer.parameters()):
+            raise ValueError(f"network must have finite weights. Got NaN or infinity in linear layer {i}.")
     for before, after in pairwise(linear):
         if before.out_features != after.in_features:
             raise ValueError(

@@ -143,9 +143,8 @@ class LayerObjective(_Objective):
         _require_relu(self)
         (phi,) = self.potentials(X)
         eye = torch.eye(len(phi.W), dtype=phi.W.dtype, device=phi.W.device)
-        return QuadraticProgramme(
-            eye / self.mu - phi.W @ phi.W.T / self.mu**2, phi.c / self.mu, signed=len(eye)
-        )
+        root = phi.W / self.mu**0.5  # first, as μ² may overflow
+        return QuadraticProgramme((eye - root @ root.T) / self.mu, phi.c / self.mu, signed=len(eye))
 
     @torch.no_grad()
     def minimise(self, X: Tensor) -> Minimum:
@@ -311,10 +310,15 @@ class JointObjective(_Objective):
         _refuse_regulariser(self)
         self._refuse_nonconvex()
         phis = self.potentials(X)
-        if len(phis) != 2:
+        if len(phis) == 1:
             raise ValueError(
-                f"two layers minimise a joint objective (Corollary 1), one layer is an OptEq. Got "
-                f"{len(phis)} instead, which solve an inclusion: inclusion_residual(Z, X) measures it."
+                "two layers minimise a joint objective (Corollary 1). Got one instead, which minimises φ "
+                "alone: wide() is the same network as an OptEq, which knows of it."
+            )
+        if len(phis) > 2:
+            raise ValueError(
+                f"two layers minimise a joint objective (Corollary 1). Got {len(phis)} instead, which solve "
+                f"an inclusion: inclusion_residual(Z, X) measures it."
             )
         return phis[0], phis[1]
 
@@ -360,7 +364,8 @@ def _envelope_of(regulariser: Any) -> Callable[[Tensor], Tensor]:
 def _refuse_regulariser(model: ProximalFamily) -> None:
     if model.regulariser is not None:
         raise ValueError(
-            f"this is about the network without {model.regulariser}: objective(Z, X) of an OptEq includes it."
+            f"this is about the network without {model.regulariser}. With it, equilibrium(X) is what the "
+            f"network finds, and objective(S(Z), X) of an OptEq is the problem behind, S the layer."
         )
 
 

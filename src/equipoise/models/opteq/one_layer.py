@@ -66,12 +66,10 @@ class OptEq(LayerObjective):
             stop=stop,
             on_failure=on_failure,
         )
-        if not 0 < mu < float("inf"):
-            raise ValueError(f"mu must be a finite number > 0. Got {mu} instead.")
-        self.mu, self.hidden = float(mu), positive("hidden", hidden)
+        self.mu, self.hidden = mu, positive("hidden", hidden)
         how = (dtype, device, generator)
-        self.W, self.U, self.b = draw_layer(hidden, state, inputs, 0.9 * self.limit, *how)
-        self.V = draw_readout(state, outputs, *how)
+        self.W, self.U, self.b = draw_layer(self.hidden, self.state, self.inputs, 0.9 * self.limit, *how)
+        self.V = draw_readout(self.state, self.outputs, *how)
 
     W: nn.Parameter  # (n, m)
     U: nn.Parameter  # (n, d)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from ...differentiate import Equation, Gradient, Implicit, Method, Unrolled
 from ...differentiate.equation import needs_gradient, under_transform
 from ...solve import SAM, Picard, Solver, Stop
 from ..affine import spectral_norm
-from ..properties import UnrolledSAM, selects
+from ..properties import UnrolledSAM, as_number, selects
 
 Gradients = Gradient | Mapping[str, Any] | str | int
 
@@ -41,10 +42,14 @@ class ProximalEquation(Equation):
 
 
 def positive(name: str, value: Any) -> int:
-    """`value`, which must be an integer ≥ 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    """`value` as an int, which must be an integer ≥ 1 (NumPy's too)."""
+    try:
+        whole = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = 0
+    if whole < 1:
         raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
-    return value
+    return whole
 
 
 class Skip:
@@ -56,8 +61,8 @@ class Skip:
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha} instead.")
+        if not 0 < as_number(alpha) <= 1:
+            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha!r} instead.")
         if 1 - alpha == 1:
             raise ValueError(f"alpha must be large enough for 1 − α to differ from 1. Got {alpha} instead.")
         self._alpha = float(alpha)
@@ -121,6 +126,23 @@ def trained_by(
             f"gradient=Unrolled(20); or call the model under torch.no_grad()."
         )
     return how
+
+
+def check_sam(solver: Any, z: Tensor) -> None:
+    """A ValueError unless the regulariser of SAM, where that is the solver, takes states like z (N, m)."""
+    for sam in solver if isinstance(solver, Sequence) else [solver]:
+        if not isinstance(sam, SAM):
+            continue
+        R = sam.regulariser
+        try:
+            got = f"a gradient of shape {tuple(shape)}" if (shape := R.gradient(z).shape) != z.shape else ""
+        except RuntimeError as error:
+            got = str(error).splitlines()[0]
+        if got:
+            raise ValueError(
+                f"{R.name} of SAM must take states of {z.shape[1]} entries, as the network has. "
+                f"Got {got} instead."
+            )
 
 
 def draw_layer(
