@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageColor
 
-from equipoise.papers.gallery import duration, processor_time, read_results, summary
+from equipoise.papers.gallery import counts, duration, processor_time, read_results, summary
 from equipoise.plots import LIGHT
 
 WIDEST, LARGEST = 1400, 200_000  # pixels; bytes of a picture
@@ -29,9 +29,12 @@ def export(gallery: Path, name: str, title: str) -> None:
             _shrink(gallery / r.key / to.name, to)
     text = summary(results).split("\n", 2)[2].replace("](", f"]({name}/")
     total = duration(processor_time(results, gallery))
-    head = f"# {title}\n\nProcessor time of all: {total}, one thread each. [What this is](README.md).\n\n"
+    claims = [j for r in results for j in r.judgements]
+    found = f"Of {len(claims)} claims: {counts(claims)}."
+    time = f"Processor time of all: {total}, one thread each."
+    head = f"# {title}\n\n{found} {time} [What this is](README.md).\n\n"
     (here / f"{name}.md").write_text(head + text.rstrip() + "\n", encoding="utf-8")
-    print(f"{len(results)} experiments, {total}: {here / name}.md")
+    print(f"{len(results)} experiments, {total}. {found} {here / name}.md")
 
 
 def _shrink(source: Path, to: Path) -> None:

@@ -6,16 +6,18 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 from equipoise.data import DataError
 from equipoise.data.errors import DataWarning
-from equipoise.papers import catalogue
+from equipoise.papers import catalogue, experiments
 from equipoise.papers.experiments import Context, Experiment, Settings, plain, register
 from equipoise.papers.gallery import (
     duration,
+    headline,
     processor_time,
     read_results,
     run_with,
@@ -25,7 +27,7 @@ from equipoise.papers.gallery import (
 )
 from equipoise.papers.page import Page, markdown
 from equipoise.papers.runner import reproduce, run_one
-from equipoise.papers.verdicts import judged
+from equipoise.papers.verdicts import impossible, judged
 from equipoise.plots import new_figure
 
 KEYS = [e.key for e in catalogue.experiments()]
@@ -75,6 +77,8 @@ def test_an_experiment_runs_at_a_tiny_size(key, out):
 def test_the_gallery_shows_every_result_and_escapes(out):
     write_gallery(out)
     results = read_results(out)
+    for result in results:
+        write_page(result, out)
     page = (out / "index.html").read_text()
     assert [r.key for r in results] == sorted(
         (r.key for r in results), key=lambda k: (catalogue_order(k.split(".")[0]), k)
@@ -82,8 +86,61 @@ def test_the_gallery_shows_every_result_and_escapes(out):
     for result in results:
         assert f'id="{result.key}"' in page
     assert "<script" not in page
-    assert not re.search(r'(src|href)="(?!data:|#)', page)  # self-contained
+    assert not re.search(r'src="(?!data:)', page)  # self-contained
+    for key in ("", *(result.key for result in results[::5])):  # what it points to is there
+        page = out / key / "index.html"
+        links = re.findall(r'href="([^"#]+)"', page.read_text())
+        assert [link for link in links if not (page.parent / unquote(link)).is_file()] == []
+        assert sum("units/" in link for link in links) == sum(
+            len(r.units) for r in results if key in ("", r.key)
+        )
+    assert {"../index.html", "measured.json", "result.json"} < set(links)
+    for table in results[-1].tables:
+        assert {f"{table['name']}.csv", f"{table['name']}.md"} < set(links)
     assert summary(results).count("\n## ") == len(results)
+
+
+@pytest.mark.parametrize("decisive", [True, None])
+def test_a_result_is_headed_by_the_verdict_of_all_its_claims(tmp_path, decisive):
+    """One that is undecided was tried; one that cannot be tried decides nothing."""
+    claims = [judged("c", holds, paper="p", measured="m", tolerance="t") for holds in (True, decisive)]
+    claims.append(impossible("d", paper="p", reason="no data"))
+    run_one(replace(made(), judge=lambda measured: claims), TINY, tmp_path)
+    write_gallery(tmp_path)
+    stored = json.loads((tmp_path / "gao2022.test" / "result.json").read_text())
+    expected = "agree" if decisive else "not reproducible here"
+    counted = "2 agree, 1 cannot be tried" if decisive else "1 agree, 1 undecided, 1 cannot be tried"
+    assert stored["verdict"] == expected
+    assert f"| gao2022.test | title | {expected} | {counted} | tiny |" in (tmp_path / "index.md").read_text()
+    page = (tmp_path / "index.html").read_text()
+    assert f"<td>{counted}</td>" in page
+    assert f"Of 3 claims: {counted}." in page
+    assert '<td data-name="scale">tiny</td>' in page
+    assert page.count('<span class="badge agree">') == (4 if decisive else 1)  # two of them head the result
+
+
+def test_a_result_of_before_is_read(tmp_path):
+    """It has no verdict of its own."""
+    result = run_one(made(), TINY, tmp_path)
+    path = tmp_path / "gao2022.test" / "result.json"
+    stored = json.loads(path.read_text())
+    del stored["verdict"]
+    path.write_text(json.dumps(stored))
+    (found,) = read_results(tmp_path)
+    assert headline(found) == headline(result) == "agree"
+
+
+@pytest.mark.parametrize("name", ["index.html", "index.md"])
+def test_a_page_that_is_no_gallery_is_not_written_over(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(experiments, "_REGISTRY", {"gao2022.test": made()})
+    for _ in range(2):  # a gallery is
+        reproduce(["all"], TINY, tmp_path / "own")
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"{name} is not of a gallery"):
+        reproduce(["all"], TINY, tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [name]
+    assert not (tmp_path / "units").exists()
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def catalogue_order(paper):
@@ -96,8 +153,6 @@ def catalogue_order(paper):
 
 
 def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
-    from equipoise.papers import experiments
-
     monkeypatch.setattr(experiments, "_REGISTRY", {})
 
     def broken(context):

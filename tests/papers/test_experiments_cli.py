@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 from typer.testing import CliRunner
 
@@ -24,6 +26,11 @@ def test_the_list_names_every_experiment():
     shown = call("list").stdout  # of 80 columns
     assert max(len(line) for line in shown.splitlines()) <= 80
     assert {e.key for e in catalogue.experiments()} <= set(shown.split())
+    for asked in (("list", "gao2022"), ("gao2022", "list")):
+        some = call(*asked, "--json")
+        assert [row["key"] for row in json.loads(some.stdout)] == [
+            e.key for e in catalogue.experiments("gao2022")
+        ]
 
 
 def test_it_runs_writes_a_gallery_and_does_not_compute_twice(tmp_path):
@@ -51,12 +58,30 @@ def test_what_is_wrong_is_said(tmp_path):
     for asked, said in (
         (("--scale", "huge"), "tiny, small, medium, paper"),
         (("--data", "digits,mnst"), "did you mean 'mnist'"),
+        (("--data", ""), "no data set is called ''"),
         (("--data-dir", tmp_path / "nodir"), "must be one that exists"),
     ):
         result = call("kawaguchi2021.fig3", *asked, "--out", tmp_path)
         assert result.exit_code == 2
         assert said in result.output.replace("\n", " ")
     assert not list(tmp_path.iterdir())
+    (tmp_path / "index.html").write_text("mine")
+    result = call("ling2023.theorem4", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "is not of a gallery" in " ".join(result.output.replace("│", "").split())
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path, monkeypatch):
+    def full(*asked, **how):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "unit"))
+
+    monkeypatch.setattr(catalogue, "reproduce", full)
+    result = call("ling2023.theorem4", "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "The disk is full" in result.stderr
+    assert "the same command goes on" in " ".join(result.stderr.replace("│", "").split())
+    assert "--resume" not in result.stderr
 
 
 def test_what_was_not_used_is_said_on_stderr_and_on_the_page(tmp_path):

@@ -7,8 +7,11 @@ import pytest
 
 from equipoise.papers import catalogue
 from equipoise.papers.experiments import Result, plain
+from equipoise.papers.gallery import headline
 from equipoise.papers.hieu2022_multiscale import minima
 from equipoise.papers.verdicts import (
+    BELOW,
+    FALLING,
     Judgement,
     below,
     falling,
@@ -24,14 +27,16 @@ def test_a_verdict_is_that_of_its_judgements():
     agree = judged("c", True, paper="p", measured="m", tolerance="t")
     differs = judged("c", False, paper="p", measured="m", tolerance="t")
     untried = impossible("c", paper="p", reason="no data")
-    of = lambda *js, error="": Result("gao2022.x", "t", "c", {}, js, [], [], [], {}, [], 0.0, error).verdict
+    undecided = judged("c", None, paper="p", measured="m", tolerance="t", reason="One seed.")
+    of = lambda *js, error="": headline(Result("gao2022.x", "t", "c", {}, js, [], [], [], {}, [], 0.0, error))
     assert of(agree, untried) == "agree"
-    assert of(agree, differs, untried) == "differs"
-    assert of(untried) == "not reproducible here"
+    assert of(agree, undecided) == of(undecided, agree, untried) == "not reproducible here"
+    assert of(agree, differs, untried) == of(agree, undecided, differs) == "differs"
+    assert of(untried) == of(undecided) == of() == "not reproducible here"
     assert of(agree, error="boom") == "failed"
     assert differs.verdict == "differs"
-    undecided = judged("c", None, paper="p", measured="m", tolerance="t", reason="One seed.")
-    assert undecided.verdict == "not reproducible here"
+    assert undecided.verdict == untried.verdict == "not reproducible here"
+    assert [j.undecided for j in (agree, differs, untried, undecided)] == [False, False, False, True]
     assert undecided.reason.startswith("undecided at this size")
     assert undecided.reason.endswith("One seed.")
     assert isinstance(untried, Judgement)
@@ -54,6 +59,14 @@ def test_a_comparison_needs_two_standard_errors_and_is_else_undecided():
         assert below([1.0], [lost]) is True
         assert below([lost, 1.0], [9.0, 9.0]) is False
         assert below([lost], [lost]) is None
+
+
+def test_the_test_that_is_stated_is_the_one_that_is_made():
+    """Seeds are paired where there are as many: unpaired, the same numbers would be undecided."""
+    assert below([1.0, 5.0], [1.1, 5.1]) is True
+    assert below([1.0, 5.0], [1.1, 5.1, 3.1]) is None
+    for words in (BELOW, FALLING):
+        assert "standard errors of the difference, paired by seed where both have as many" in words
 
 
 def test_noise_is_seldom_a_verdict():

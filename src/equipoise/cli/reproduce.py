@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
+from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command, explain
 from .output import Output, duration, table
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from ..papers.experiments import Result
+    from ..papers.experiments import Experiment, Result
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -33,15 +34,17 @@ def reproduce(
     what: Annotated[
         list[str],
         typer.Argument(
-            help="Keys such as gao2022.fig1, a paper such as gao2022, `all`; or `list`.", metavar="WHAT…"
+            help="Keys such as gao2022.fig1, a paper such as gao2022, `all`; with `list`, what they are.",
+            metavar="WHAT…",
         ),
     ],
     scale: Annotated[
         str, typer.Option(help="How large: tiny (a smoke test), small, medium or paper.", metavar="SCALE")
     ] = "small",
     data: Annotated[
-        str, typer.Option(help="Data sets by name, with commas. By default the paper's own, as far as found.")
-    ] = "",
+        str | None,
+        typer.Option(help="Data sets by name, with commas. By default the paper's own, as far as found."),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="How many seeds. By default the scale's own.", min=1)
     ] = None,
@@ -66,15 +69,18 @@ def reproduce(
     What was computed before, under the same settings, is not computed again: an interrupted run goes on.
     """
     from ..papers import catalogue
+    from ..papers.gallery import check_place, headline
 
     output = Output(quiet, json)
-    if what == ["list"]:
-        _list(output)
-        return
-    names = tuple(name.strip() for name in data.split(",") if name.strip())
+    named = [name for name in what if name != "list"]
+    sets = () if data is None else tuple(name.strip() for name in data.split(","))
     try:
-        settings = catalogue.Settings(scale, names, seeds, str(data_dir) if data_dir else None)
-        catalogue.select(what)
+        chosen = catalogue.select(named or ["all"])
+        settings = catalogue.Settings(scale, sets, seeds, str(data_dir) if data_dir else None)
+        if named != what:
+            _list(chosen, output)
+            return
+        check_place(out)
     except ValueError as error:
         raise Failure("That cannot be run", str(error), "Nothing was run.", Code.USAGE) from None
     except KeyError as error:
@@ -84,10 +90,14 @@ def reproduce(
             results = catalogue.reproduce(what, settings, out, bar, jobs=jobs)
     except KeyboardInterrupt:
         raise Failure("Interrupted", _kept(out), code=Code.INTERRUPTED) from None
+    except OSError as error:
+        told = explain(error)  # that the disk is full, say
+        advice = "With that put right, the same command goes on from what is stored."
+        raise Failure(told.title, told.message, advice, told.code) from error
     output.say(f"\nThe gallery: {out / 'index.html'}")
     output.result(
         [
-            {"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error}
+            {"key": r.key, "verdict": headline(r), "seconds": r.seconds, "error": r.error}
             | {"warnings": list(r.warnings)}
             for r in results
         ]
@@ -105,10 +115,7 @@ def _kept(out: Path) -> str:
     return f"{units} stored in {out / 'units'}: the same command goes on from there."
 
 
-def _list(output: Output) -> None:
-    from ..papers import catalogue
-
-    entries = catalogue.experiments()
+def _list(entries: Sequence[Experiment], output: Output) -> None:
     shown = table("experiment", "what", "the paper's claim", "minutes", fold=("what", "the paper's claim"))
     shown.columns[0].no_wrap = True  # a key is there to be copied
     for entry in entries:
@@ -162,13 +169,14 @@ class _Bar:
         from rich.text import Text
 
         from ..data.errors import DataWarning
-        from ..papers.gallery import counts
+        from ..papers.gallery import counts, headline
 
-        colour = {"agree": "green", "differs": "yellow", "failed": "red"}.get(result.verdict, "dim")
+        verdict = headline(result)
+        colour = {"agree": "green", "differs": "yellow", "failed": "red"}.get(verdict, "dim")
         line = Text.assemble(
-            (f"{result.verdict:<22}", colour),
+            (f"{verdict:<22}", colour),
             (f"{result.key:<24}", "bold"),
-            f"{counts(result)}  ",
+            f"{counts(result.judgements)}  ",
             (duration(result.seconds), "dim"),
         )
         self.output.say(line)

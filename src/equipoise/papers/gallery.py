@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .experiments import SCALES, Result
 from .page import markdown
+from .verdicts import Judgement, overall
 
+TITLE = "Five papers, reproduced"  # by which a gallery is known again
 LARGEST_SVG = 250_000  # bytes; a larger drawing is shown as PNG
 
 _TEMPLATE = Path(__file__).with_name("gallery.html")
@@ -31,11 +34,28 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def counts(result: Result) -> str:
-    """How many claims agree, differ and could not be tried."""
-    found: list[str] = [j.verdict for j in result.judgements]
-    kinds = (("agree", "agree"), ("differs", "differ"), ("not reproducible here", "not tried"))
-    return ", ".join(f"{n} {word}" for kind, word in kinds if (n := found.count(kind)))
+def headline(result: Result) -> str:
+    """What an experiment came to, in a word: failed, or the verdict of its claims taken together."""
+    return "failed" if result.error else overall(result.judgements)
+
+
+def counts(judgements: Iterable[Judgement]) -> str:
+    """How many claims agree, differ, are undecided, and cannot be tried."""
+    words = {"agree": "agree", "differs": "differ"}
+    found = Counter(
+        words.get(j.verdict, "undecided" if j.undecided else "cannot be tried") for j in judgements
+    )
+    kinds = ("agree", "differ", "undecided", "cannot be tried")
+    return ", ".join(f"{found[kind]} {kind}" for kind in kinds if kind in found)
+
+
+def check_place(out: str | Path) -> None:
+    """Refuse to write a gallery over an index.html or index.md that is not one."""
+    for path in (Path(out) / "index.html", Path(out) / "index.md"):
+        if path.is_file() and TITLE not in path.read_text("utf-8", errors="replace")[:400]:
+            raise ValueError(
+                f"{path} is not of a gallery, and would be written over. Take another directory, or move it."
+            )
 
 
 def write_page(result: Result, out: Path) -> Path:
@@ -50,7 +70,7 @@ def write_gallery(out: str | Path) -> Path:
     out = Path(out)
     results = read_results(out)
     path = out / "index.html"
-    write_atomically(path, _render(results, out, "Five papers, reproduced", gallery=True).encode())
+    write_atomically(path, _render(results, out, TITLE, gallery=True).encode())
     write_atomically(out / "index.md", summary(results).encode())
     return path
 
@@ -70,7 +90,8 @@ def read_result(directory: Path) -> Result:
     """The result of the experiment that `directory` is of, with its figures."""
     path = directory / "result.json"
     try:
-        found = Result.from_dict(json.loads(path.read_text("utf-8")))
+        content = json.loads(path.read_text("utf-8"))
+        found = Result.from_dict({key: value for key, value in content.items() if key != "verdict"})
         if found.key != directory.name or found.key.split(".")[0] not in PAPERS:
             raise ValueError(f"it is of {found.key!r}")
         if found.settings["scale"] not in SCALES:
@@ -96,8 +117,11 @@ def processor_time(results: Sequence[Result], out: Path) -> float:
 
 def summary(results: Sequence[Result]) -> str:
     """The gallery in Markdown: every claim with its numbers."""
-    lines = ["# Five papers, reproduced", ""]
-    rows = [[r.key, r.title, r.verdict, counts(r), r.settings["scale"], duration(r.seconds)] for r in results]
+    lines = [f"# {TITLE}", ""]
+    rows = [
+        [r.key, r.title, headline(r), counts(r.judgements), r.settings["scale"], duration(r.seconds)]
+        for r in results
+    ]
     lines.append(markdown(["experiment", "what", "verdict", "claims", "scale", "time"], rows))
     for r in results:
         lines += [f"## {r.key}: {r.title}", "", f"The paper: {r.claim}", ""]
@@ -144,6 +168,8 @@ def _render(results: Sequence[Result], out: Path, title: str, gallery: bool) -> 
         total=processor_time(results, out),
         time=duration,
         counts=counts,
+        headline=headline,
+        claims=[j for r in results for j in r.judgements],
         said=said,
         run_with=run_with,
     )

@@ -41,7 +41,7 @@ from .experiments import (
     plain,
     select,
 )
-from .gallery import read_result, write_gallery, write_page
+from .gallery import check_place, headline, read_result, write_gallery, write_page
 from .page import Page
 from .verdicts import Judgement
 
@@ -64,6 +64,7 @@ def reproduce(
     chosen, out, watcher = select(names), Path(out), watcher or Silent()
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be an integer ≥ 1, or None. Got {jobs} instead.")
+    check_place(out)
     jobs = min(jobs or min(cores(), MOST), len(chosen))
     results: dict[str, Result] = {}
     work = (chosen, settings, out, watcher)
@@ -110,7 +111,8 @@ def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher |
         shutil.rmtree(new, ignore_errors=True)
     if not result.error:
         (directory / "error.txt").unlink(missing_ok=True)
-    text = json.dumps(plain(asdict(stored)), ensure_ascii=False, indent=1)
+    content = {**asdict(stored), "verdict": headline(stored)}
+    text = json.dumps(plain(content), ensure_ascii=False, indent=1)
     write_atomically(directory / "result.json", text.encode())
     return result
 

@@ -15,6 +15,7 @@ import numpy as np
 
 Verdict = Literal["agree", "differs", "not reproducible here"]
 
+NOT_MEASURED = "not measured"
 ONE_SEED = 0.05  # of the larger value: what a difference must be where there is no error to compare it with
 
 
@@ -28,6 +29,15 @@ class Judgement:
     tolerance: str  # the test that was applied to the numbers
     verdict: Verdict
     reason: str = ""
+
+    @property
+    def tried(self) -> bool:
+        """Whether there are numbers; they may leave the claim undecided."""
+        return self.measured != NOT_MEASURED
+
+    @property
+    def undecided(self) -> bool:
+        return self.tried and self.verdict == "not reproducible here"
 
 
 def judged(
@@ -43,7 +53,18 @@ def judged(
 
 def impossible(claim: str, *, paper: str, reason: str) -> Judgement:
     """What cannot be tried with the data or the machine at hand."""
-    return Judgement(claim, paper, "not measured", "none", "not reproducible here", reason)
+    return Judgement(claim, paper, NOT_MEASURED, "none", "not reproducible here", reason)
+
+
+def overall(judgements: Iterable[Judgement]) -> Verdict:
+    """differs if one claim does, agree if every claim that was tried does, else not reproducible here.
+
+    One that cannot be tried decides nothing; one that is undecided was tried, and does not agree.
+    """
+    found = {j.verdict for j in judgements if j.tried}
+    if "differs" in found:
+        return "differs"
+    return "agree" if found == {"agree"} else "not reproducible here"
 
 
 # -- comparisons over seeds --------------------------------------------------------------------------------
@@ -66,7 +87,10 @@ def below(a: Sequence[float], b: Sequence[float], margin: float = ONE_SEED) -> b
     return None if abs(difference) <= least else difference < 0
 
 
-BELOW = f"by more than two standard errors of the difference; of one seed, by {100 * ONE_SEED:g} %"
+BELOW = (
+    "by more than two standard errors of the difference, paired by seed where both have as many; "
+    f"of one seed, by {100 * ONE_SEED:g} %"
+)
 
 
 def falling(groups: Sequence[Sequence[float]], margin: float = ONE_SEED) -> bool | None:
