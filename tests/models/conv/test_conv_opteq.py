@@ -310,6 +310,15 @@ def test_options_are_checked():
         build(activation=steep)
 
 
+def test_a_property_is_checked_when_it_is_set():
+    model = build()
+    with pytest.raises(TypeError, match="regulariser must be a property such as L1"):
+        model.regulariser = lambda z: z
+    assert eq.certify(model, images()).proved
+    model.regulariser = L1(0.1)
+    assert "regulariser" in model.config()
+
+
 def test_integers_of_numpy_are_integers(tmp_path):
     two, three = np.int64(2), np.int32(3)
     model = ConvOptEq((two, three, three), three, (two,), two, kernel=three, pool=two, strides=[np.int8(1)])

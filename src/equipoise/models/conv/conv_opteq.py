@@ -81,10 +81,8 @@ class ConvLayer(nn.Module):
     @property
     def lost(self) -> tuple[int, int]:
         """Rows and columns beyond the last stride: what a transposed convolution must be told of."""
-        inner = reduced(self.size, self.stride)
-        return self.size[0] - 1 - (inner[0] - 1) * self.stride, self.size[1] - 1 - (
-            inner[1] - 1
-        ) * self.stride
+        (h, w), (i, j) = self.size, reduced(self.size, self.stride)
+        return h - 1 - (i - 1) * self.stride, w - 1 - (j - 1) * self.stride
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,7 @@ class ConvOptEq(Skip, ImageModel):
         if chosen.lipschitz > 1:
             raise ValueError(f"activation must be 1-Lipschitz. Got {chosen.name} instead.")
         self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
-        self.regulariser = as_property(regulariser)
+        self.regulariser = regulariser
         make = Maker(dtype, device, generator)
         self.alpha, self.limit, self.norm = alpha, float(limit), float(norm)
         self.kernel, self.reach, self.pool = kernel, reach, pool
@@ -263,6 +261,15 @@ class ConvOptEq(Skip, ImageModel):
     def activation(self) -> Activation:
         """σ."""
         return KNOWN[self._activation] if isinstance(self._activation, str) else self._activation
+
+    @property
+    def regulariser(self) -> Property | None:
+        """T_R behind the layers, if there is one."""
+        return self._regulariser
+
+    @regulariser.setter
+    def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
+        self._regulariser = as_property(regulariser)
 
     @property
     def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]
