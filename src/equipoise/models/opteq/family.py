@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...differentiate import Gradient, Implicit, Method, Record
+from ...differentiate.equation import under_transform
 from ...differentiate.gradient import SolvedGradient
 from ...solve import Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
 from ...solve.compilers import uncompiled
@@ -48,6 +49,9 @@ class ProximalFamily(Bounded, Saved, ABC):
 
     `forward` and `equilibrium` are differentiable by `gradient`, with the failure policy `on_failure`;
     `solve` returns the Solution as it is. `last` records the last call and is neither copied nor saved.
+
+    relu'(0) = 0. Where 0 is the one equilibrium of an input, with pre-activations of exactly 0, it is found
+    exactly, from whatever start: the gradient is that of the tie.
     """
 
     readout_name: ClassVar[str] = "V"
@@ -255,6 +259,8 @@ class ProximalFamily(Bounded, Saved, ABC):
         injections, weights = self.injections(X), self.weights()
         z0 = checked_start(start, (len(X), self.state_size), self.V)
         check_sam(method.solver, z0[:1])
+        if start is not None and not stepwise:
+            z0 = self._untied(z0, injections)
         f = self.T
         if not stepwise and self.alpha < 1:
             kind, known = type(self), ProximalFamily
@@ -263,6 +269,23 @@ class ProximalFamily(Bounded, Saved, ABC):
             else:
                 method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V.dtype))
         return ProximalEquation(f, injections, weights, method), z0
+
+    def _untied(self, z0: Tensor, injections: Sequence[Tensor]) -> Tensor:
+        """z⁰, but 0 in a row with ties of which 0 is the one equilibrium: σ(c_l) = 0 in every layer.
+
+        From elsewhere the iterate comes near 0 and is never there: rounding would decide on which side of the
+        kink each pre-activation is, and the gradient would follow it.
+        """
+        tied = torch.stack([(c == 0).any(dim=1) for c in injections]).any(dim=0)
+        if under_transform() or not bool(tied.any()):
+            return z0
+        still = torch.stack([(self.activation(c) == 0).all(dim=1) for c in injections]).all(dim=0) & tied
+        if not bool(still.any()) or self.contraction() is None:
+            return z0
+        zero = torch.zeros_like(z0)
+        if self.regulariser is not None:
+            still &= (self.regulariser(zero) == 0).all(dim=1)
+        return torch.where(still[:, None], zero, z0)
 
     def _diagnosis(self) -> str:
         try:

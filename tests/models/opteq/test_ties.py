@@ -1,0 +1,68 @@
+"""relu'(0) = 0: the gradient at a tie is the same from every start."""
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.models.opteq import DeepOptEq, OptEq
+from equipoise.models.properties import L1, Box
+
+
+def build(kind, dtype, **options):
+    hidden = 12 if kind is OptEq else [12, 7]
+    generator = torch.Generator().manual_seed(0)
+    return kind(4, 8, hidden, dtype=dtype, generator=generator, **options)
+
+
+def gradients(model, X, start):
+    Z = model.equilibrium(X, start=start)
+    return Z.detach(), torch.autograd.grad(Z.sum(), [p for n, p in model.named_parameters() if n != "V"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize("kind", [OptEq, DeepOptEq])
+@pytest.mark.parametrize("regulariser", [None, L1(0.01)])
+def test_gradients_at_a_tie_do_not_depend_on_the_start(kind, alpha, dtype, regulariser):
+    model = build(kind, dtype, alpha=alpha, regulariser=regulariser)  # b = 0, so that x = 0 is a tie
+    X = torch.zeros(3, 4, dtype=dtype)
+    X[1] = 1.0
+    warm = model.solve(torch.ones(3, 4, dtype=dtype)).value
+    Z, cold = gradients(model, X, None)
+    Z_warm, found = gradients(model, X, warm)
+    assert not Z_warm[[0, 2]].any()
+    tolerance = 1e-3 if dtype == torch.float32 else 1e-7
+    torch.testing.assert_close(Z_warm, Z, rtol=tolerance, atol=tolerance)
+    for a, b in zip(found, cold, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    assert not model.solve(X, start=warm).value[0].any()
+
+
+def test_blocks_too():
+    deep = build(DeepOptEq, torch.float64)
+    model = deep.multi_block()
+    X = torch.zeros(1, 4, dtype=torch.float64)
+    warm = model.solve(torch.ones(1, 4, dtype=torch.float64)).value
+    assert all(not g.any() for g in gradients(model, X, warm)[1])
+
+
+def test_only_ties_are_moved():
+    ones = torch.ones(1, 4, dtype=torch.float64)
+    model = build(OptEq, torch.float64)
+    equation = model._equation(
+        0 * ones, 1 + torch.zeros(1, 8, dtype=torch.float64), model.method, stepwise=True
+    )
+    assert equation[1].all()  # steps of an iteration start where they are told to
+    for change in (lambda: model.b.fill_(-1.0), lambda: model.b.fill_(1.0)):
+        with torch.no_grad():
+            change()
+        start = torch.ones(1, 8, dtype=torch.float64)
+        assert torch.equal(model._equation(0 * ones, start, model.method, stepwise=False)[1], start)
+    with torch.no_grad():
+        model.b.zero_()
+        model.W.mul_(1.2 / 0.9)  # 0 is an equilibrium, and may not be the only one
+    assert torch.equal(model._equation(0 * ones, start, model.method, stepwise=False)[1], start)
+    boxed = build(OptEq, torch.float64, regulariser=Box(0.1, 1.0))
+    Z = boxed.equilibrium(0 * ones, start=start, stop=eq.Stop(rtol=1e-12))
+    torch.testing.assert_close(Z, boxed.equilibrium(0 * ones, stop=eq.Stop(rtol=1e-12)))
+    assert torch.equal(boxed._equation(0 * ones, start, boxed.method, stepwise=False)[1], start)
