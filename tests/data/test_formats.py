@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import pickle
 import tarfile
 
 import numpy as np
@@ -130,6 +131,7 @@ ZERO = np.zeros((1, 3072), np.uint8)
         (b"\x80\x02}.", "must hold 'data'"),
         (python2_batch(ZERO, [1], b"label"), "must hold 'labels'"),
         (python2_batch(ZERO, [10]), "label of row 0 is 10"),
+        (pickle.dumps({"data": ZERO, "labels": [2**80]}, 3), "labels must be integers"),
         (python2_batch(ZERO, [1, 2]), "one for each of 1 images"),
         (python2_batch(ZERO[:, 1:], [1]), r"uint8 array \(N, 3072\)"),
     ],
@@ -164,6 +166,12 @@ def test_truncated_tar(cut, tmp_path):
 
 
 def test_malformed_semeion(tmp_path):
-    for content in (b"1 0 1\n", b"0.0 " * 266 + b"\n", b"0.0 " * 256 + b"1 0 0 0 0 0 0 0 0 x\n", b"2 " * 266):
+    for content in (
+        b"1 0 1\n",
+        b"0.0 " * 266 + b"\n",
+        b"0.0 " * 256 + b"1 0 0 0 0 0 0 0 0 x\n",
+        b"2 " * 266,
+        b"",
+    ):
         with pytest.raises(DataError, match=r"semeion\.data must hold"):
             load_source(place("semeion", {"semeion.data": content}, tmp_path), tmp_path, download=False)

@@ -78,6 +78,7 @@ def test_malformed_subset(changes, message, tmp_path):
     found = {item.name: item for item in available(tmp_path)}["kmnist"]
     assert found.found == "damaged"
     assert found.where == str(error.value)
+    assert str(tmp_path / "kmnist.npz") in found.where
 
 
 def test_some_official_files_are_incomplete(tmp_path, monkeypatch):
@@ -158,7 +159,10 @@ def test_without_network_the_message_says_what_to_put_where(tmp_path):
             load_source(source, cache, download=download)
         message = str(error.value)
         assert str(cache / "mnist") in message
+        assert "--data-dir" in message
         assert "EQUIPOISE_DATA" in message
+        assert "mnist.npz with the arrays x_train, y_train, x_test, y_test" in message
+        assert ("was not downloaded (no connection to 127.0.0.1)." in message) == download
         for file in source.files:
             assert file.name in message
             assert file.sha256 in message

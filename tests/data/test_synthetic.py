@@ -17,8 +17,22 @@ def test_a_seed_decides_everything(draw):
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_no_rows_are_refused(draw):
-    with pytest.raises(DataError, match="n must be at least 1; got 0"):
+    with pytest.raises(DataError, match=r"n must be at least [12]; got 0"):
         draw(n=0)
+
+
+@pytest.mark.parametrize("draw", [synthetic.moons, synthetic.spirals])
+def test_there_is_a_sample_of_each_class(draw):
+    assert draw(n=2)[1].tolist() == [0, 1]
+    with pytest.raises(DataError, match="n must be at least 2; got 1"):
+        draw(n=1)
+
+
+@pytest.mark.parametrize("noise", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("draw", [synthetic.negated, synthetic.moons, synthetic.spirals])
+def test_noise_that_is_none_is_refused(draw, noise):
+    with pytest.raises(DataError, match=f"noise must be a finite number ≥ 0; got {noise}"):
+        draw(n=4, noise=noise)
 
 
 def test_sphere():

@@ -71,6 +71,21 @@ def test_other_names_are_refused(payload):
         read(payload)
 
 
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"", "Ran out of input"),
+        (b"cos\nsystem\n.", "the name os.system; only uint8 arrays are read"),
+        (b"\x80\x02].", "a list instead of a dictionary"),
+    ],
+)
+def test_a_refusal_says_why(payload, why):
+    with pytest.raises(DataError) as error:
+        read(payload)
+    wanted = "not a whole pickle of containers and uint8 arrays"
+    assert str(error.value) == f"archive:member is refused: {wanted} ({why})"
+
+
 NDARRAY, DTYPE = b"cnumpy\nndarray\n", b"cnumpy\ndtype\n"
 RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n"
 ARRAY = RECONSTRUCT + NDARRAY + b"K\x00\x85C\x01b\x87R"  # an array, before its state

@@ -7,6 +7,7 @@ import hashlib
 import math
 import struct
 import tarfile
+import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,15 +146,17 @@ def _cifar_batch(path: Path, member: str, labels: str, classes: int) -> tuple[Ar
     images = np.ascontiguousarray(
         x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     )  # planes R, G, B -> channels last
-    return checked(images, np.array(y, dtype=np.int64), (32, 32, 3), classes, where)
+    return checked(images, np.array(y), (32, 32, 3), classes, where)
 
 
 def read_semeion(paths: Paths) -> Parts:
     """semeion: a text line a digit, 16 × 16 pixels 0/1 and the class one-hot."""
     path = paths["semeion.data"]
     try:
-        values = np.loadtxt(path, dtype=np.float64, ndmin=2)
-    except ValueError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # numpy only warns of an empty file
+            values = np.loadtxt(path, dtype=np.float64, ndmin=2)
+    except (ValueError, UserWarning) as error:
         raise DataError(f"{path.name} must hold 266 numbers a line: {error}") from error
     if values.shape[1] != 266 or not np.isin(values, (0, 1)).all() or (values[:, 256:].sum(1) != 1).any():
         raise DataError(
@@ -174,7 +177,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             if "allow_pickle" in str(error)
             else error
         )
-        raise DataError(f"{path.name} is not an .npz of plain arrays: {why}") from error
+        raise DataError(f"{path} is not an .npz of plain arrays: {why}") from error
 
 
 def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> Parts:
@@ -182,8 +185,8 @@ def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> Parts:
     arrays = read_npz(path)
     missing = [key for key in Parts._fields if key not in arrays]
     if missing:
-        raise DataError(f"{path.name} must hold {', '.join(Parts._fields)}; missing: {', '.join(missing)}")
+        raise DataError(f"{path} must hold {', '.join(Parts._fields)}; missing: {', '.join(missing)}")
     return Parts(
-        *checked(arrays["x_train"], arrays["y_train"], shape, classes, f"{path.name}, training"),
-        *checked(arrays["x_test"], arrays["y_test"], shape, classes, f"{path.name}, test"),
+        *checked(arrays["x_train"], arrays["y_train"], shape, classes, f"{path}, training"),
+        *checked(arrays["x_test"], arrays["y_test"], shape, classes, f"{path}, test"),
     )

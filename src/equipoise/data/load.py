@@ -8,10 +8,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from equipoise.data.dataset import SEEDED_SPLIT, Dataset, Provenance, SourceFile, seeded_split
+from equipoise.data.dataset import SEEDED_SPLIT, Dataset, Parts, Provenance, SourceFile, seeded_split
 from equipoise.data.errors import DataError, MissingData, optional
 from equipoise.data.formats import read_subset, sha256
 from equipoise.data.registry import DIGITS, SOURCES, Source
@@ -147,7 +148,7 @@ def _load_subset(source: Source, path: Path) -> Dataset:
     parts = read_subset(path, source.shape, len(source.classes))
     if not (len(parts.x_train) and len(parts.x_test)):
         got = f"{len(parts.x_train)} and {len(parts.x_test)}"
-        raise DataError(f"{path.name} must hold images to train on and to test on. Got {got} instead.")
+        raise DataError(f"{path} must hold images to train on and to test on. Got {got} instead.")
     provenance = Provenance(
         source=source.page,
         files=(SourceFile(path.name, sha256(path)),),
@@ -161,26 +162,29 @@ def _load_subset(source: Source, path: Path) -> Dataset:
 
 def _download(source: Source, directory: Path, missing: Sequence[SourceFile]) -> dict[str, Path]:
     """Fetch by hash; pooch writes to a temporary file and moves it into place only when the hash is right."""
-    folder, found = directory / source.name, {}
+    found = {}
     try:
-        pooch = optional("pooch", "downloading")
         for file in missing:
-            path = pooch.retrieve(
-                file.url,
-                known_hash=f"sha256:{file.sha256}",
-                fname=file.name,
-                path=folder,
-                downloader=pooch.HTTPDownloader(timeout=60),
-            )
-            found[file.name] = Path(path)
-    except (
-        ImportError,
-        OSError,
-        ValueError,
-    ) as error:  # requests' errors are OSError, a wrong hash ValueError
+            found[file.name] = _fetch(file, directory / source.name)
+    except (ImportError, OSError, ValueError) as error:  # of the answer OSError, a wrong hash ValueError
         missing = [file for file in missing if file.name not in found]
         raise MissingData(_instructions(source, directory, missing, str(error))) from error
     return found
+
+
+def _fetch(file: SourceFile, folder: Path) -> Path:
+    pooch, requests = (optional(package, "downloading") for package in ("pooch", "requests"))
+    try:
+        path = pooch.retrieve(
+            file.url,
+            known_hash=f"sha256:{file.sha256}",
+            fname=file.name,
+            path=folder,
+            downloader=pooch.HTTPDownloader(timeout=60),
+        )
+    except (requests.ConnectionError, requests.Timeout) as error:  # whose words are of sockets
+        raise OSError(f"no connection to {urlsplit(file.url).hostname}") from error
+    return Path(path)
 
 
 def _instructions(source: Source, directory: Path, missing: Sequence[SourceFile], reason: str) -> str:
@@ -190,7 +194,9 @@ def _instructions(source: Source, directory: Path, missing: Sequence[SourceFile]
             f"{source.name} is not in {directory} and was not downloaded ({reason}).",
             f"Put into {directory / source.name}{os.sep}:",
             *lines,
-            f"or name a directory that holds {source.name}{os.sep} by data_dir= or {VARIABLE}.",
+            f"or, for a part of it, {source.name}.npz with the arrays {', '.join(Parts._fields)};",
+            f"or name a directory that holds {source.name}{os.sep} or {source.name}.npz by data_dir= (on the "
+            f"command line --data-dir) or {VARIABLE}.",
         ]
     )
 

@@ -32,6 +32,9 @@ def two_classes(
         raise DataError(f"{dataset.name} is a regression: it has no classes")
     if len(classes) != 2 or classes[0] == classes[1]:
         raise DataError(f"classes must be two different labels; got {classes}")
+    last = len(dataset.classes) - 1
+    if not all(0 <= label <= last for label in classes):
+        raise DataError(f"classes must be labels of {dataset.name}, 0 … {last}; got {classes}")
     if per_class < 1 or test_per_class < 0:
         raise DataError(
             f"at least 1 training and 0 test samples a class are required; got {per_class}, {test_per_class}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from equipoise.data.errors import DataError
 
 def sphere(n: int = 1000, d: int = 1000, seed: int = 0) -> tuple[Array, Array]:
     """x_i uniform on the sphere of radius √d, y_i ~ N(0, 1)    [ling2023, §5]"""
-    _positive(n=n, d=d)
+    _at_least(1, n=n, d=d)
     rng = np.random.default_rng(seed)
     g = rng.standard_normal((n, d))
     X = g * (np.sqrt(d) / np.linalg.norm(g, axis=1, keepdims=True))  # (n, d)
@@ -23,7 +24,7 @@ def sphere(n: int = 1000, d: int = 1000, seed: int = 0) -> tuple[Array, Array]:
 
 def orthogonal(n: int = 100, d: int = 200, seed: int = 0) -> tuple[Array, Array]:
     """x_i · x_j = d δ_ij, directions Haar-distributed, y_i ~ N(0, 1); requires n ≤ d"""
-    _positive(n=n, d=d)
+    _at_least(1, n=n, d=d)
     if n > d:
         raise DataError(f"at most d = {d} vectors of R^{d} are orthogonal; n = {n} were asked for")
     rng = np.random.default_rng(seed)
@@ -40,7 +41,8 @@ def negated(
     seed: int = 0,
 ) -> tuple[Array, Array]:
     """y = −x + noise · N(0, I), with x ~ N(0, I) or uniform on [−1, 1]^d    [kawaguchi2021, Fig. 2]"""
-    _positive(n=n, d=d)
+    _at_least(1, n=n, d=d)
+    _check_noise(noise)
     rng = np.random.default_rng(seed)
     if kind == "normal":
         X = rng.standard_normal((n, d))
@@ -53,7 +55,8 @@ def negated(
 
 def moons(n: int = 200, noise: float = 0.1, seed: int = 0) -> tuple[Array, Array]:
     """Two half circles: (cos t, sin t) is class 0, (1 − cos t, ½ − sin t) class 1, t uniform on [0, π]"""
-    _positive(n=n)
+    _at_least(2, n=n)  # one a class
+    _check_noise(noise)
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 2
     t = rng.uniform(0.0, np.pi, n)
@@ -63,7 +66,8 @@ def moons(n: int = 200, noise: float = 0.1, seed: int = 0) -> tuple[Array, Array
 
 def spirals(n: int = 200, turns: float = 1.0, noise: float = 0.02, seed: int = 0) -> tuple[Array, Array]:
     """Two arms ± r (cos 2π·turns·r, sin 2π·turns·r), r uniform on [0.1, 1]: class 0 is +, class 1 is −"""
-    _positive(n=n)
+    _at_least(2, n=n)
+    _check_noise(noise)
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 2
     r = rng.uniform(0.1, 1.0, n)
@@ -72,10 +76,15 @@ def spirals(n: int = 200, turns: float = 1.0, noise: float = 0.02, seed: int = 0
     return X + noise * rng.standard_normal((n, 2)), y
 
 
-def _positive(**sizes: int) -> None:
+def _at_least(least: int, **sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise DataError(f"{name} must be at least 1; got {size}")
+        if size < least:
+            raise DataError(f"{name} must be at least {least}; got {size}")
+
+
+def _check_noise(noise: float) -> None:
+    if not 0 <= noise < math.inf:
+        raise DataError(f"noise must be a finite number ≥ 0; got {noise}")
 
 
 def _named(

@@ -90,4 +90,6 @@ def read_pickled_dict(stream: IO[bytes], where: str) -> dict[str, Any]:
             for key, value in content.items()
         }
     except Exception as error:  # a malformed pickle can raise nearly anything
-        raise DataError(f"{where} is refused: its pickle holds {error}") from error
+        raise DataError(
+            f"{where} is refused: not a whole pickle of containers and uint8 arrays ({error})"
+        ) from error
