@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..linalg import Interval, frobenius, gamma, maximum, norm_upper_ball, singular_bounds
+from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bounds
 from ..models.conv import ConvOptEq
 from ..models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
 from ..models.opteq.activations import KNOWN
@@ -121,7 +121,7 @@ def contraction_claim(
 
 
 def effective_norm(model: Network, norm: Interval) -> Interval:
-    """≥ ‖W‖ of an effective W with this norm as computed here.
+    """‖W‖ of an effective W that has this norm as computed here.
 
     An SVD gives the norm that `bound=` divides by, and with other threads it rounds otherwise. What holds of
     a W that was scaled is ‖W‖ ≤ bound·√(μ/L_σ), and no more; one that is well below that was not scaled.
@@ -129,7 +129,7 @@ def effective_norm(model: Network, norm: Interval) -> Interval:
     if model.bound is None:
         return norm
     cap = Interval(model.bound) * model.limit * (1 + gamma(8))
-    return norm if norm.hi < _UNSCALED * cap.lo else maximum(norm, cap)
+    return norm if norm.hi < _UNSCALED * cap.lo else Interval(norm.lo, max(norm.hi, cap.hi))
 
 
 def scaled(model: Network, W: Tensor) -> Interval:
