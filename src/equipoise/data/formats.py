@@ -90,6 +90,7 @@ def read_svhn(paths: Paths) -> Parts:
 
 
 def read_svhn_mat(path: Path) -> tuple[Array, Array]:
+    """Images (N, 32, 32, 3) and digits (N,). scipy believes the tags inside a file: check its hash before."""
     from scipy.io import loadmat
 
     try:
