@@ -96,6 +96,44 @@ def test_a_colour_bar_of_close_values_on_a_logarithmic_scale_has_numbers():
     assert len([t for t in figure.axes[1].get_yticklabels() if t.get_text()]) >= 3
 
 
+def test_a_mark_is_named_and_crosses_lie_over_the_axes():
+    Z = np.array([[NAN, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    figure = plots.contours(range(3), range(3), Z, marks={"here": (1.0, 1.0)})
+    assert marks(figure, "here") == [[1, 1]]
+    words = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "here" in words
+    (crosses,) = (c for c in figure.axes[0].collections if c.get_label() == "no equilibrium")
+    assert not crosses.get_clip_on()
+    assert crosses.get_zorder() > max(s.get_zorder() for s in figure.axes[0].spines.values())
+    plots.to_svg(figure)
+
+
+def test_what_a_surface_leaves_out_is_crossed_out_on_its_floor():
+    Z = np.array([[NAN, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    figure = plots.surface(range(3), range(3), Z, masked="not known")
+    ax = figure.axes[0]
+    (crosses,) = (c for c in ax.collections if c.get_label() == "not known")
+    assert [float(v[0]) for v in crosses._offsets3d] == [0.0, 0.0, ax.get_zlim()[0]]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["not known"]
+    plots.to_svg(figure)
+    whole = plots.surface(range(2), range(2), Z[1:, 1:], masked="not known")
+    for other in (whole, plots.surface(range(3), range(3), Z)):
+        assert other.axes[0].get_legend() is None
+
+
+def test_arrows_fill_the_plane_of_the_paths():
+    s, t = np.linspace(-1, 3, 4), np.linspace(0, 2, 3)
+    field = np.stack(np.meshgrid(-s, 1 - t), axis=-1)
+    figure = plots.trajectories({"a": [[0, 0], [2, 1]]}, arrows=(s, t, field))
+    ax = figure.axes[0]
+    (arrows,) = (c for c in ax.collections if hasattr(c, "U"))
+    assert arrows.U.tolist() == field[..., 0].ravel().tolist()
+    assert arrows.V.tolist() == field[..., 1].ravel().tolist()
+    assert arrows.angles == "xy"
+    assert ax.get_xlim() == pytest.approx((-1, 3))
+    assert ax.get_ylim() == pytest.approx((0, 2))
+
+
 def test_the_command_draws_the_mask_of_a_line(tmp_path):
     rng = np.random.default_rng(0)
     rows = "\n".join(",".join(map(str, [*x, x[0]])) for x in rng.normal(size=(12, 2)))
@@ -110,8 +148,8 @@ def test_the_command_draws_the_mask_of_a_line(tmp_path):
         found["s"],
         np.array(found["loss"], dtype=float),
         log=True,
-        x="along the direction",
-        name="loss (half_square)",
+        x="along the direction, from 0 here",
+        name="summed half square",
         masked="no loss to show",
     )
     assert (out / "landscape" / "line.svg").read_text(encoding="utf-8") == plots.to_svg(expected)

@@ -136,7 +136,7 @@ def test_the_command_draws_the_loss_in_the_plane_of_the_path(trained, tmp_path, 
         paths={"training, ○ to ●": way},
         x=f"first component of the path ({first})",
         y=f"second component ({second})",
-        name="loss (half_square) of the plane's points",
+        name={"certified": "summed", "free": "mean"}[kind] + " half square of the plane's points",
         masked="no loss to show",
     )
     assert (tmp_path / "path.svg").read_text(encoding="utf-8") == to_svg(expected)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json as _json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,12 @@ from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
 
     from ..explore import Landscape, TrainingPath
     from ..models.affine import AffineFamily
     from ..runs import Fitted, Run
+    from .measured import Measured
     from .output import Output
     from .sources import Sample
 
@@ -32,6 +35,7 @@ _MOMENTS = 30  # of the training, at which its weights are kept
 _AGREES = 1e-6  # relative: more than the order of sums makes of a training that is the same
 _MARGIN = 0.15  # around the path, of its length on an axis
 _FLATTEST = 0.1  # of the longer side of the plane, for the shorter
+_KINDS = "contours", "surface", "line", "path"  # figures
 
 
 @command
@@ -59,12 +63,18 @@ def landscape(
         ),
     ] = None,
     grid: Annotated[int, typer.Option(help="Points along each direction.", min=3)] = 21,
-    rows: Annotated[int, typer.Option(help="Rows of the training data to measure the loss on.", min=1)] = 200,
+    rows: Annotated[
+        int, typer.Option(help="Rows trained on to measure the loss on, spread evenly over all.", min=1)
+    ] = 200,
     seed: Annotated[
         int | None, typer.Option(help="Of the directions; 0 by default.", show_default=False)
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to write; by default RUN/landscape.", show_default=False)
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", help="Where named data lie; else as in training.", show_default=False),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -73,7 +83,11 @@ def landscape(
     """Draw the loss around a trained network, on filter-normalised random directions.
 
     Weights that are not proved to give every row one equilibrium, or whose equilibria are not found, have no
-    loss to show: they are crossed out and counted. Writes landscape.json, and figures as SVG and PNG.
+    loss to show: they are crossed out and counted. Writes landscape.json, and figures as SVG and PNG in place
+    of those that it wrote there before.
+
+    The loss is the one that the run logs: of certified training the sum over rows (its plain_loss, without
+    slack), of free training the mean, here at the weights the run was left at and on --rows of its rows.
 
     On the line to another run nothing but weights may differ: both must be of one model with the same
     constants, trained with one loss on the same rows, prepared alike.
@@ -88,30 +102,23 @@ def landscape(
         _refuse_useless("--path", "the plane of one training's path", {"--to": to is not None, **given})
     if to is not None:
         _refuse_useless("--to", "the line from one network to the other", given)
+    if radius is not None and not math.isfinite(radius):
+        raise Failure("An option does not fit", f"--radius must be finite. Got {radius}.", code=Code.USAGE)
     import numpy as np
     import torch
 
     from ..explore import affine_loss, between, hessian_lambda_max, path_plane, random_directions
     from ..explore import landscape as measure
-    from ..losses import LOSSES, as_loss
-    from ..train.checkpoint import write_atomically
+    from .measured import measured
     from .output import Output, number, percent
-    from .prepared import prepared
+    from .published import publish
     from .stored import load_fitted, stored_sample
 
     output = Output(quiet, json)
     stored, fitted = load_fitted(run)
-    sample = stored_sample(stored)
-    X, y = (part[:rows] for part in prepared(fitted, sample))
-    model, name = fitted.model, _loss(fitted)
-    if name not in LOSSES:
-        raise Failure(
-            "The landscape of this loss is not known",
-            f"The loss must be one of {', '.join(sorted(LOSSES))}. The run was trained with {name}.",
-            "equipoise fit … --uncertified --loss square makes one that can be drawn.",
-            Code.USAGE,
-        )
-    evaluate = affine_loss(X, y, loss=name)
+    sample = stored_sample(stored, data_dir)
+    model, loss = fitted.model, measured(fitted, sample, rows)
+    evaluate = affine_loss(loss.X, loss.y, loss)
     generator = torch.Generator().manual_seed(seed or 0)
     way: dict[str, Any] | None = None
     if path:
@@ -128,7 +135,7 @@ def landscape(
         s, t = _around(coordinates, grid)
         found = measure(model, evaluate, directions, s, t)
     elif to is not None:
-        directions = [between(model, _comparable(run, fitted, sample, to))]
+        directions = [between(model, _comparable(stored, fitted, sample, to, data_dir))]
         points = 4 * (grid // 2) + 1  # both networks are among them
         found = measure(model, evaluate, directions, np.linspace(-0.5, 1.5, points))
     else:
@@ -136,24 +143,22 @@ def landscape(
         reach = 1.0 if radius is None else radius
         axis = np.linspace(-reach, reach, grid)
         found = measure(model, evaluate, directions, axis, None if line else axis)
-    sharpness = hessian_lambda_max(lambda: as_loss(name)(model(X), y), model, generator=generator)
-    where = out or run / "landscape"
-    where.mkdir(parents=True, exist_ok=True)
-    at_centre = evaluate(model, None).loss
+    sharpness = hessian_lambda_max(lambda: loss(model(loss.X), loss.y), model, generator=generator)
+    centre = evaluate(model, None)
     content = {
         **found.to_dict(),
-        "centre": at_centre,
-        "share_below_twice": found.share_below(2 * at_centre),
+        **loss.to_dict(),
+        "centre": None if centre.reason else centre.loss,
+        "share_below_twice": None if centre.reason else found.share_below(2 * centre.loss),
         "hessian_lambda_max": sharpness.value,
         "hessian_residual": sharpness.residual,
-        "rows": len(X),
         "seed": seed or 0,
     } | ({} if way is None else {"path": way})
-    write_atomically(where / "landscape.json", _json.dumps(content, ensure_ascii=False).encode())
-    files = _draw(found, where, name, between_runs=to is not None, way=way)
+    figures = _draw(found, loss.words, between_runs=to is not None, way=way)
+    files = publish(out or run / "landscape", "landscape", content, figures, _KINDS)
     output.facts(
         {
-            "loss here": number(at_centre, 4),
+            "loss here": centre.reason or f"{number(centre.loss, 4)} ({_described(loss)})",
             "at most twice that": f"on {percent(content['share_below_twice'])} of the slice",
             "no equilibrium shown": f"{percent(float(found.masked.mean()))} of the points "
             + ", ".join(f"({count} {reason})" for reason, count in found.reasons.items()),
@@ -248,11 +253,17 @@ def _told(way: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def _described(loss: Measured) -> str:
+    some = f"{len(loss.X)} rows" if len(loss.X) == loss.of else f"{len(loss.X)} of {loss.of} rows"
+    logged = "" if loss.logged == "loss" else f"; the run's {loss.logged}, without slack"
+    return f"{loss.name}, {'mean' if loss.mean else 'sum'} over {some}{logged}"
+
+
 def _loss(fitted: Fitted) -> str:
     return fitted.history.loss_name.removeprefix("mean ")
 
 
-def _comparable(run: Path, fitted: Fitted, sample: Sample, to: Path) -> AffineFamily:
+def _comparable(run: Run, fitted: Fitted, sample: Sample, to: Path, data_dir: Path | None) -> AffineFamily:
     """The network of the other run; refused where its loss would be another than the one measured here."""
     import numpy as np
     import torch
@@ -262,7 +273,7 @@ def _comparable(run: Path, fitted: Fitted, sample: Sample, to: Path) -> AffineFa
     from .stored import load_fitted, stored_sample
 
     stored, other = load_fitted(to)
-    theirs = stored_sample(stored)
+    theirs = stored_sample(stored, data_dir)
     differ = differences(fitted.model, other.model)
     if _loss(fitted) != _loss(other):
         differ.append(f"loss ({_loss(fitted)} and {_loss(other)})")
@@ -270,7 +281,9 @@ def _comparable(run: Path, fitted: Fitted, sample: Sample, to: Path) -> AffineFa
     if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
         if sample.provenance["sha256"] != theirs.provenance["sha256"]:
             names = [f"{s.provenance['name']}, {s.provenance['rows']} rows" for s in (sample, theirs)]
-            differ.append(f"data ({names[0]}; and {names[1]})")
+            options = _unlike(run.config["data"], stored.config["data"])
+            told = f"{names[0]}; and {names[1]}" if names[0] != names[1] else f"{names[0]} each; {options}"
+            differ.append(f"data ({told})")
         else:
             mine, its = vars(fitted.preparation), vars(other.preparation)
             parts = [n for n in mine if n != "sharpness" and not np.array_equal(mine[n], its[n])]
@@ -278,33 +291,47 @@ def _comparable(run: Path, fitted: Fitted, sample: Sample, to: Path) -> AffineFa
     if differ:
         raise Failure(
             "These networks do not compare",
-            f"On a line between two networks nothing but their weights may differ. {run} and {to} differ in "
-            f"{', '.join(differ)}.",
-            "Train both alike. --steps may differ, and --seed if it draws no test rows (--test-share 0).",
+            f"On a line between two networks nothing but their weights may differ. {run.path} and {to} "
+            f"differ in {', '.join(differ)}.",
+            _alike([(run, fitted), (stored, other)]),
             Code.USAGE,
         )
     return other.model
 
 
-def _draw(
-    found: Landscape, where: Path, name: str, between_runs: bool, way: dict[str, Any] | None
-) -> list[Path]:
-    from ..plots import contours, save, surface
+def _unlike(mine: Mapping[str, Any], its: Mapping[str, Any]) -> str:
+    """Where two [data] of a config differ, as options of fit."""
+    names = [n for n in {**mine, **its} if n != "data_dir" and mine.get(n) != its.get(n)]
+    option = {n: f"--{n.removeprefix('split_').replace('_', '-')}" for n in names}
+    return ", ".join(f"{option[n]} {mine.get(n, 'none')} and {its.get(n, 'none')}" for n in names)
+
+
+def _alike(runs: Sequence[tuple[Run, Fitted]]) -> str:
+    """What may differ in training: a seed too where it draws no rows, and these are the options to that."""
+    length = "--steps" if runs[0][1].recipe.certified else "--epochs"
+    drawn = {
+        "without --rows": any(run.config["data"].get("rows") for run, _ in runs),
+        "with --test-share 0": any(run.config["data"].get("test_share") for run, _ in runs),
+        "without --patience": any(fitted.recipe.patience for _, fitted in runs),
+    }
+    only = " and ".join(how for how, is_drawn in drawn.items() if is_drawn)
+    return f"Train both alike. Of fit's options {length} may differ, and --seed{f' {only}' if only else ''}."
+
+
+def _draw(found: Landscape, name: str, between_runs: bool, way: dict[str, Any] | None) -> dict[str, Figure]:
+    from ..plots import contours, surface
     from ..plots.surfaces import profile
 
     positive = bool((found.loss[~found.masked] > 0).all()) and not found.masked.all()
-    words: dict[str, Any] = {"name": f"loss ({name})", "log": positive}
-    masked = "no loss to show"  # for one reason or several
+    words: dict[str, Any] = {"name": name, "log": positive, "masked": "no loss to show"}
     if found.t is None:
-        x = "from this network (0) to the other (1)" if between_runs else "along the direction"
-        return save(profile(found.s, found.loss, x=x, masked=masked, **words), where / "line")
+        x = "from this network (0) to the other (1)" if between_runs else "along the direction, from 0 here"
+        return {"line": profile(found.s, found.loss, x=x, **words)}
+    seen = found.s, found.t, found.loss
     if way is not None:
         first, second = (f"{100 * share:.1f} %" for share in way["shares"])
         words |= {"x": f"first component of the path ({first})", "y": f"second component ({second})"}
-        words |= {
-            "name": f"loss ({name}) of the plane's points",
-            "paths": {"training, ○ to ●": way["coordinates"]},
-        }
-        return save(contours(found.s, found.t, found.loss, masked=masked, **words), where / "path")
-    files = save(contours(found.s, found.t, found.loss, masked=masked, **words), where / "contours")
-    return files + save(surface(found.s, found.t, found.loss, **words), where / "surface")
+        words |= {"name": f"{name} of the plane's points", "paths": {"training, ○ to ●": way["coordinates"]}}
+        return {"path": contours(*seen, **words)}
+    here = {"trained network": (0.0, 0.0)}
+    return {"contours": contours(*seen, marks=here, **words), "surface": surface(*seen, **words)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,12 @@ def load_fitted(path: Path) -> tuple[Run, Fitted]:
     return run, load(run.path)
 
 
-def stored_sample(run: Run) -> Sample:
-    """The rows a run was trained on, read again; refused if they are others now."""
-    sample = read(Asked(**run.config["data"]))
+def stored_sample(run: Run, data_dir: Path | None = None) -> Sample:
+    """The rows a run was trained on, read again (named data from `data_dir`); refused if they are others."""
+    asked = Asked(**run.config["data"])
+    if data_dir is not None:
+        asked = replace(asked, data_dir=str(data_dir.expanduser().resolve()))
+    sample = read(asked)
     if sample.provenance["sha256"] != run.data.get("sha256"):
         raise Failure(
             "The data have changed",

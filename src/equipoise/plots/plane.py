@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from .style import (
     DASHES,
+    FINE,
     FONT,
     LIGHT,
     LINE,
@@ -28,6 +29,7 @@ from .style import (
 )
 
 MOST_NAMED = 12  # classes that a plane can tell apart by a word at their centre
+MOST_PATHS = 8  # that are told apart by colour and dash, and named
 
 
 def principal_plane(Z: ArrayLike, rows: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -108,16 +110,28 @@ def coloured_plane(
 def trajectories(
     paths: Mapping[str, ArrayLike],
     *,
+    arrows: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
     x: str = "first direction",
     y: str = "second direction",
     shares: Sequence[float] | None = None,
     title: str = "",
     theme: Theme = LIGHT,
 ) -> Figure:
-    """Paths (K, 2) with a hollow mark where they start and a full one where they end."""
+    """Paths (K, 2) with a hollow mark where they start and a full one where they end.
+
+    `arrows` are (s, t, field), the field (len(t), len(s), 2). More than 8 paths are alike and have no names.
+    """
     figure, ax = single(theme, height=4.0)
+    if arrows is not None:
+        s, t, field = (np.asarray(part, dtype=float) for part in arrows)
+        to: dict[str, Any] = {"angles": "xy", "color": theme.rule, "width": 0.003, "zorder": 0}
+        ax.quiver(*np.meshgrid(s, t), field[..., 0], field[..., 1], **to)
+        ax.margins(0)
+    named = len(paths) <= MOST_PATHS
     for at, (name, path) in enumerate(paths.items()):
-        draw_path(ax, path, name, at=at, theme=theme)
+        draw_path(ax, path, name if named else "", at=at if named else 0, theme=theme)
+    for line in () if named else ax.get_lines():
+        line.set(linewidth=FINE, alpha=0.6)
     _frame(ax, shares, title, "" if paths else "no path to show", theme, x, y)
     legend(ax, theme, above=True)
     return figure

@@ -31,6 +31,7 @@ from .style import (
     single,
 )
 
+_SMALL = {"family": FONT, "size": SMALL}
 ALONE = "a point alone"  # no contour or surface goes through it
 
 
@@ -85,6 +86,7 @@ def contours(
     *,
     log: bool = False,
     paths: Mapping[str, ArrayLike] | None = None,
+    marks: Mapping[str, tuple[float, float]] | None = None,
     x: str = "first direction",
     y: str = "second direction",
     name: str = "loss",
@@ -93,7 +95,7 @@ def contours(
     masked: str = "no equilibrium",
     theme: Theme = LIGHT,
 ) -> Figure:
-    """`values` (len(v), len(u)) on a grid, with `paths` over them.
+    """`values` (len(v), len(u)) on a grid, with `paths` and `marks` (a + at a point) over them.
 
     Masked, NaN and infinite values (on a logarithmic scale those ≤ 0 too) are crossed out, not filled in. A
     known one between them, through which no contour goes, is a dot of its colour.
@@ -126,6 +128,8 @@ def contours(
         ax.scatter(A[~known], B[~known], label=masked, clip_on=False, **_cross(theme))
     for i, (words, path) in enumerate((paths or {}).items()):
         draw_path(ax, path, words, at=i + 1, theme=theme)
+    for words, place in (marks or {}).items():
+        ax.scatter(*place, s=80, marker="P", color=theme.ink, edgecolors=theme.paper, zorder=4, label=words)
     ax.set(xlim=(a.min(), a.max()), ylim=(b.min(), b.max()))
     scale_axis(ax, "x", log=False)
     scale_axis(ax, "y", log=False)
@@ -146,11 +150,13 @@ def surface(
     title: str = "",
     elevation: float = 32.0,
     azimuth: float = -58.0,
+    masked: str = "",
     theme: Theme = LIGHT,
 ) -> Figure:
     """`values` (len(v), len(u)) as a surface seen from an angle; what is not known is a hole in it.
 
-    A known point whose neighbours are not is a dot.
+    A known point whose neighbours are not is a dot. With a word for what is not known, `masked`, it is
+    crossed out on the floor.
     """
     a, b, Z = _grid(u, v, values, log)
     with matplotlib.rc_context({"grid.color": theme.rule, "grid.linewidth": 0.5}):  # read only at creation
@@ -165,6 +171,12 @@ def surface(
         ax.plot_surface(A, B, shown.filled(np.nan), linewidth=0.15, rcount=80, ccount=80, **how)
         alone = _alone(~np.ma.getmaskarray(shown))
         ax.scatter(A[alone], B[alone], shown[alone], c=shown[alone], depthshade=False, **how)
+    hidden = np.ma.getmaskarray(shown)
+    if masked and hidden.any():
+        floor = ax.get_zlim()[0]
+        crosses = ax.scatter(A[hidden], B[hidden], floor, depthshade=False, label=masked, **_cross(theme))
+        ax.set_zlim(bottom=floor)
+        ax.legend(handles=[crosses], loc="upper left", frameon=False, labelcolor=theme.ink, prop=_SMALL)
     ax.view_init(elev=elevation, azim=azimuth)
     for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
         axis.set_pane_color((0, 0, 0, 0))
@@ -183,7 +195,7 @@ def colours(theme: Theme) -> LinearSegmentedColormap:
 
 
 def _cross(theme: Theme) -> dict[str, Any]:
-    return {"marker": "x", "s": 14, "linewidths": FINE, "color": theme.soft}
+    return {"marker": "x", "s": 14, "linewidths": FINE, "color": theme.soft, "zorder": 3}
 
 
 def _alone(known: np.ndarray) -> np.ndarray:

@@ -1,0 +1,71 @@
+"""The loss that a run logs, of any outputs: its rows, its name, and whether it is a sum or a mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .prepared import prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..runs import Fitted
+    from ..train.objective import Objective
+    from .sources import Sample
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Σ_i ℓ(ŷ_i, y_i), or its mean over the rows, as the run's own numbers are taken."""
+
+    X: Tensor  # (n, d) of the network's inputs
+    y: Tensor
+    of: int  # rows trained on, of which these are n
+    name: str  # of ℓ, as `fit` has it
+    mean: bool
+    logged: str  # what the run calls it
+    objective: Objective
+
+    def __call__(self, yhat: Tensor, y: Tensor) -> Tensor:
+        each = self.objective.each(yhat, y)
+        return each.mean() if self.mean else each.sum()
+
+    @property
+    def words(self) -> str:
+        return f"{'mean' if self.mean else 'summed'} {self.name.replace('_', ' ')}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "loss_name": self.name,
+            "reduction": "mean" if self.mean else "sum",
+            "logged_as": self.logged,
+            "rows": len(self.X),
+            "rows_trained_on": self.of,
+        }
+
+
+def measured(fitted: Fitted, sample: Sample, most: int) -> Measured:
+    """On at most so many of the rows trained on, spread evenly over them.
+
+    Certified training takes the sum over every different row, of the predictions alone (`plain_loss`, where
+    the promise is about a loss with slack); free training the mean over the rows that patience left it.
+    """
+    import torch
+
+    from ..runs.fitting import Rows, _held_out, tensors
+    from ..train.objective import as_objective
+
+    recipe, history = fitted.recipe, fitted.history
+    if recipe.certified:
+        X, y = prepared(fitted, sample)
+        name, logged = history.loss_name, "loss" if history.plain_loss is None else "plain_loss"
+    else:
+        rows = Rows.of(*sample.train, sample.kind)
+        rows = rows if recipe.patience is None else _held_out(rows, recipe.seed)[0]
+        X, y = tensors(fitted.model, fitted.preparation, rows)
+        assert recipe.loss is not None  # resolved
+        name, logged = recipe.loss, "loss"
+    at = torch.linspace(0, len(X) - 1, min(most, len(X)), dtype=torch.float64).round().long()
+    objective = as_objective(name, fitted.model, y)
+    return Measured(X[at], y[at], len(X), name, not recipe.certified, logged, objective)
