@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from equipoise.papers import catalogue
 from equipoise.papers.gao2022_table import MOST_BETA, PRECISION, TABLE_1, _certified, _scaled
 from equipoise.papers.images import Split
-from equipoise.plots.curves import draw_range
+from equipoise.papers.page import Page
 
 AGREE, DIFFERS, OPEN = "agree", "differs", "not reproducible here"
 
@@ -26,6 +26,7 @@ def verdicts(key, measured):
 def run(loss, *, test=0.5, norm=0.1, stopped="", way=()):
     return {
         "loss": [100.0, *way, loss],
+        "at": [0, 1],
         "test_loss": [1.0, test],
         "norm": [0.1, norm],
         "N": 10,
@@ -163,12 +164,81 @@ def test_the_smallest_beta_is_found_and_gamma_falls_with_it():
 # -- drawing -------------------------------------------------------------------------------------------------
 
 
-def test_seeds_decades_apart_are_drawn_by_their_range():
-    ax = Figure().subplots()
-    draw_range(ax, [[1.0, 1e-2, 4.0], [1.0, 1e-8, np.nan], [1.0, 1e-5, 4.0]], "x")
-    (line,), (band,) = ax.get_lines(), ax.collections
-    assert line.get_ydata()[:2] == pytest.approx([1.0, 1e-5])
-    assert np.isnan(line.get_ydata()[2])  # one was lost
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert heights.min() == pytest.approx(1e-8)
-    assert heights.max() == pytest.approx(1.0)
+def drawn(tmp_path, monkeypatch, curves):
+    """The figure and the page of curves."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(Page, "figure", lambda self, name, figure, caption: kept.append(figure))
+    page = Page(tmp_path)
+    catalogue.experiment("gao2022.fig5").draw({"data": {"x": curves}}, page)
+    return kept[0], page
+
+
+def test_a_run_learned_did_not_learn_or_was_lost(tmp_path, monkeypatch):
+    """One that came to the end without learning has a loss, which is shown; one that was lost has none."""
+    idle, lost = run(100.01, test=1.0, norm=0.9), run(200.0, norm=40.0, stopped="step 3: no equilibrium")
+    curves = {"10": [idle, idle, lost], "1": seeds(1.0, 3.0), "0.1": [lost, lost]}
+    _, page = drawn(tmp_path, monkeypatch, curves)
+    columns, rows = page.tables[0]["columns"], page.tables[0]["rows"]
+    table = [dict(zip(columns, row, strict=True)) for row in rows]
+    states = [[row[name] for name in ("seeds", "learned", "did not learn", "lost")] for row in table]
+    assert states == [["3", "0", "2", "1"], ["2", "2", "0", "0"], ["2", "0", "0", "2"]]
+    shown = [[row["training loss / N"], row["± sd of training loss / N"], row["γ‖A‖"]] for row in table]
+    assert shown == [["10", "0", "0.9"], ["0.2", "0.1414", "0.1"], ["–", "–", "–"]]
+    found = judge("fig5", {"data": {"x": curves}})
+    assert (
+        "of 3 seeds 1 were lost, 2 came to the end with a loss no lower than the first, 0"
+        in found[1].measured
+    )
+    assert "the loss at the end is 10 ± 0, 1 of 3 lost;" in found[1].measured
+    assert found[2].measured == "lost against 0.2 ± 0.14"
+    some = {
+        "γ = 0.1": [idle, idle],
+        "γ = 0.3": [lost, idle],
+        "γ = 0.5": [lost, lost],
+        "γ = 0.8": [idle, lost],
+    }
+    for j in judge("fig2", {"data": {"x": {**some, "calm": [lost]}}}):
+        assert "inf" not in j.measured + j.reason
+        assert "lost" in j.measured
+
+
+def test_a_curve_ends_at_the_number_of_the_table(tmp_path, monkeypatch):
+    """The arithmetic mean; the shade, a standard deviation to either side, ends at the smallest seed."""
+    losses = seeds(10.0, 1e-2, 2e-2)
+    figure, page = drawn(tmp_path, monkeypatch, {"10": losses, "1": losses, "0.1": losses})
+    line, band = figure.axes[0].get_lines()[0], figure.axes[0].collections[0]
+    mean, sd = np.mean([1.0, 1e-3, 2e-3]), np.std([1.0, 1e-3, 2e-3], ddof=1)
+    assert line.get_ydata()[-1] == pytest.approx(mean)
+    assert page.tables[0]["rows"][0][6:8] == [f"{mean:.4g}", f"{sd:.4g}"]
+    heights = band.get_paths()[0].vertices
+    at_the_end = heights[heights[:, 0] == 1][:, 1]
+    assert at_the_end.max() == pytest.approx(mean + sd)
+    assert at_the_end.min() == pytest.approx(1e-3)
+
+
+def test_a_verdict_can_be_computed_from_what_is_shown():
+    """Means, deviations, and the differences with the errors that are compared, paired by seed."""
+    curves = {"m = 1": seeds(20.0, 30.0), "m = 2": seeds(10.0, 22.0)}
+    found = judge("fig1", {"data": {"x": curves}})[0]
+    assert "m = 1: 2.5 ± 0.71, m = 2: 1.6 ± 0.85" in found.measured
+    assert "from each to the next -0.9 ± 0.1 (± standard error)" in found.measured
+    assert found.verdict == AGREE
+
+
+def test_what_differs_has_a_reason():
+    wavering = {"m = 1": seeds(1.0, 1.1, way=(0.5,)), "m = 2": seeds(2.0, 2.1, norm=0.2)}
+    train, _, norm = judge("fig1", {"data": {"x": wavering}})
+    assert train.verdict == norm.verdict == DIFFERS
+    assert "rose in 0 to 1 of" in train.reason
+    assert "furthest away at epoch 1, in a run whose training loss is 0.21" in norm.reason
+    steady = {"m = 1": seeds(1.0, 1.1), "m = 2": seeds(2.0, 2.1)}
+    assert judge("fig1", {"data": {"x": steady}})[0].reason == "measured, and not explained"
+    apart = {"m = 1": seeds(2.0, 2.1, test=0.4), "m = 2": seeds(1.0, 1.1, test=0.5)}
+    assert "training loss falls" in judge("fig1", {"data": {"x": apart}})[1].reason
+
+
+def test_nothing_is_decided_by_runs_of_six_epochs():
+    measured = {"data": {"x": {"m = 1": seeds(1.0), "m = 2": seeds(2.0)}}}
+    assert verdicts("fig1", {**measured, "scale": "tiny"}) == [OPEN] * 3
+    assert "scale tiny are too short" in judge("fig1", {**measured, "scale": "tiny"})[0].reason
+    assert verdicts("fig1", {**measured, "scale": "small"}) == verdicts("fig1", measured)

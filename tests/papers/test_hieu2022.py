@@ -289,3 +289,55 @@ def test_both_landscapes_say_that_digits_stand_in(tmp_path):
     for key in ("hieu2022.fig4.4", "hieu2022.fig4.5"):
         result = run_one(experiment(key), Settings("tiny"), tmp_path)
         assert any("digits stand for CIFAR10" in note for note in result.notes), key
+
+
+# -- figures 4.1-4.3 -----------------------------------------------------------------------------------------
+
+
+def start(first, wander, residual=(1.0, 0.08, 0.04, 0.01), paths=12):
+    path = [[0.0, 0.0], [1.0, 2.0]]
+    return {
+        "first": first,
+        "wander": wander,
+        "residual": list(residual),
+        "paths": [path] * paths,
+        "shares": [0.5, 0.2],
+    }
+
+
+def small_starts(**small):
+    runs = {"std 1": [start(0.1, 9.0)] * 2, "std 0.1": [start(0.3, 3.0)] * 2}
+    return {"data": "x", "steps": 3, "starts": runs | {"std 0.01": [start(0.85, 1.1, **small)] * 2}}
+
+
+def test_what_is_left_after_the_first_step_is_told():
+    found = training.judge_paths(small_starts())
+    assert [j.verdict for j in found] == ["differs", "agree"]
+    assert "8.0%, 4.0%, 1.0% after them" in found[0].reason
+
+
+def test_a_residual_that_is_not_finite_is_a_word():
+    lost = small_starts(residual=(1.0, None, None, None))
+    found = training.judge_residuals(lost)
+    assert "not finite to not finite" in found[1].measured
+    assert found[1].verdict == "differs"
+
+
+def test_no_two_images_or_classes_look_alike(tmp_path, monkeypatch):
+    kept = {}
+    monkeypatch.setattr(
+        training.Page, "figure", lambda p, name, figure, caption: kept.setdefault(name, figure)
+    )
+    training.draw_paths(small_starts(), training.Page(tmp_path))
+    lines = [line for line in kept["paths"].axes[0].get_lines() if len(line.get_xdata()) == 2]
+    colours = [line.get_color() for line in lines]
+    assert len(colours) == len(set(colours)) > 8
+    kept.clear()
+    moment = {"epoch": 0, "paths": start(0, 0)["paths"][:10], "shares": [0.5, 0.2]}
+    moment |= dict.fromkeys(("steps", "first", "between", "neighbour"), 0.5)
+    run = {"moments": [moment], "labels": list(range(10)), "loss": [1.0], "accuracy": 0.5}
+    training.draw_training({"data": "x", "runs": [run]}, training.Page(tmp_path))
+    (box,) = kept["paths"].legends
+    assert [text.get_text() for text in box.get_texts()] == [str(kind) for kind in range(10)]
+    marks = [line for line in kept["paths"].axes[0].get_lines() if line.get_linestyle() == "None"]
+    assert len({line.get_color() for line in marks}) == len({line.get_marker() for line in marks}) == 10

@@ -57,6 +57,32 @@ def test_what_is_compared_is_shown_with_its_error():
     assert "lost at η = 0.01" in found[1].measured
 
 
+def drawn(key, measured, tmp_path, monkeypatch):
+    kept: list[Figure] = []
+    monkeypatch.setattr(Page, "figure", lambda self, name, figure, caption: kept.append(figure))
+    page = Page(tmp_path)
+    catalogue.experiment(f"kawaguchi2021.{key}").draw(measured, page)
+    return kept[0], page
+
+
+def test_a_curve_ends_at_the_number_of_the_table(tmp_path, monkeypatch):
+    """The arithmetic mean over trials, as far as runs decades apart are from the geometric."""
+    row = {"linear": losses(30.0, 32.0), "DELM": losses(20.0, 0.01)}
+    figure, page = drawn("fig1", {"data": {"x": row}}, tmp_path, monkeypatch)
+    ends = {line.get_label(): line.get_ydata()[-1] for line in figure.axes[0].get_lines()}
+    assert ends["DELM, best η"] == pytest.approx(10.005)
+    assert ends["linear, best η"] == pytest.approx(31.0)
+    assert [r[6:8] for r in page.tables[0]["rows"]][::2] == [["31", "1.414"], ["10.01", "14.14"]]
+
+
+def test_a_delm_that_is_worse_has_a_reason():
+    worse = {"data": {"x": {"linear": losses(20.0, 21.0), "DELM": losses(30.0, 31.0)}}}
+    found = judge("fig1", worse)[1]
+    assert found.verdict == DIFFERS
+    assert "the DELM has a loss of 30.5, the other model of 20.5" in found.reason
+    assert verdicts("fig1", {**worse, "scale": "tiny"}) == [OPEN, OPEN]
+
+
 # -- figures 2a and 2b ---------------------------------------------------------------------------------------
 
 
@@ -96,6 +122,9 @@ def test_a_delm_that_falls_short_or_is_lost_differs(delm):
     found = judge("fig2a", convergence("Gaussian", resnet(100.0, 100.0), delm=delm))
     assert found[0].verdict == DIFFERS
     assert ("random 1: lost" if delm is None else "random 1: 6 % above L*") in found[0].measured
+    assert found[0].measured.endswith("L* = 100")
+    short = convergence("Gaussian", resnet(100.0, 100.0), delm=delm) | {"scale": "tiny"}
+    assert verdicts("fig2a", short) == [OPEN, OPEN]
 
 
 @pytest.fixture
@@ -143,7 +172,12 @@ def test_no_two_curves_look_alike(tmp_path, monkeypatch):
     lines = [line for line in kept[0].axes[1].get_lines() if len(line.get_xdata()) == 2][:9]
     looks = {(line.get_color(), str(line._dash_pattern)) for line in lines}
     assert len(lines) == len(looks) == 9
-    assert page.tables[0]["rows"][-1][1:6] == ["500", "4e+02 % above L*", "100", "at L*", "9000"]
+    shown = ["500", "4e+02 % above L*", "100", "at L* to rounding (+0e+00 %)", "9000"]
+    assert page.tables[0]["rows"][-1][1:6] == shown
+    columns = page.tables[0]["columns"]
+    assert all(columns)
+    assert len(set(columns)) == len(columns)
+    assert "η = 2·10⁻⁶" in page.tables[0]["rows"][2][0]
 
 
 # -- figures 2c and 3 ----------------------------------------------------------------------------------------
@@ -179,6 +213,14 @@ def test_a_bound_is_broken_by_more_than_rounding(key):
 def test_the_penalty_is_judged_by_kappa():
     assert verdicts("fig3", bounds([9.0, 1.0], [9.0, 2.0]))[2] == AGREE
     assert verdicts("fig3", bounds([9.0, 1.0], [9.0, 2.0], without_tau=0.0))[2] == DIFFERS
+
+
+def test_no_legend_lies_on_a_curve(tmp_path, monkeypatch):
+    measured = bounds([9.0, 1.0], [9.0, 2.0]) | {"at": [0, 9]}
+    figure, _ = drawn("fig3", measured, tmp_path, monkeypatch)
+    figure.canvas.draw()
+    (ax,) = figure.axes
+    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1
 
 
 # -- theorem 2 and appendix B --------------------------------------------------------------------------------

@@ -115,3 +115,32 @@ def test_condition_1_is_judged_by_its_draws():
     assert verdicts("condition1", of(no, [*yes[:7], *no[:3]])) == [DIFFERS, DIFFERS, AGREE]
     assert verdicts("condition1", of(no, no)) == [DIFFERS, DIFFERS, OPEN]  # no run to look at
     assert verdicts("condition1", of(yes, [*yes, drawn(True, violations=1)]))[2] == DIFFERS
+
+
+def test_a_lost_run_is_a_word_and_a_curve_ends_at_the_number_of_the_table(tmp_path, monkeypatch):
+    kept = {}
+    monkeypatch.setattr(Page, "figure", lambda page, name, figure, caption: kept.update({name: figure}))
+    seeds = ((4.0, 4.2), (2.0, 2.4), (1.0, 1.1))
+    measured, page = fig1(seeds, seeds), Page(tmp_path)
+    draw_fig1(measured, page)
+    columns, rows = page.tables[0]["columns"], page.tables[0]["rows"]
+    ends = [line.get_ydata()[-1] for line in kept["curves"].axes[0].get_lines()]
+    assert [f"{v:.4g}" for v in ends] == [row[columns.index("loss / N, one η for all")] for row in rows]
+    assert [row[columns.index("± sd of it")] for row in rows] == ["0.1414", "0.2828", "0.07071"]
+    found = catalogue.experiment("ling2023.fig1").judge(fig1(seeds, seeds, stopped="step 1"))
+    assert "m = 20: lost" in found[0].measured
+    assert not any("inf" in j.measured for j in found)
+
+
+def test_settings_of_condition_1_are_series_of_their_own(tmp_path, monkeypatch):
+    kept = {}
+    monkeypatch.setattr(Page, "figure", lambda page, name, figure, caption: kept.update({name: figure}))
+    first = [drawn(True), {**drawn(False), "n": 20}] * 3
+    measured = {"assumption1": first, "zero_readout": [drawn(True)] * 3, "width": 4, "steps": 3}
+    catalogue.experiment("ling2023.condition1").draw(measured, Page(tmp_path))
+    lines = {line.get_label(): line.get_ydata().tolist() for line in kept["margins"].axes[0].get_lines()[:3]}
+    assert lines == {
+        "Assumption 1, n = 2": [2.0] * 3,
+        "Assumption 1, n = 20": [0.01] * 3,
+        "a(0) = 0, n = 2": [2.0] * 3,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.papers import xie2021
+from equipoise.papers.page import Page
 
 
 def verdicts(judge, measured):
@@ -35,3 +36,16 @@ def test_sam_must_come_nearer_and_soon():
     assert [j.verdict for j in slow] == ["agree", "differs"]
     assert "the power -1.00" in slow[1].reason
     assert not xie2021.judge_sam(of(0.05, 0.02, 0.01))[1].reason
+
+
+def test_rounding_is_not_drawn(tmp_path, monkeypatch):
+    kept = {}
+    monkeypatch.setattr(Page, "figure", lambda page, name, figure, caption: kept.update({caption: figure}))
+    row = lambda *gap: {"off": 0.0, "rises": 0, "gap": list(gap)}
+    measured = {"one layer": row(1.0, 1e-9, -8e-14, 1e-16), "two layers, α = .5": row(1.0, 0.1, 0.01, 1e-3)}
+    xie2021.draw_objective(measured, Page(tmp_path))
+    ((caption, figure),) = kept.items()
+    one, two = (line.get_ydata().tolist() for line in figure.axes[0].get_lines())
+    assert one == [1.0, 1e-9]
+    assert two == [1.0, 0.1, 0.01, 1e-3]
+    assert "-8.0e-14" in caption

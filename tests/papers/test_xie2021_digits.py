@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,15 @@ def test_alpha_and_regularisers_are_judged_by_their_accuracies():
     assert verdicts(gains={"prox .1‖z‖²": 0.2})[3:5] == ["agree", "differs"]
 
 
+def test_what_differs_is_told_by_alpha():
+    worse = dict.fromkeys((c for c in digits.COLUMNS if c != "none"), -0.02)
+    found = digits.judge_table3(grid(gains=worse | dict.fromkeys(digits.PAIRS.values(), -0.1)))
+    assert [j.verdict for j in found[2:5]] == ["differs"] * 3
+    assert all("in points: " in j.reason and "at α = 1" in j.reason for j in found[2:5])
+    assert "layer less SAM in points: -7.8 at α = " in found[3].reason
+    assert not any(j.reason for j in digits.judge_table3(grid())[2:5])
+
+
 def test_the_size_of_features_is_judged_along_lambda():
     assert verdicts(best=0.02)[5:] == ["agree"] * 4
     assert verdicts(best=-0.02)[5:] == ["agree", "differs"] * 2
@@ -107,3 +117,10 @@ def test_the_legend_of_seven_columns_covers_no_curve(monkeypatch, tmp_path):
     assert len(ax.get_legend().get_texts()) == len(digits.COLUMNS)
     assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1
     assert len(drawn["sizes"].axes) == len(digits.SWEEPS)
+    assert len(ax.collections) == len(digits.COLUMNS)  # a band each, of the seeds
+    for line, band, column in zip(ax.get_lines(), ax.collections, digits.COLUMNS, strict=True):
+        scores = np.array([100 * np.array(r[column]["accuracies"]) for r in grid()["cells"].values()])
+        assert line.get_ydata() == pytest.approx(scores.mean(axis=1))
+        assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(
+            (scores.mean(axis=1) + scores.std(axis=1, ddof=1)).max()
+        )

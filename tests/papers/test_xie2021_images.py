@@ -81,7 +81,7 @@ OPEN = "not reproducible here"  # undecided, or not tried
 
 def table(opteq=0.8, other=0.7, sam=0.0, low=-0.2, seeds=(-0.01, 0.0, 0.01), **others):
     """Accuracies of an OptEq, of the rest, what SAM adds, and how far α = .1 is from the others."""
-    run = lambda a: [{"accuracy": a + d} for d in seeds]
+    run = lambda a: [{"accuracy": a + d, "losses": [1 - a]} for d in seeds]
     models = {w: run(opteq) for w in images.OPTEQ}
     models |= {w + images.SAM_SUFFIX: run(opteq + sam) for w in images.OPTEQ}
     models["OptEq α=0.1"] = run(opteq + low)
@@ -109,9 +109,15 @@ def test_judgements_follow_the_numbers():
 
 def test_one_network_beside_another_is_judged_by_itself():
     measured = table()
-    measured["models"]["repeat-6"] = [{"accuracy": 0.85 + d} for d in (0.0, 0.01, 0.02)]
-    found = {j.claim.split(": ")[-1]: j.verdict for j in images.judge_table(measured)[:3]}
-    assert found == {"CNN": "agree", "repeat-6": "differs", "ResidualConv": "agree"}
+    measured["models"]["repeat-6"] = [{"accuracy": 0.85 + d, "losses": [0.1]} for d in (0.0, 0.01, 0.02)]
+    found = {j.claim.split(": ")[-1]: j for j in images.judge_table(measured)[:3]}
+    assert {words: j.verdict for words, j in found.items()} == {
+        "CNN": "agree",
+        "repeat-6": "differs",
+        "ResidualConv": "agree",
+    }
+    assert "0.1 against 0.2 of the OptEq: it fits them better" in found["repeat-6"].reason
+    assert not found["CNN"].reason
 
 
 def test_implicit_models_are_judged_where_they_were_trained():
@@ -189,7 +195,8 @@ def test_the_judgement_of_the_segmentations_can_fail():
     assert [j.verdict for j in judge(0.5, fcn=(0.4,))] == ["agree"] * 3
     behind = judge(0.3, 0.4)
     assert [j.verdict for j in behind] == ["differs"] * 3
-    assert behind[0].reason == (
+    assert len({j.reason for j in behind}) == 1
+    assert behind[2].reason == (
         "T(0) is the equilibrium but for 1.0 %; W_l⋆z is 4, 10 % of the injection c_l, layer by layer; the "
         "last layer alone has mIoU 30.0"
     )

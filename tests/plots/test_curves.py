@@ -67,10 +67,12 @@ def test_a_band_is_mean_and_standard_deviation():
 
 
 def test_a_band_that_reaches_zero_stays_on_a_logarithmic_axis():
-    runs = np.array([[1.0, 0.01], [1.0, 0.2]])  # mean 0.105, deviation 0.134
+    runs = np.array([[1.0, 0.01, 0.0], [1.0, 0.2, 0.1], [1.0, 0.3, 3.0]])  # means 0.17, 1.03 below deviations
     figure = bands({"a": runs}, log_y=True)
+    assert lines(figure)["a"].get_ydata().tolist() == runs.mean(axis=0).tolist()
     vertices = figure.axes[0].collections[0].get_paths()[0].vertices
-    assert vertices[:, 1].min() == pytest.approx(0.0105)
+    lowest = [vertices[vertices[:, 0] == k][:, 1].min() for k in range(3)]
+    assert lowest == pytest.approx([1.0, 0.17 - runs[:, 1].std(ddof=1), 0.1])  # the smallest that is shown
 
 
 def test_one_run_has_no_spread():

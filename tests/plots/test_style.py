@@ -175,6 +175,43 @@ def test_one_line_needs_no_legend():
     assert ax.get_legend() is None
 
 
+def shown(figure, ax, low, high):
+    """The labels inside the axis."""
+    figure.draw_without_rendering()
+    return [
+        t.get_text() for v, t in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True) if low <= v <= high
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1e-3, 1e4, ["0.001", "0.01", "0.1", "1", "10", "100", "1000", "10000"]),
+        (1e-4, 10.0, ["10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "10⁰", "10¹"]),
+        (10.0, 1e5, ["10¹", "10²", "10³", "10⁴", "10⁵"]),
+        (4e-4, 6e-3, ["5·10⁻⁴", "10⁻³", "2·10⁻³", "5·10⁻³"]),
+        (2.1, 4.6, ["2.5", "3", "3.5", "4", "4.5"]),
+    ],
+)
+def test_a_logarithmic_axis_has_one_notation_and_more_than_one_tick(low, high, expected):
+    figure, ax = single()
+    ax.plot([0, 1], [low, high])
+    scale_axis(ax, "y", log=True)
+    assert set(shown(figure, ax, low, high)) <= set(expected)
+    assert len(shown(figure, ax, low, high)) >= min(4, len(expected))
+
+
+def test_a_linear_axis_has_one_notation():
+    for high, expected in ((2e-3, "4·10⁻⁴"), (1e6, "2·10⁵"), (12_000.0, "10000"), (0.8, "0.15")):
+        figure, ax = single()
+        ax.plot([0, 1], [0.0, high])
+        scale_axis(ax, "y", log=False)
+        labels = shown(figure, ax, 0.0, high)
+        assert labels[0] == "0"
+        assert expected in labels
+        assert len({"10" in label and label != "10000" for label in labels[1:]}) == 1
+
+
 def test_ticks_of_a_short_logarithmic_axis_are_more_than_one():
     figure, ax = single()
     ax.plot([0, 1], [0.3, 2.2])

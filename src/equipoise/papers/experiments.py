@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -32,7 +32,7 @@ from ..runs.directory import locked
 from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .page import Page
-from .verdicts import Judgement
+from .verdicts import Judgement, judged
 
 Scale = Literal["tiny", "small", "medium", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
@@ -100,16 +100,30 @@ def register(
     judge: Callable[[Measured], list[Judgement]],
     draw: Callable[[Measured, Page], None],
     minutes: float = 0.0,
+    least: str = "tiny",
 ) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:
-    """Enter an experiment by its `run`."""
+    """Enter an experiment by its `run`. Below the scale `least` its runs are too short or small to tell."""
 
     def enter(run: Callable[[Context], Measured]) -> Callable[[Context], Measured]:
         if key in _REGISTRY or key.split(".")[0] not in PAPERS or not (title and claim):
             raise ValueError(f"{key}: an experiment needs a paper, a title, a claim and a key of its own.")
-        _REGISTRY[key] = Experiment(key, title, claim, run, judge, draw, minutes)
+        sized = lambda context: run(context) | {"scale": context.settings.scale}
+        told = lambda measured: [_told(j, measured.get("scale", least), least) for j in judge(measured)]
+        _REGISTRY[key] = Experiment(key, title, claim, sized if least != "tiny" else run, told, draw, minutes)
         return run
 
     return enter
+
+
+def _told(found: Judgement, scale: str, least: str) -> Judgement:
+    """Undecided below the scale `least`; a difference for which none is known says so."""
+    if SCALES.index(scale) < SCALES.index(least) and found.verdict in ("agree", "differs"):
+        shown = {k: v for k, v in asdict(found).items() if k not in ("verdict", "reason")}
+        return judged(
+            **shown, holds=None, reason=f"Runs of the scale {scale} are too short or small to tell."
+        )
+    unexplained = found.verdict == "differs" and not found.reason
+    return replace(found, reason="measured, and not explained") if unexplained else found
 
 
 def experiments(paper: str | None = None) -> list[Experiment]:
@@ -195,11 +209,23 @@ class Context:
             self._loaded[name] = load(name, self.settings.data_dir, download=asked)
         return self._loaded[name]
 
-    def load(self, name: str) -> Dataset:
-        """A data set to be used, and a note of where it came from."""
+    def load(self, name: str, part: str = "") -> Dataset:
+        """A data set to be used; where it came from goes on record, and the `part` taken and prepared."""
         self.used.add(name)
-        self.provenance[name] = asdict(self._find(name).provenance)
+        self._record(name, asdict(self._find(name).provenance), part)
         return self._find(name)
+
+    def drawn(self, name: str, what: str) -> None:
+        """Put on record a set that the experiment draws by itself."""
+        origin = {"source": "drawn from a formula", "files": [], "licence": "generated", "split": "none"}
+        self._record(name, origin | {"subset": None}, what)
+
+    def _record(self, name: str, origin: dict[str, Any], part: str) -> None:
+        """`origin`, with every part of it in words as its subset."""
+        entry = self.provenance.setdefault(name, origin)
+        before = entry["subset"] or ""
+        if part not in before:
+            entry["subset"] = f"{before}; {part}" if before else part
 
     def datasets(self, *own: str) -> list[str]:
         """Those asked for; else the paper's own that are here; else digits."""
@@ -213,12 +239,15 @@ class Context:
             except MissingData:
                 self.notes.append(f"{name} is not in the data directory and was left out.")
         if not found:
-            self.notes.append("none of the paper's data sets is here: the digits of scikit-learn stand in.")
+            self.notes.append("the digits of scikit-learn stand in for the images of the paper.")
         return found or ["digits"]
 
-    def source(self, name: str) -> dict[str, Any]:
-        """What identifies the bytes of a data set, for the hash of a unit: of the digits, their name."""
-        origin = self.load(name).provenance
+    def source(self, name: str, part: str = "") -> dict[str, Any]:
+        """What identifies the bytes of a data set, for the hash of a unit: of the digits, their name.
+
+        The `part` taken is for the record only: the other inputs of the unit say it in numbers.
+        """
+        origin = self.load(name, part).provenance
         files = [f.sha256 for f in origin.files if f.sha256 != DIGITS_SHA256]
         return {"name": name, "files": files, "subset": origin.subset}
 

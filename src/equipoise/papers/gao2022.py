@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..plots import LIGHT, new_figure
-from ..plots.curves import RANGE, draw_band, draw_range, finish
+from ..plots.curves import BAND, draw_band, finish
 from .experiments import Context, Measured, register
 from .gao2022_runs import (
     CALM,
@@ -17,13 +16,15 @@ from .gao2022_runs import (
     STEP,
     ended,
     final,
-    final_test,
     finals,
     finals_test,
     grid,
+    learned,
+    rises,
     sizes,
 )
-from .page import Page, number, shared_legend
+from .page import Page, shared_legend
+from .seeds import apart, compared, shown, spread
 from .verdicts import BELOW, FALLING, Judgement, below, falling, judged
 
 NORM_DRIFT = 0.25  # "about its initial value": γ‖A(k)‖ within 25 % of γ
@@ -51,33 +52,68 @@ def _width(context: Context, names: Sequence[str], seeds: int) -> Measured:
 def judge_width(measured: Measured) -> list[Judgement]:
     found = []
     for name, curves in measured["data"].items():
-        train, test = ([value(runs) for runs in curves.values()] for value in (finals, finals_test))
-        drift = max(abs(v / 0.1 - 1) for runs in curves.values() for r in runs for v in r["norm"])
+        drift, worst, at = max(
+            (abs(v / 0.1 - 1), finals([r])[0], k)
+            for runs in curves.values()
+            for r in runs
+            for k, v in zip(r["at"], r["norm"], strict=True)
+        )
         found += [
-            _falling(f"{name}: wider networks train faster", train, curves, "training loss a sample"),
-            _falling(f"{name}: wider networks have a lower test loss", test, curves, "test loss a sample"),
+            _falling(f"{name}: wider networks train faster", curves),
+            _falling(f"{name}: wider networks have a lower test loss", curves, test=True),
             judged(
                 f"{name}: γ‖A(k)‖ stays about γ",
                 drift <= NORM_DRIFT,
                 paper="about its initial value, γ = .1",
                 measured=f"at most {drift:.1%} away from γ, over all widths and seeds",
                 tolerance=f"within {NORM_DRIFT:.0%} of γ at every epoch measured",
+                reason=""
+                if drift <= NORM_DRIFT
+                else f"A moves as long as there is an error to fit: it was furthest away at epoch {at}, in a "
+                f"run whose training loss is {shown([worst])} a sample at the end",
             ),
         ]
     return found
 
 
-def _falling(claim: str, groups: Sequence[Sequence[float]], labels: Mapping, what: str) -> Judgement:
-    shown = ", ".join(
-        f"{label}: {number(float(np.mean(g)))}" for label, g in zip(labels, groups, strict=True)
-    )
+def _falling(claim: str, curves: Mapping[str, Sequence[Measured]], test: bool = False) -> Judgement:
+    value, what = (finals_test, "test loss") if test else (finals, "training loss")
+    groups = {label: value(runs) for label, runs in curves.items()}
+    falls = falling(list(groups.values()))
     return judged(
         claim,
-        falling(groups),
+        falls,
         paper="falls from each value to the next",
-        measured=f"{what} at the end: {shown}",
+        measured=f"{what} a sample at the end: {compared(groups)}{_idle(curves)}",
         tolerance=FALLING,
+        reason=_why(curves, test) if falls is False else "",
     )
+
+
+def _idle(curves: Mapping[str, Sequence[Measured]]) -> str:
+    """Which runs came to the end without learning."""
+    some = {label: sum(ended(r) and not learned(r) for r in runs) for label, runs in curves.items()}
+    words = ", ".join(f"{n} of {len(curves[label])} at {label}" for label, n in some.items() if n)
+    return f"; came to the end with a loss no lower than the first: {words}" if words else ""
+
+
+def _why(curves: Mapping[str, Sequence[Measured]], test: bool) -> str:
+    """Why a loss does not fall from curve to curve, as far as the curves say."""
+    lost = [label for label, runs in curves.items() if not all(map(ended, runs))]
+    if lost:
+        return f"runs were lost at {', '.join(lost)}"
+    counts = [len(rises(r["loss"])) for runs in curves.values() for r in runs]
+    if max(counts):
+        epochs = len(next(iter(curves.values()))[0]["loss"]) - 1
+        return (
+            f"at η = 1/N the descent is at the edge of stability: over the runs the training loss rose in "
+            f"{min(counts)} to {max(counts)} of {epochs} epochs, and the last is a moment of that"
+        )
+    if test and falling([finals(runs) for runs in curves.values()]):
+        return (
+            "the training loss falls, at every epoch and from each to the next: it is the test samples' own"
+        )
+    return ""
 
 
 def draw_curves(measured: Measured, page: Page) -> None:
@@ -86,11 +122,11 @@ def draw_curves(measured: Measured, page: Page) -> None:
     figure, axes = new_figure(len(rows), 3, width=4.3, height=3.0)
     for (name, curves), panels in zip(rows.items(), axes, strict=True):
         for at, (label, runs) in enumerate(curves.items()):
-            draw_range(panels[0], _even([_shown(r) for r in runs]), label, at=at)
+            draw_band(panels[0], _even([_shown(r) for r in runs]), label, at=at, log=True)
             k = min(len(r["at"]) for r in runs)
             steps = runs[0]["at"][:k]
             test, norm = (np.array([r[key][:k] for r in runs], dtype=float) for key in ("test_loss", "norm"))
-            draw_range(panels[1], np.where(test <= 1e3, test, np.nan), label, x=steps, at=at)
+            draw_band(panels[1], np.where(test <= 1e3, test, np.nan), label, x=steps, at=at, log=True)
             draw_band(panels[2], np.where(norm <= 2.0, norm, np.nan), label, x=steps, at=at)
         finish(figure, panels[0], x="epoch", y="training loss / N", title=name, log_y=True)
         finish(figure, panels[1], x="epoch", y="test loss / N", title=name, log_y=True)
@@ -101,32 +137,27 @@ def draw_curves(measured: Measured, page: Page) -> None:
     page.figure(
         "curves",
         figure,
-        f"{RANGE} γ‖A‖: mean, ± one standard deviation shaded. A curve that ends early was lost: no "
-        "equilibrium, or a loss that is not finite. From γ‖A‖ = 1 on no equilibrium is proved; beyond 2 it "
-        "is cut off.",
+        f"{BAND} A curve that ends early was lost, in one seed or more: no equilibrium, or a loss that is "
+        "not finite. From γ‖A‖ = 1 on no equilibrium is proved; beyond 2 it is cut off.",
     )
+    columns = ["data", "run", "seeds", "learned", "did not learn", "lost"]
+    for name in ("training loss / N", "test loss / N", "γ‖A‖"):
+        columns += [name, f"± sd of {name}"]
     page.table(
         "final",
-        ["data", "run", "seeds", "came to the end", "training loss / N", "test loss / N", "γ‖A‖ at the end"],
-        [
-            [
-                name,
-                label,
-                len(runs),
-                sum(map(ended, runs)),
-                _finite(final(runs)),
-                _finite(final_test(runs)),
-                float(np.mean([r["norm"][-1] for r in runs])),
-            ]
-            for name, curves in rows.items()
-            for label, runs in curves.items()
-        ],
-        "At the last epoch, means over seeds.",
+        columns,
+        [[name, label, *_row(runs)] for name, curves in rows.items() for label, runs in curves.items()],
+        "At the last epoch: mean and standard deviation over the seeds that came to it, whether they learned "
+        "(their loss ends below their first) or not.",
     )
 
 
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else "lost"
+def _row(runs: Sequence[Measured]) -> list[float | int | None]:
+    there = [r for r in runs if ended(r)]
+    fine = sum(map(learned, runs))
+    values = (finals(there), finals_test(there), [r["norm"][-1] for r in there])
+    moments = [value for some in values for value in spread(some)]
+    return [len(runs), fine, len(there) - fine, len(runs) - len(there), *moments]
 
 
 def _shown(run: Measured) -> np.ndarray:
@@ -147,6 +178,7 @@ def _even(curves: Sequence[np.ndarray]) -> np.ndarray:
     "Wider networks reach a lower training and test loss in the same epochs, and γ‖A(k)‖ stays about γ.",
     judge=judge_width,
     draw=draw_curves,
+    least="small",
 )
 def fig1(context: Context) -> Measured:
     return _width(context, context.datasets("mnist"), _seeds(context))
@@ -158,6 +190,7 @@ def fig1(context: Context) -> Measured:
     "On each data set wider networks reach a lower training and test loss, and γ‖A(k)‖ stays about γ.",
     judge=judge_width,
     draw=draw_curves,
+    least="small",
 )
 def fig4(context: Context) -> Measured:
     return _width(context, context.datasets(*DATA), _seeds(context))
@@ -181,44 +214,32 @@ def judge_gamma(measured: Measured) -> list[Judgement]:
         small, largest, calm = labels[:3], labels[3], labels[4]
         some = {label: curves[label] for label in small}
         found += [
-            _falling(
-                f"{name}: training loss falls with γ up to .5",
-                [finals(runs) for runs in some.values()],
-                some,
-                "training loss a sample",
-            ),
-            _falling(
-                f"{name}: test loss falls with γ up to .5",
-                [finals_test(runs) for runs in some.values()],
-                some,
-                "test loss a sample",
-            ),
+            _falling(f"{name}: training loss falls with γ up to .5", some),
+            _falling(f"{name}: test loss falls with γ up to .5", some, test=True),
         ]
-        lost = [r for r in curves[largest] if not ended(r)]
+        bad = [r for r in curves[largest] if not learned(r)]
         best = min(small, key=lambda label: final(curves[label]))
         limit = float(np.mean([r["stable_step"] for r in curves[largest]]))
+        ours, other = finals(curves[largest]), finals(curves[best])
+        lowest = below(ours, other)
         found.append(
             judged(
                 f"{name}: γ = .8 at η = 1/N has the lowest training loss",
-                below(finals(curves[largest]), finals(curves[best])),
+                lowest,
                 paper="lowest of the four",
-                measured=f"{_last(curves[largest])} against {_last(curves[best])} "
-                f"of {best}; lost in {len(lost)} of {len(curves[largest])} seeds"
-                + (f"; {lost[0]['stopped'].split(' after ')[0]}" if lost and lost[0]["stopped"] else "")
-                + f"; at η = {CALM:g}/N it ends at {_last(curves[calm])}",
+                measured=f"{shown(ours)} against {shown(other)} of {best}{apart(ours, other)}"
+                + _idle({largest: curves[largest]})
+                + (f"; {bad[0]['stopped'].split(' after ')[0]}" if bad and bad[0]["stopped"] else "")
+                + f"; at η = {CALM:g}/N it ends at {shown(finals(curves[calm]))}",
                 tolerance=f"below the least of γ = .1, .3 and .5, {BELOW}; a lost run is above all",
-                reason=f"the first steps are stable for η < 2(1−γ)²/‖Φ‖² = {limit:.2f}/N only"
-                if lost
+                reason=""
+                if lowest
+                else f"the first steps are stable for η < 2(1−γ)²/‖Φ‖² = {limit:.2f}/N only"
+                if bad or limit < STEP
                 else "",
             )
         )
     return found
-
-
-def _last(runs: Sequence[Measured]) -> str:
-    """The mean of the last losses, in words."""
-    value = final(runs)
-    return number(value) if math.isfinite(value) else "lost"
 
 
 @register(
@@ -227,6 +248,7 @@ def _last(runs: Sequence[Measured]) -> str:
     "A larger γ of .1, .3, .5, .8 gives a lower training and test loss, at m = N and η = 1/N.",
     judge=judge_gamma,
     draw=draw_curves,
+    least="small",
 )
 def fig2(context: Context) -> Measured:
     return _gamma(context, context.datasets("mnist"), _seeds(context))
@@ -238,6 +260,7 @@ def fig2(context: Context) -> Measured:
     "On each data set a larger γ gives a lower training and test loss.",
     judge=judge_gamma,
     draw=draw_curves,
+    least="small",
 )
 def fig6(context: Context) -> Measured:
     return _gamma(context, context.datasets(*DATA), _seeds(context))
@@ -265,16 +288,20 @@ def judge_rate(measured: Measured) -> list[Judgement]:
     found = []
     for name, curves in measured["data"].items():
         large, paper, small = curves.values()
-        unsteady = [r for r in large if not ended(r) or len(_rises(r["loss"]))]
-        worst = max((_rises(r["loss"]) for r in paper), key=len)
+        unsteady = [r for r in large if not learned(r) or len(rises(r["loss"]))]
+        lost, idle = (
+            sum(1 for r in large if ended(r) == there and not learned(r)) for there in (False, True)
+        )
+        worst = max((rises(r["loss"]) for r in paper), key=len)
         when = f", from {worst[0]} to {worst[-1]} of {len(paper[0]['loss']) - 1}" if len(worst) else ""
+        ours, slow = finals(paper), finals(small)
         found += [
             judged(
                 f"{name}: the loss falls at every epoch for η = 1/N",
-                all(map(ended, paper)) and not len(worst),
+                all(map(learned, paper)) and not len(worst),
                 paper="consistent descent",
                 measured=f"it rose in {len(worst)} epochs of the worst seed{when}; the loss at the end is "
-                f"{_last(paper)}",
+                f"{shown(ours)}",
                 tolerance="no epoch of any seed rises by more than 10⁻⁴ of the loss",
                 reason="at this step the descent is at the edge of stability" if len(worst) else "",
             ),
@@ -282,25 +309,20 @@ def judge_rate(measured: Measured) -> list[Judgement]:
                 f"{name}: at η = 10/N the loss does not fall consistently",
                 len(unsteady) == len(large),
                 paper="unstable; γ‖A‖ rises fast",
-                measured=f"lost or rising in {len(unsteady)} of {len(large)} seeds; γ‖A‖ reached "
-                f"{max(max(r['norm']) for r in large):.2f}",
-                tolerance="every seed is lost, or rises at an epoch",
+                measured=f"of {len(large)} seeds {lost} were lost, {idle} came to the end with a loss no "
+                f"lower than the first, {len(unsteady) - lost - idle} rose on the way; the loss at the end "
+                f"is {shown(finals(large))}; γ‖A‖ reached {max(max(r['norm']) for r in large):.2f}",
+                tolerance="every seed is lost, does not learn, or rises at an epoch",
             ),
             judged(
                 f"{name}: η = 0.1/N is slower than η = 1/N",
-                below(finals(paper), finals(small)),
+                below(ours, slow),
                 paper="slower",
-                measured=f"{_last(small)} against {_last(paper)}",
+                measured=f"{shown(slow)} against {shown(ours)}{apart(slow, ours)}",
                 tolerance=f"the mean loss at the end is higher, {BELOW}",
             ),
         ]
     return found
-
-
-def _rises(loss: Sequence[float | None]) -> np.ndarray:
-    """The epochs at which the loss rose by more than 10⁻⁴ of it."""
-    values = np.array(loss, dtype=float)
-    return np.flatnonzero(values[1:] > (1 + 1e-4) * values[:-1]) + 1
 
 
 @register(
@@ -309,6 +331,7 @@ def _rises(loss: Sequence[float | None]) -> np.ndarray:
     "η = 1/N descends consistently, ten times as much does not, a tenth is slower.",
     judge=judge_rate,
     draw=draw_curves,
+    least="small",
 )
 def fig3(context: Context) -> Measured:
     return _rate(context, context.datasets("fashion_mnist"), _seeds(context))
@@ -320,6 +343,7 @@ def fig3(context: Context) -> Measured:
     "On each data set η = 1/N descends consistently and ten times as much does not.",
     judge=judge_rate,
     draw=draw_curves,
+    least="small",
 )
 def fig5(context: Context) -> Measured:
     return _rate(context, context.datasets(*DATA), _seeds(context))

@@ -15,7 +15,7 @@ from ..models import ScaledReLU
 from ..solve import EquilibriumError, Stop
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress
-from .images import Split, room, two_classes
+from .images import Split, room, two_classes, two_classes_in_words
 from .small import norm
 
 DATA = ("mnist", "fashion_mnist", "cifar10", "svhn")
@@ -42,9 +42,10 @@ def curve(
     context: Context, data: str, *, width: int, gamma: float, step: float, seed: int, epochs: int
 ) -> Measured:
     """One run: training loss at every epoch; test loss, γ‖A‖ and forward iterations at some; `step` is ηN."""
-    per_class, _ = room(context.load(data), sizes(context)["per_class"])
+    dataset = context.load(data)
+    per_class, _ = room(dataset, sizes(context)["per_class"])
     inputs = {
-        "data": context.source(data),
+        "data": context.source(data, two_classes_in_words(dataset, per_class)),
         "per_class": per_class,
         "width": width,
         "gamma": gamma,
@@ -53,7 +54,7 @@ def curve(
         "epochs": epochs,
     }
     compute = lambda progress: _descend(
-        two_classes(context.load(data), per_class, seed), width, gamma, step, seed, epochs, progress
+        two_classes(dataset, per_class, seed), width, gamma, step, seed, epochs, progress
     )
     name = f"{data}-m{width}-gamma{gamma:g}-step{step:g}-seed{seed}"
     return {**context.unit("gao2022.descent", name, inputs, compute), "N": 2 * per_class}
@@ -137,8 +138,13 @@ def grid(context: Context, names: Sequence[str], runs: Sequence[dict[str, Any]],
 
 
 def ended(run: Measured) -> bool:
-    """Whether a run came to its last epoch with a loss below its first."""
-    return not run["stopped"] and run["loss"][-1] is not None and run["loss"][-1] < run["loss"][0]
+    """Whether a run came to its last epoch, with a loss that is finite; one that did not is lost."""
+    return not run["stopped"] and run["loss"][-1] is not None
+
+
+def learned(run: Measured) -> bool:
+    """Whether it came there with a loss below its first. One that did not learn has a loss all the same."""
+    return ended(run) and run["loss"][-1] < run["loss"][0]
 
 
 def finals(runs: Sequence[Measured]) -> list[float]:
@@ -155,5 +161,7 @@ def final(runs: Sequence[Measured]) -> float:
     return float(np.mean(finals(runs)))
 
 
-def final_test(runs: Sequence[Measured]) -> float:
-    return float(np.mean(finals_test(runs)))
+def rises(loss: Sequence[float | None]) -> np.ndarray:
+    """The epochs at which the loss rose by more than 10⁻⁴ of it."""
+    values = np.array(loss, dtype=float)
+    return np.flatnonzero(values[1:] > (1 + 1e-4) * values[:-1]) + 1

@@ -13,8 +13,9 @@ from ..plots.curves import draw, finish
 from ..theory import certify
 from .experiments import Context, Measured, Progress, register
 from .gao2022_runs import CALM, GAMMAS, STEP, curve, iterations, predicted, sizes
-from .images import Split, room, two_classes
+from .images import Split, room, two_classes, two_classes_in_words
 from .page import Page, number
+from .seeds import apart, shown, spread
 from .verdicts import BELOW, Judgement, below, impossible, judged
 
 TABLE_1 = {0.1: 6.0, 0.3: 9.0, 0.5: 15.0, 0.8: 47.5}
@@ -25,11 +26,12 @@ TABLE_1 = {0.1: 6.0, 0.3: 9.0, 0.5: 15.0, 0.8: 47.5}
 
 def _at_the_start(context: Context, name: str) -> Measured:
     """Counts at A = I for the paper's N = m = 1000, or what the data allow."""
-    per_class, _ = room(context.load(name), context.pick(tiny=6, small=500))
+    dataset = context.load(name)
+    per_class, _ = room(dataset, context.pick(tiny=6, small=500))
     width = context.pick(tiny=12, small=1000)
 
     def compute(progress: Progress) -> Measured:
-        X = two_classes(context.load(name), per_class, 0).X
+        X = two_classes(dataset, per_class, 0).X
         rows = {}
         for i, gamma in enumerate(GAMMAS):
             model = ScaledReLU(X.shape[1], width, gamma, generator=torch.Generator().manual_seed(0))
@@ -38,7 +40,8 @@ def _at_the_start(context: Context, name: str) -> Measured:
             progress((i + 1) / len(GAMMAS))
         return rows
 
-    inputs = {"data": context.source(name), "per_class": per_class, "width": width}
+    source = context.source(name, two_classes_in_words(dataset, per_class))
+    inputs = {"data": source, "per_class": per_class, "width": width}
     return context.unit("gao2022.table1", f"{name}-m{width}", inputs, compute) | {"N": 2 * per_class}
 
 
@@ -73,24 +76,24 @@ def _counts(name: str, start: Measured, along: Measured) -> list[Judgement]:
     tolerance += "mean is between them, and a count is one more or less by whether its last pass counts"
     reason = "" if trained else "Only the start has N = 1000 here, and the paper's mean is over training."
     within: dict[str, bool | None] = {}
-    shown: dict[str, str] = {}
+    told: dict[str, str] = {}
     for reading in ("batch", "sample"):
         if not trained:
             counts = " / ".join(f"{r[reading]:.3g}" for r in _by_gamma(start).values())
-            within[reading], shown[reading] = None, f"{counts}, at the start"
+            within[reading], told[reading] = None, f"{counts}, at the start"
             continue
         ranges = [(min(r[f"{reading}_range"]), max(r[f"{reading}_range"])) for r in along.values()]
         pairs = list(zip(ranges, TABLE_1.values(), strict=True))
         within[reading] = all(low - 1 <= n <= high + 1 for (low, high), n in pairs)
         means = " / ".join(f"{r[reading]:.3g}" for r in along.values())
-        shown[reading] = f"means {means}; counts " + " / ".join(f"{a:.3g}-{b:.3g}" for a, b in ranges)
+        told[reading] = f"means {means}; counts " + " / ".join(f"{a:.3g}-{b:.3g}" for a, b in ranges)
     other = within["sample"]
     return [
         judged(
             f"{claim}, with the norm of the batch",
             within["batch"],
             paper=paper,
-            measured=shown["batch"],
+            measured=told["batch"],
             tolerance=tolerance,
             reason=reason,
         ),
@@ -98,7 +101,7 @@ def _counts(name: str, start: Measured, along: Measured) -> list[Judgement]:
             f"{claim}: the norm cannot be that of one sample",
             None if other is None else not other,
             paper=paper,
-            measured=shown["sample"],
+            measured=told["sample"],
             tolerance=f"not so: {tolerance}",
             reason=reason,
         ),
@@ -109,12 +112,14 @@ def _growth(name: str, along: Measured) -> Judgement:
     """More for one γ, and less for none; undecided if the same for all."""
     counts = [(runs["first"], runs["last"]) for runs in along.values()]
     more = [below(first, last) for first, last in counts]
-    mean = lambda some: f"{np.mean(some):.3g}"
     return judged(
         f"{name}: forward passes take more iterations as training goes on",
         False if False in more else (True if True in more else None),
         paper="more iterations as γ‖A‖ grows",
-        measured=", ".join(f"{g}: {mean(r['first'])} → {mean(r['last'])}" for g, r in along.items()),
+        measured=", ".join(
+            f"{g}: {shown(r['first'])} → {shown(r['last'])}{apart(r['last'], r['first'])}"
+            for g, r in along.items()
+        ),
         tolerance=f"from the first count to the last more for one γ and less for none, {BELOW}",
     )
 
@@ -133,13 +138,22 @@ def draw_table1(measured: Measured, page: Page) -> None:
         page.table(f"start-{name}", columns, rows, f"{name}, N = {start['N']}, at the start A = I.")
         page.table(
             f"training-{name}",
-            ["run", "N", "mean, norm of the batch", "mean, norm of a sample", "first", "last"],
             [
-                [g, r["N"], r["batch"], r["sample"], float(np.mean(r["first"])), float(np.mean(r["last"]))]
+                "run",
+                "N",
+                "mean, norm of the batch",
+                "mean, norm of a sample",
+                "first",
+                "± sd of first",
+                "last",
+                "± sd of last",
+            ],
+            [
+                [g, r["N"], r["batch"], r["sample"], *spread(r["first"]), *spread(r["last"])]
                 for g, r in along.items()
             ],
-            f"{name}, over training; first and last by the norm of the batch, means over seeds; counts of a "
-            "run that was lost are those until then.",
+            f"{name}, over training; first and last by the norm of the batch, mean and standard deviation "
+            "over seeds; counts of a run that was lost are those until then.",
         )
     figure, axes = new_figure(1, len(measured["data"]), width=5.0)
     for (name, (start, _)), ax in zip(measured["data"].items(), axes[0], strict=True):
@@ -157,6 +171,7 @@ def draw_table1(measured: Measured, page: Page) -> None:
     "Plain iterations to a change of 10⁻² grow with γ: 6, 9, 15 and 47.5 on average for .1, .3, .5 and .8.",
     judge=judge_table1,
     draw=draw_table1,
+    least="small",
 )
 def table1(context: Context) -> Measured:
     found: Measured = {"data": {}}
@@ -198,14 +213,14 @@ def judge_conditions(measured: Measured) -> list[Judgement]:
     for name, row in measured["data"].items():
         plain, N = row["plain"], row["N"]
         last = plain if _hold(plain) else row["scaled"]
-        shown = lambda r: ", ".join(f"{c}: {number(m)}" for c, m in r["margins"].items())
+        sides = lambda r: ", ".join(f"{c}: {number(m)}" for c, m in r["margins"].items())
         found += [
             judged(
                 f"{name}: the start, multiplied by a β where need be, satisfies (17)-(19)",
                 _hold(last),
                 paper="the start is multiplied by a large β where they do not hold",
-                measured=f"left over right side: {shown(plain)} at β = 1, γ = {plain['gamma']:g}; "
-                f"{shown(last)} at β = {number(last['beta'])}, γ = {number(last['gamma'])}",
+                measured=f"left over right side: {sides(plain)} at β = 1, γ = {plain['gamma']:g}; "
+                f"{sides(last)} at β = {number(last['beta'])}, γ = {number(last['gamma'])}",
                 tolerance="each at least 1, for the smallest β that does it (up to a factor "
                 f"{1 + PRECISION:g}, from 1 to {MOST_BETA:g}), with γ(β‖A(0)‖ + 1) = ½",
             ),
@@ -256,17 +271,20 @@ def draw_conditions(measured: Measured, page: Page) -> None:
     "The start satisfies (17)-(19), after scaling if need be, and Theorem 4.4 then allows η = 1/N.",
     judge=judge_conditions,
     draw=draw_conditions,
+    least="small",
 )
 def conditions(context: Context) -> Measured:
     return {"data": {name: _starts(context, name) for name in context.datasets("mnist")}}
 
 
 def _starts(context: Context, name: str) -> Measured:
-    per_class, _ = room(context.load(name), context.pick(tiny=6, small=100, medium=500))
+    dataset = context.load(name)
+    per_class, _ = room(dataset, context.pick(tiny=6, small=100, medium=500))
     width = 2 * per_class
-    inputs = {"data": context.source(name), "per_class": per_class, "width": width}
+    source = context.source(name, two_classes_in_words(dataset, per_class))
+    inputs = {"data": source, "per_class": per_class, "width": width}
     search = {"gamma_0": 0.5, "most": MOST_BETA, "precision": PRECISION}
-    split = lambda: two_classes(context.load(name), per_class, 0, dtype=torch.float64)
+    split = lambda: two_classes(dataset, per_class, 0, dtype=torch.float64)
     plain = lambda progress: _certified(split(), width, **UNSCALED)
     scaled = lambda progress: _scaled(split(), width, progress)
     unit = lambda label, *rest: context.unit("gao2022.conditions", f"{name}-m{width}{label}", *rest)

@@ -29,7 +29,7 @@ from ..plots.surfaces import colours
 from ..solve import Stop
 from .experiments import Context, Measured, Progress, register
 from .hieu2022_training import FAR, RATES, SEARCH, build, fit
-from .images import accuracy, images
+from .images import accuracy, images, images_in_words
 from .page import Page
 from .verdicts import BELOW, FALLING, Judgement, below, falling, judged, standard_error, with_error
 
@@ -66,7 +66,8 @@ def slice_loss(X: torch.Tensor, y: torch.Tensor, floors: list[float] | None = No
 
 
 def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, Any]) -> Measured:
-    inputs = {"data": context.source(name), "model": words, "seed": seed, **size}
+    part = images_in_words(context.load(name), size["rows"], 500)
+    inputs = {"data": context.source(name, part), "model": words, "seed": seed, **size}
     inputs["level"] = LEVEL
     inputs["stops"] = [repr(part) for part in (STOP, FAR, *SEARCH)]
 
@@ -108,6 +109,7 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
     "Around the minimiser the region of small loss grows with the number of repeats, up to the DEQ.",
     judge=lambda measured: judge_basins(measured),
     draw=lambda measured, page: draw_basins(measured, page),
+    least="small",
     minutes=3,
 )
 def fig4_4(context: Context) -> Measured:

@@ -24,7 +24,7 @@ from ..plots.style import DASHES, LIGHT
 from ..theory import certify
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress, register
-from .images import room, two_classes
+from .images import room, two_classes, two_classes_in_words
 from .page import Page, number
 from .verdicts import Judgement, judged
 
@@ -40,15 +40,17 @@ LINEAR, SLACK = 0.5, 0.05  # least share of λ_min(K) that is a linear rate; wha
     "Descent on a monotone DEQ converges linearly while its tangent kernel stays well conditioned (PL*).",
     judge=lambda measured: judge_monotone(measured),
     draw=lambda measured, page: draw_monotone(measured, page),
+    least="small",
 )
 def monotone(context: Context) -> Measured:
     (name,) = context.datasets("mnist")[:1]
-    per_class = room(context.load(name), context.pick(tiny=4, small=10, medium=50))[0]
+    dataset = context.load(name)
+    per_class = room(dataset, context.pick(tiny=4, small=10, medium=50))[0]
     width, steps = context.pick(tiny=12, small=150, medium=500), context.pick(tiny=6, small=1200, medium=4000)
     found: Measured = {"data": name, "N": 2 * per_class, "width": width, "runs": []}
     for seed in context.seeds(tiny=1, small=3):
         inputs = {
-            "data": context.source(name),
+            "data": context.source(name, two_classes_in_words(dataset, per_class)),
             "per_class": per_class,
             "width": width,
             "steps": steps,
@@ -60,7 +62,7 @@ def monotone(context: Context) -> Measured:
         inputs["seed"] = seed
 
         def compute(progress: Progress, seed: int = seed) -> Measured:
-            split = two_classes(context.load(name), per_class, seed, dtype=torch.float64)
+            split = two_classes(dataset, per_class, seed, dtype=torch.float64)
             return {
                 **_tracked(split.X, split.y, width, steps, seed, progress),
                 "certified": _certified(split.X[:4], split.y[:4] + 0.5, 2 * width, seed),
@@ -271,11 +273,11 @@ def draw_monotone(measured: Measured, page: Page) -> None:
         share, promised = rates(run)
         speed = share * promised / (2 * run["step"] * np.diff(steps)[: len(share)])
         draw(rate, (steps[1 : 1 + len(speed)], speed), "−Δlog L / 2η a step" if words else "", **solid)
-        draw(rate, (steps, of("lambda_min")), "λ_min(K)" if words else "", **dashed)
+        draw(rate, (steps, of("lambda_min")), "λₘᵢₙ(K)" if words else "", **dashed)
         draw(movement, (steps, of("moved")), f"seed {at}", **solid | {"log": False})
     title = f"{measured['data']}, N = {measured['N']}, n = {measured['width']}"
     finish(figure, loss, x="step", y="loss", title=title, log_y=True)
-    finish(figure, rate, x="step", y="rate", title="The rate beside λ_min(K)", log_y=True)
+    finish(figure, rate, x="step", y="rate", title="The rate beside λₘᵢₙ(K)", log_y=True)
     finish(figure, movement, x="step", y="‖K(t) − K(0)‖ / ‖K(0)‖", title="How far the kernel moves")
     caption = "From the ordinary start, a colour a seed: the loss, what governs its rate, how far K moves."
     page.figure("kernel", figure, caption)

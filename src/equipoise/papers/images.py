@@ -54,6 +54,23 @@ def two_classes(
     return Split(rows(drawn.x_train), labels(drawn.y_train), rows(drawn.x_test), labels(drawn.y_test))
 
 
+def two_classes_in_words(
+    dataset: Dataset, per_class: int, *, side: int = 28, norm: float | Literal["sqrt_d"] = 1.0
+) -> str:
+    """What `two_classes` takes and makes of it."""
+    used, unseen = room(dataset, per_class)
+    borrowed = [max(0, unseen - int(np.sum(dataset.y_test == c))) for c in (0, 1)]
+    first, second = (
+        f"{c}" if name == str(c) else f"{c} ({name})" for c, name in enumerate(dataset.classes[:2])
+    )
+    words = f"classes {first} and {second}: {used} training and {unseen} test samples of each, "
+    words += "drawn by the seed of the run"
+    if any(borrowed):
+        words += f", {borrowed[0]} and {borrowed[1]} test samples from the training part that is left"
+    radius = "√d" if norm == "sqrt_d" else f"{norm:g}"
+    return f"{words}; grey, {side} × {side} pixels, rows of norm {radius}, targets 0 and 1"
+
+
 def images(dataset: Dataset, train: int, test: int, seed: int, shrink: int = 1) -> Images:
     """`train` and `test` random images, (N, C, H, W) float32, each channel of mean 0 and variance 1."""
     rng = np.random.default_rng(seed)
@@ -70,6 +87,14 @@ def images(dataset: Dataset, train: int, test: int, seed: int, shrink: int = 1) 
     labels = (torch.from_numpy(part).long() for part in (dataset.y_train[i], dataset.y_test[j]))
     y, y_test = labels
     return (x - mean) / std, y, (x_test - mean) / std, y_test
+
+
+def images_in_words(dataset: Dataset, train: int, test: int, shrink: int = 1) -> str:
+    """What `images` takes and makes of it."""
+    train, test = min(train, len(dataset.x_train)), min(test, len(dataset.x_test))
+    words = f"{train} training and {test} test images of all classes, drawn by the seed of the run; "
+    words += f"means over {shrink} × {shrink} pixels, " if shrink > 1 else ""
+    return f"{words}each channel of mean 0 and variance 1 over the training images"
 
 
 def augmented(x: Tensor, generator: torch.Generator, most: int = 3) -> Tensor:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..plots import new_figure
-from ..plots.curves import RANGE, draw_range, finish
+from ..plots.curves import BAND, draw_band, finish
 from .experiments import Context, Measured, register
 from .kawaguchi2021_runs import RATES, Kind, chosen, runs, series
 from .page import Page, number, shared_legend
+from .seeds import spread
 from .verdicts import BELOW, Judgement, below, impossible, judged, standard_error, with_error
 
 LINEAR, DELM = Kind("linear"), Kind("delm")
@@ -67,6 +68,7 @@ def judge(measured: Measured) -> list[Judgement]:
                 measured=_beside(last["DELM"], last[label], picks[label]["lost"]),
                 tolerance=f"mean over trials at the last epoch, each model at its best rate, {BELOW}; one "
                 "lost at every rate is above all",
+                reason=_fits(row["DELM"], row[label]),
             )
             for label in row
             if label != "DELM"
@@ -74,10 +76,18 @@ def judge(measured: Measured) -> list[Judgement]:
     return found
 
 
-def _last(run: Measured) -> list[float]:
-    """The last test losses at the best rate, one a trial; infinite if every rate lost one."""
-    best = chosen(run)["best"]
-    return [math.inf] * len(run["test"]) if best is None else series(run, "test", best)[:, -1].tolist()
+def _last(run: Measured, which: str = "test", rate: int | None = None) -> list[float]:
+    """The last losses at a rate, or the best, one a trial; infinite if every rate lost one."""
+    at = chosen(run)["best"] if rate is None else rate
+    return [math.inf] * len(run[which]) if at is None else series(run, which, at)[:, -1].tolist()
+
+
+def _fits(delm: Measured, other: Measured) -> str:
+    """Where the DELM has the larger test loss: how both fit the training samples."""
+    if not below(_last(other), _last(delm)):
+        return ""
+    ours, theirs = (number(float(np.mean(_last(run, "train")))) for run in (delm, other))
+    return f"on the training samples the DELM has a loss of {ours}, the other model of {theirs}"
 
 
 def _beside(delm: Sequence[float], other: Sequence[float], lost: Sequence[float]) -> str:
@@ -103,35 +113,28 @@ def draw(measured: Measured, page: Page) -> None:
                 words = f"{label}, {which} η"
                 for panel, key in zip(panels, ("test", "train"), strict=True):
                     values = series(run, key, pick[which])
-                    draw_range(panel, values, words, x=run["at"], at=at if which == "best" else at + 5)
-                table.append(
-                    [
-                        name,
-                        label,
-                        which,
-                        rate,
-                        *(float(series(run, key, pick[which])[:, -1].mean()) for key in ("train", "test")),
-                        float(series(run, "test", pick[which])[:, -1].std(ddof=1))
-                        if len(run["test"]) > 1
-                        else 0.0,
-                        ", ".join(map(str, pick["lost"])) or "none",
-                    ]
-                )
+                    draw_band(
+                        panel, values, words, x=run["at"], at=at if which == "best" else at + 5, log=True
+                    )
+                last = [v for key in ("train", "test") for v in spread(_last(run, key, pick[which]))]
+                lost = ", ".join(map(str, pick["lost"])) or "none"
+                table.append([name, label, which, rate, *last, lost])
         finish(figure, panels[0], x="epoch", y="test loss", title=name, log_y=True)
         finish(figure, panels[1], x="epoch", y="training loss", title=name, log_y=True)
     shared_legend(figure, axes[0])
-    page.figure("losses", figure, RANGE.replace("seeds", "trials"))
+    page.figure("losses", figure, BAND.replace("seed", "trial"))
     columns = [
         "data",
         "model",
         "rate",
         "η",
         "training loss",
+        "± sd of training loss",
         "test loss",
-        "± sd",
+        "± sd of test loss",
         "rates at which a trial was lost",
     ]
-    page.table("final", columns, table, "At the last epoch.")
+    page.table("final", columns, table, "At the last epoch: mean and standard deviation over trials.")
     page.note("Left open by the paper: the loss is the mean over a mini-batch, pixels lie in [0, 1], grey.")
 
 
@@ -148,13 +151,22 @@ _CLAIM = "All models start alike; after training the DELM has a lower test loss 
     _CLAIM,
     judge=judge,
     draw=draw,
+    least="small",
     minutes=2,
 )
 def fig1(context: Context) -> Measured:
     return _compare(context, context.datasets(*FIRST), [LINEAR, DELM, *_dnns(2, 3, 4)], **_size(context))
 
 
-@register("kawaguchi2021.fig4", "Figure 4: four more data sets", _CLAIM, judge=judge, draw=draw, minutes=2)
+@register(
+    "kawaguchi2021.fig4",
+    "Figure 4: four more data sets",
+    _CLAIM,
+    judge=judge,
+    draw=draw,
+    least="small",
+    minutes=2,
+)
 def fig4(context: Context) -> Measured:
     return _compare(context, context.datasets(*MORE), [LINEAR, DELM, *_dnns(2, 3, 4)], **_size(context))
 
@@ -165,6 +177,7 @@ def fig4(context: Context) -> Measured:
     "Without bias terms, too, the DELM has a lower test loss than DNNs of depth 2, 3 and 4.",
     judge=judge,
     draw=draw,
+    least="small",
 )
 def fig5(context: Context) -> Measured:
     names = context.datasets(*FIRST, *MORE)[: context.pick(tiny=1, small=2, paper=7)]
@@ -186,12 +199,14 @@ def _deep(context: Context, bias: bool) -> Measured:
 _DEEP = "The DELM has a lower test loss than DNNs of depth 10, 100, 200, whose gradients vanish or explode."
 
 
-@register("kawaguchi2021.fig6", "Figure 6: deep DNNs", _DEEP, judge=judge, draw=draw)
+@register("kawaguchi2021.fig6", "Figure 6: deep DNNs", _DEEP, judge=judge, draw=draw, least="small")
 def fig6(context: Context) -> Measured:
     return _deep(context, bias=True)
 
 
-@register("kawaguchi2021.fig7", "Figure 7: deep DNNs without bias", _DEEP, judge=judge, draw=draw)
+@register(
+    "kawaguchi2021.fig7", "Figure 7: deep DNNs without bias", _DEEP, judge=judge, draw=draw, least="small"
+)
 def fig7(context: Context) -> Measured:
     return _deep(context, bias=False)
 
@@ -202,6 +217,7 @@ def fig7(context: Context) -> Measured:
     "With many samples, too, the DELM has a lower test loss than linear models and DNNs.",
     judge=judge,
     draw=draw,
+    least="small",
 )
 def fig8(context: Context) -> Measured:
     names = context.datasets(*MORE, *FIRST)[: context.pick(tiny=1, small=1, medium=2, paper=7)]

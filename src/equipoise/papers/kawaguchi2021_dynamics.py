@@ -14,10 +14,11 @@ from ..models import LinearEquilibrium
 from ..models.linear import d_operator
 from ..plots import new_figure
 from ..plots.curves import draw, finish
+from ..plots.style import legend
 from ..theory.trust_region import resolvent_limit, trust_region
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress, register
-from .kawaguchi2021_theory import M, delm, gaussian, least
+from .kawaguchi2021_theory import M, delm, gaussian, least, record
 from .page import Page, number
 from .small import norm
 from .verdicts import Judgement, judged
@@ -88,14 +89,17 @@ def draw_bounds(measured: Measured, page: Page) -> None:
     for i, (key, name) in enumerate(
         (
             ("gap", "trajectory"),
-            ("dependent", "bound, λ_T of the path"),
+            ("dependent", "bound, λ of the path"),
             ("independent", "bound, 1/(m(1+γ)²)"),
         )
     ):
         draw(ax, (at, star + np.array(measured[key], dtype=float)), name, at=i, marks=False, log=True)
     ax.axhline(star, color="#55606e", linewidth=1, label="least loss L*")
     finish(figure, ax, x="step", y="training loss", log_x=True, log_y=True)
-    page.figure("bounds", figure, "Small steps of descent stand for the flow.")
+    legend(ax, above=True)
+    page.figure(
+        "bounds", figure, "Small steps of descent stand for the flow; λ of the path is λ_T of the paper."
+    )
 
 
 @register(
@@ -114,6 +118,7 @@ def fig2c(context: Context) -> Measured:
         return _bounded(delm(0), X, y, Square(), least(X, y), step, steps)
 
     inputs = {"n": n, "steps": steps, "step": step}
+    record(context, n)
     return context.unit("kawaguchi2021.bounds", f"square-{steps}", inputs, compute) | {"terms": n * M}
 
 
@@ -130,6 +135,7 @@ TAU = 0.05  # of the logistic loss
 def fig3(context: Context) -> Measured:
     n, steps = context.pick(tiny=20, small=50), context.pick(tiny=50, small=3000, medium=100_000)
     inputs = {"n": n, "steps": steps, "step": 1e-4, "tau": TAU}
+    record(context, n, y="y 0 or 1 with probability ½")
 
     def compute(progress: Progress) -> Measured:
         X, _ = gaussian(n)
@@ -219,6 +225,7 @@ def draw_theorem2(measured: Measured, page: Page) -> None:
 def theorem2(context: Context) -> Measured:
     n, steps = context.pick(tiny=20, small=100), context.pick(tiny=20, small=1000)
     inputs = {"n": n, "steps": steps}
+    record(context, n, y="y = x·w, w ~ N(0, I), or its sign")
 
     def compute(progress: Progress) -> Measured:
         X, _ = gaussian(n)

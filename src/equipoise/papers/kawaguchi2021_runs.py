@@ -78,6 +78,15 @@ def teacher_data(dataset: Dataset, train: int, test: int, seed: int) -> tuple[Te
     return rows[:train], targets[:train], rows[train:], targets[train:]
 
 
+def _in_words(train: int, test: int) -> str:
+    """What `teacher_data` takes and makes of it."""
+    return (
+        f"{train} training and {test} test images of all classes, drawn by the seed of the trial; grey, "
+        f"pixels in [0, 1], projected to {FEATURES} features by a random matrix; targets of a random DELM "
+        f"(γ = {GAMMA:g}) with noise N(0, 1)"
+    )
+
+
 def train(
     kind: Kind,
     data: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
@@ -155,7 +164,7 @@ def runs(
     dataset = context.load(name)
     train_rows, test_rows = min(train_rows, len(dataset.x_train)), min(test_rows, len(dataset.x_test))
     inputs = {
-        "data": context.source(name),
+        "data": context.source(name, _in_words(train_rows, test_rows)),
         "kind": [kind.name, kind.depth, kind.bias],
         "rows": [train_rows, test_rows],
         "epochs": epochs,

@@ -14,7 +14,7 @@ from ..data import synthetic
 from ..models import LinearEquilibrium
 from ..plots import new_figure
 from ..plots.curves import draw, finish
-from ..plots.style import DASHES, legend
+from ..plots.style import DASHES, legend, power
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress, register
 from .page import Page
@@ -36,6 +36,13 @@ def _data(kind: str, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def gaussian(n: int) -> tuple[Tensor, Tensor]:
     return _data("Gaussian", n)
+
+
+def record(context: Context, n: int, kind: str = "Gaussian", y: str = "y = −x + .1 N(0, I)") -> None:
+    """What `_data` draws, for the record."""
+    x = "N(0, I)" if kind == "Gaussian" else "uniform on [−1, 1]^10"
+    name = "synthetic-negated" if kind == "Gaussian" else "synthetic-negated-uniform"
+    context.drawn(name, f"{n} samples in R^{M}, x {x}, {y}, seed 0")
 
 
 def least(X: Tensor, y: Tensor) -> float:
@@ -65,6 +72,7 @@ def _convergence(context: Context, kind: str) -> Measured:
     depths = context.pick(tiny=(2,), small=(2, 5, 10))
     rates = context.pick(tiny=(1.0,), small=(0.1, 0.3, 1.0))
     inputs = {"kind": kind, "n": n, "steps": steps, "step": step, "starts": starts}
+    record(context, n, kind)
 
     def train_delm(progress: Progress) -> Measured:
         X, y = _data(kind, n)
@@ -157,9 +165,8 @@ def judge_convergence(measured: Measured) -> list[Judgement]:
             f"{kind} data: the DELM reaches the least loss from every start",
             all(_reached(loss[-1], star) for loss in measured["loss"].values()),
             paper="from the identity and three random starts",
-            measured=", ".join(
-                f"{name}: {_above(loss[-1], star)}" for name, loss in measured["loss"].items()
-            ),
+            measured=", ".join(f"{name}: {_above(loss[-1], star)}" for name, loss in measured["loss"].items())
+            + f"; L* = {star:.6g}",
             tolerance=f"at most {REACHED:.0%} above L* after {steps} steps",
         ),
         judged(
@@ -191,7 +198,7 @@ def _above(loss: float | None, star: float) -> str:
     if loss is None:
         return "lost"
     gap = loss / star - 1
-    return f"{100 * gap:.2g} % above L*" if gap > 1e-12 else "at L*"  # but for rounding
+    return f"{100 * gap:.2g} % above L*" if gap > 1e-12 else f"at L* to rounding ({100 * gap:+.0e} %)"
 
 
 def draw_convergence(measured: Measured, page: Page) -> None:
@@ -210,7 +217,7 @@ def draw_convergence(measured: Measured, page: Page) -> None:
         finish(figure, ax, x="step", y="training loss", log_y=True)
         legend(ax, above=True)
     words = (
-        f"{measured['kind']} data, y = −x + .1 noise in R^10: DELMs by start (left), linear ResNets (right; "
+        f"{measured['kind']} data, y = −x + .1 noise in R¹⁰: DELMs by start (left), linear ResNets (right; "
         "a colour a depth, a dash a step size)."
     )
     page.figure("losses", figure, words)
@@ -219,10 +226,10 @@ def draw_convergence(measured: Measured, page: Page) -> None:
         [
             "model",
             f"loss after {measured['steps']} steps",
-            "",
+            f"after {measured['steps']} steps, beside L*",
             "trained on: loss",
-            "",
-            "steps",
+            "trained on: beside L*",
+            "trained on: steps",
             "‖∇L‖ / first",
         ],
         [
@@ -248,7 +255,8 @@ def draw_convergence(measured: Measured, page: Page) -> None:
 
 
 def _name(run: Measured) -> str:
-    return f"depth {run['depth']}, η = {run['step']:.1e}"
+    step = power(float(f"{run['step']:.3g}"))
+    return f"depth {run['depth']}, η = {step}"
 
 
 _FIG2 = "DELMs reach the global minimum from every start; a linear ResNet from the identity "
@@ -260,6 +268,7 @@ _FIG2 = "DELMs reach the global minimum from every start; a linear ResNet from t
     _FIG2 + "stays at a suboptimal value.",
     judge=judge_convergence,
     draw=draw_convergence,
+    least="small",
 )
 def fig2a(context: Context) -> Measured:
     return _convergence(context, "Gaussian")
@@ -271,6 +280,7 @@ def fig2a(context: Context) -> Measured:
     _FIG2 + "reaches it too on these data.",
     judge=judge_convergence,
     draw=draw_convergence,
+    least="small",
 )
 def fig2b(context: Context) -> Measured:
     return _convergence(context, "uniform")

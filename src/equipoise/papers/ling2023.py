@@ -14,12 +14,13 @@ from ..data import synthetic
 from ..kernels import tangent_kernel
 from ..models import GaussianReLU
 from ..plots import LIGHT, new_figure
-from ..plots.curves import RANGE, draw_band, draw_range, finish
+from ..plots.curves import BAND, draw_band, finish
 from ..solve import Stop
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress, register
-from .images import room, two_classes
+from .images import room, two_classes, two_classes_in_words
 from .page import Page, number, shared_legend
+from .seeds import compared, spread
 from .small import norm
 from .verdicts import BELOW, FALLING, Judgement, below, falling, judged
 
@@ -51,7 +52,12 @@ def instance(context: Context, name: str, seed: int, n: int, d: int) -> tuple[Te
 
 
 def _source(context: Context, name: str, n: int, d: int) -> dict[str, Any]:
-    return {"n": n, "d": d, "name": name} if name == SYNTHETIC else {"n": n, **context.source(name)}
+    if name == SYNTHETIC:
+        words = f"{n} samples, x uniform on the sphere of radius √{d} in R^{d}, y ~ N(0, 1)"
+        context.drawn(name, f"{words}, by the seed of the run")
+        return {"n": n, "d": d, "name": name}
+    words = two_classes_in_words(context.load(name), n // 2, norm="sqrt_d")
+    return {"n": n, **context.source(name, words)}
 
 
 def stable_step(context: Context, name: str, width: int) -> float:
@@ -120,6 +126,7 @@ def _lambda_min(Z: Tensor) -> float:
     "Wider networks converge faster to a smaller training loss; ‖W(τ)‖ stays below 1 throughout.",
     judge=lambda measured: judge_fig1(measured),
     draw=lambda measured, page: draw_fig1(measured, page),
+    least="small",
 )
 def fig1(context: Context) -> Measured:
     widths = sizes(context)["widths"]
@@ -143,10 +150,10 @@ def fig1(context: Context) -> Measured:
 def judge_fig1(measured: Measured) -> list[Judgement]:
     found = []
     for name, row in measured["data"].items():
-        same, scaled = ([_finals(runs) for runs in row[key].values()] for key in ("same", "scaled"))
+        by_width = {width: _finals(runs) for width, runs in row["same"].items()}
+        same, scaled = list(by_width.values()), [_finals(runs) for runs in row["scaled"].values()]
         runs = [r for some in row["same"].values() for r in some]
         largest = max(v for r in runs for v in r["norm"])
-        shown = ", ".join(f"{w}: {number(float(np.mean(v)))}" for w, v in zip(row["same"], same, strict=True))
         wide = [
             r
             for m, some in zip(row["widths"], row["same"].values(), strict=True)
@@ -159,7 +166,7 @@ def judge_fig1(measured: Measured) -> list[Judgement]:
                 f"{name}: wider networks reach a smaller training loss",
                 falling(same),
                 paper="smaller for each larger m",
-                measured=f"loss / N after the last step: {shown}",
+                measured=f"loss / N after the last step: {compared(by_width)}",
                 tolerance=f"one η for all; {FALLING}",
             ),
             judged(
@@ -218,10 +225,6 @@ def _finals(runs: Sequence[Measured]) -> list[float]:
     return [r["loss"][-1] / r["N"] if not r["stopped"] else math.inf for r in runs]
 
 
-def _final(runs: Sequence[Measured]) -> float:
-    return float(np.mean(_finals(runs)))
-
-
 def draw_fig1(measured: Measured, page: Page) -> None:
     rows = measured["data"]
     figure, axes = new_figure(len(rows), 4, width=3.9, height=3.0)
@@ -230,7 +233,7 @@ def draw_fig1(measured: Measured, page: Page) -> None:
             for panel, key in ((panels[0], "same"), (panels[1], "scaled")):
                 loss = [np.array(r["loss"], dtype=float) / r["N"] for r in row[key][label]]
                 k = min(map(len, loss))
-                draw_range(panel, [v[:k] for v in loss], label, at=at)
+                draw_band(panel, [v[:k] for v in loss], label, at=at, log=True)
             runs = row["same"][label]
             k = min(len(r["at"]) for r in runs)
             for panel, key in ((panels[2], "norm"), (panels[3], "lambda")):
@@ -239,18 +242,17 @@ def draw_fig1(measured: Measured, page: Page) -> None:
                 if key == "norm":
                     draw_band(panel, values, label, x=steps, at=at)
                 elif np.min(values) > _rounding(row):
-                    draw_range(panel, values, label, x=steps, at=at)
+                    draw_band(panel, values, label, x=steps, at=at, log=True)
         finish(figure, panels[0], x="step", y="loss / N", title=f"{name}: one η for all", log_y=True)
         finish(figure, panels[1], x="step", y="loss / N", title=f"{name}: η ∝ 1/m", log_y=True)
         panels[2].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
         finish(figure, panels[2], x="step", y="‖W(τ)‖", title=name)
-        finish(figure, panels[3], x="step", y="λ_min(G(τ))", title=name, log_y=True)
+        finish(figure, panels[3], x="step", y="λₘᵢₙ(G(τ))", title=name, log_y=True)
     shared_legend(figure, axes[0])
     page.figure(
         "curves",
         figure,
-        f"{RANGE} ‖W‖: mean over seeds, ± one standard deviation shaded. λ_min(G) is left out where it is 0, "
-        "up to rounding, as for m < n.",
+        f"{BAND} λₘᵢₙ(G) is left out where it is 0, up to rounding, as for m < n.",
     )
     page.table(
         "final",
@@ -258,8 +260,12 @@ def draw_fig1(measured: Measured, page: Page) -> None:
             "data",
             "width",
             "η",
+            "seeds",
             "loss / N, one η for all",
+            "± sd of it",
             "loss / N, η ∝ 1/m",
+            "± sd of that",
+            "lost",
             "largest ‖W‖",
             "λ at the end / λ₀",
         ],
@@ -268,13 +274,16 @@ def draw_fig1(measured: Measured, page: Page) -> None:
                 name,
                 label,
                 row["step"],
-                _final(runs),
-                _final(row["scaled"][label]),
+                len(runs),
+                *spread(_finals(runs)),
+                *spread(_finals(row["scaled"][label])),
+                sum(bool(r["stopped"]) for r in (*runs, *row["scaled"][label])),
                 max(v for r in runs for v in r["norm"]),
                 _kept(runs, _rounding(row)),
             ]
             for name, row in rows.items()
             for label, runs in row["same"].items()
         ],
-        "After the last step, means over seeds. No η is given: ours is 1/λ_max(H) of the widest start.",
+        "After the last step: mean and standard deviation over the seeds that came to it. No η is given: "
+        "ours is 1/λ_max(H) of the widest start.",
     )

@@ -14,7 +14,7 @@ from ..kernels.width import width_convergence
 from ..models import GaussianReLU
 from ..plots import LIGHT, new_figure
 from ..plots.curves import draw, draw_band, finish
-from ..plots.style import scale_axis
+from ..plots.style import legend, scale_axis
 from ..theory import certify
 from ..train import gradient_descent
 from .experiments import Context, Measured, Progress, register
@@ -34,6 +34,8 @@ def _study(context: Context) -> Measured:
     widths = context.pick(tiny=(20, 40), small=(50, 100, 200, 400, 800), medium=(100, 300, 1000, 3000))
     draws = context.pick(tiny=3, small=20, medium=20)
     inputs = {"n": n, "d": d, "widths": widths, "draws": draws, "layers": LAYERS, "sigma_w2": S2}
+    words = f"{n} samples, x uniform on the sphere of radius √{d} in R^{d}, seed 0"
+    context.drawn("synthetic-sphere", words)
 
     def compute(progress: Progress) -> Measured:
         X = torch.from_numpy(synthetic.sphere(n, d, 0)[0])
@@ -67,8 +69,8 @@ def draw_theorem2(measured: Measured, page: Page) -> None:
     draw_band(ax, values, "λ₀/m", x=widths, at=0)
     draw(ax, (widths, [measured["lambda_star"]] * len(widths)), "λ*", at=1)
     draw(ax, (widths, [measured["lambda_star"] / 2] * len(widths)), "λ*/2, the bound", at=2)
-    finish(figure, ax, x="width m", y="λ_min(G)/m", title=f"n = {measured['n']}", log_x=True)
-    page.figure("lambda", figure, f"λ_min of the Gram matrix at the start. {DRAWS}")
+    finish(figure, ax, x="width m", y="λₘᵢₙ(G)/m", title=f"n = {measured['n']}", log_x=True)
+    page.figure("lambda", figure, f"λₘᵢₙ of the Gram matrix at the start. {DRAWS}")
 
 
 @register(
@@ -103,11 +105,13 @@ def draw_theorem4(measured: Measured, page: Page) -> None:
         draw_band(axes[0, 0], some, f"m = {m}", x=layers, at=at, log=True)
     edge = 2 * math.sqrt(2 * S2)
     bound = gaps.mean(axis=(0, 1))[0] * edge ** (layers - 1)
-    draw(axes[0, 0], (layers, bound), "(2√2σ_w)^l", at=len(gaps))
-    finish(figure, axes[0, 0], x="layer l", y="‖G − G^(l)‖_F / m", log_y=True)
+    draw(axes[0, 0], (layers, bound), f"{edge:.3g}ˡ, of the theorem", at=len(gaps))
+    finish(figure, axes[0, 0], x="layer l", y="‖G − G⁽ˡ⁾‖ / m", log_y=True)
     scale_axis(axes[0, 0], "x", log=False, integers=True)
     page.figure(
-        "layers", figure, f"Distance of the Gram matrix of layer l from that of the equilibrium. {DRAWS}"
+        "layers",
+        figure,
+        f"Distance of the Gram matrix of layer l from that of the equilibrium, Frobenius norm. {DRAWS}",
     )
 
 
@@ -158,16 +162,19 @@ def draw_theorem5(measured: Measured, page: Page) -> None:
     figure, axes = new_figure(1, 2)
     left, right = axes[0]
     whole = np.array(measured["gram_errors"]).T  # (draws, widths)
-    draw_band(left, whole, "‖G/m − K‖_F", x=widths, at=0, log=True)
+    draw_band(left, whole, "‖G/m − K‖", x=widths, at=0, log=True)
     ideal = whole.mean(axis=0)[0] * (np.array(widths) / widths[0]) ** -0.5
-    draw(left, (widths, ideal), "m^(−½)", at=1)
-    finish(figure, left, x="width m", y="‖G/m − K‖_F", log_x=True, log_y=True)
+    draw(left, (widths, ideal), "∝ 1/√m", at=1)
+    finish(figure, left, x="width m", y="‖G/m − K‖", log_x=True, log_y=True)
     for at, (m, some) in enumerate(zip(widths, errors, strict=True)):
         draw_band(right, some, f"m = {m}", x=layers, at=at, log=True)
-    finish(figure, right, x="layer l", y="‖G^(l)/m − K^(l)‖_F", log_y=True)
+    finish(figure, right, x="layer l", y="‖G⁽ˡ⁾/m − K⁽ˡ⁾‖", log_y=True)
+    legend(right, above=True)
     scale_axis(right, "x", log=False, integers=True)
     page.figure(
-        "population", figure, f"Distance from the infinitely wide network, by width and by depth. {DRAWS}"
+        "population",
+        figure,
+        f"Distance from the infinitely wide network, by width and by depth, Frobenius norm. {DRAWS}",
     )
 
 
@@ -235,14 +242,22 @@ def draw_condition1(measured: Measured, page: Page) -> None:
         "Left over right side of each inequality (1 or more is needed).",
     )
     figure, axes = new_figure(1, 1)
-    for at, start in enumerate(("assumption1", "zero_readout")):
-        margins = [min(r["margins"].values()) for r in measured[start]]
-        label = "Assumption 1" if at == 0 else "the same with a(0) = 0, small targets"
+    kinds = {"assumption1": "Assumption 1", "zero_readout": "a(0) = 0"}
+    series: dict[str, list[float]] = {}
+    for start, words in kinds.items():
+        for r in measured[start]:
+            series.setdefault(f"{words}, n = {r['n']}", []).append(min(r["margins"].values()))
+    for at, (label, margins) in enumerate(series.items()):
         draw(axes[0, 0], (np.arange(len(margins)), margins), label, at=at, dash="none", log=True)
     axes[0, 0].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
     finish(figure, axes[0, 0], x="draw", y="least margin of (7)-(9)", log_y=True)
     scale_axis(axes[0, 0], "x", log=False, integers=True)
-    page.figure("margins", figure, "Condition 1 needs a margin of 1 or more, the line.")
+    legend(axes[0, 0], above=True)
+    page.figure(
+        "margins",
+        figure,
+        "Condition 1 needs a margin of 1 or more, the line; with a(0) = 0 targets are small.",
+    )
 
 
 @register(
@@ -251,11 +266,15 @@ def draw_condition1(measured: Measured, page: Page) -> None:
     "Wide networks of Assumption 1 satisfy Condition 1 with high probability, and then converge linearly.",
     judge=judge_condition1,
     draw=draw_condition1,
+    least="small",
 )
 def condition1(context: Context) -> Measured:
     width, steps = context.pick(tiny=200, small=400), context.pick(tiny=5, small=150)
     draws = context.pick(tiny=2, small=10)
     inputs = {**FEASIBLE, "width": width, "steps": steps, "draws": draws, "s2": S2}
+    for n, d, y in ((2, 10, f"y ~ N(0, 1) or ±{FEASIBLE['size']}"), (20, 50, "y ~ N(0, 1)")):
+        words = f"{n} orthogonal x of norm √{d} in R^{d}, {y}, by the number of the draw"
+        context.drawn("synthetic-orthogonal", words)
 
     def compute(progress: Progress) -> Measured:
         found: Measured = {"assumption1": [], "zero_readout": []}

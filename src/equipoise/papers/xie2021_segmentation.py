@@ -196,10 +196,10 @@ def _unit(context: Context, words: str, seed: int, size: dict[str, Any]) -> Meas
     "With as many parameters, an OptEq segments better than an FCN (Cityscapes: mIoU 74.5 against 71.5).",
     judge=lambda measured: judge_scores(measured),
     draw=lambda measured, page: draw_scores(measured, page),
+    least="small",
     minutes=3,
 )
 def table2(context: Context) -> Measured:
-    context.load("digits")  # on canvases
     size = {
         "train": context.pick(tiny=40, small=2000, medium=4000),
         "test": context.pick(tiny=20, small=300, medium=1000),
@@ -217,6 +217,9 @@ def table2(context: Context) -> Measured:
         "norms": "batch",
         "stop": repr(STOP),
     }
+    part = f"{size['train']} training and {size['test']} test canvases of side {size['canvas']} "
+    part += f"with noise {size['noise']}, drawn by the seed of the run from its training and its test part"
+    context.load("digits", part)
     context.notes.append("Cityscapes cannot be shipped: digits on noisy canvases stand in for it.")
     seeds = context.seeds(tiny=1, small=3)
     runs: dict[str, list[Measured]] = {words: [] for words in MODELS}
@@ -246,7 +249,7 @@ def judge_scores(measured: Measured) -> list[Judgement]:
                 measured=f"{with_error(*_mean(models['OptEq'], key))} against "
                 f"{with_error(*_mean(models['FCN'], key))} %: {difference(opteq, fcn)} points",
                 tolerance=f"higher, {BELOW}",
-                reason=_why(models["OptEq"]) if better is False and at == 0 else "",
+                reason=_why(models["OptEq"]) if better is False else "",
             )
         )
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -76,41 +76,25 @@ def draw_band(
     theme: Theme = LIGHT,
     log: bool = False,
 ) -> None:
-    """Mean over runs (R, K) with mean ± one standard deviation (over R − 1) shaded."""
+    """Mean over runs (R, K) with mean ± one standard deviation (over R − 1) shaded.
+
+    On a logarithmic axis, where mean − deviation may be 0 or less, the shade ends at the smallest run.
+    """
     values = np.atleast_2d(np.asarray(runs, dtype=float))
     steps = np.arange(values.shape[1], dtype=float) if x is None else np.asarray(x, dtype=float)
     if values.ndim != 2 or steps.shape != values.shape[1:]:
         raise ValueError(f"runs must be (R, {len(steps)}), a run a row. Got shape {values.shape} instead.")
-    mean = values.mean(axis=0)
-    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+    mean, spread = mean_and_sd(values)
     draw(ax, (steps, mean), name, at=at, theme=theme, log=log)
     low, high = mean - spread, mean + spread
-    if log:  # a band that reaches 0 goes down to the edge of what is drawn
-        positive = mean[np.isfinite(mean) & (mean > 0)]
-        edge = positive.min() / 10 if positive.size else 1e-300
-        low = np.maximum(low, edge)
+    if log:
+        low = np.maximum(low, np.where(values > 0, values, np.inf).min(axis=0))
     steps, low, high = thin(steps, low, high)
     finite = np.isfinite(low) & np.isfinite(high)
     ax.fill_between(steps, low, high, where=finite, color=theme.colour(at), alpha=0.18, linewidth=0)
 
 
-def draw_range(
-    ax: Axes, runs: ArrayLike, name: str, *, x: ArrayLike | None = None, at: int = 0, theme: Theme = LIGHT
-) -> None:
-    """(Π_r v_r)^(1/R) of runs (R, K) and the range from min to max, for a logarithmic axis.
-
-    There the arithmetic mean is that of the largest run, and mean − sd is negative where runs lie decades
-    apart.
-    """
-    values = np.atleast_2d(np.asarray(runs, dtype=float))
-    values = np.where(values > 0, values, np.nan)  # (R, K); one that is lost, or 0, leaves a gap
-    steps = np.arange(values.shape[1]) if x is None else np.asarray(x, dtype=float)
-    draw(ax, (steps, np.exp(np.log(values).mean(axis=0))), name, at=at, theme=theme, log=True)
-    steps, low, high = thin(steps, values.min(axis=0), values.max(axis=0))
-    ax.fill_between(steps, low, high, where=np.isfinite(low), color=theme.colour(at), alpha=0.18, linewidth=0)
-
-
-RANGE = "Geometric mean over seeds; shaded, from the smallest of them to the largest."
+BAND = "Mean over seeds; shaded, ± one standard deviation, on a logarithmic axis not below the smallest seed."
 
 
 def _draw_bounds(ax: Axes, bounds: Mapping[str, Series] | None, theme: Theme, log: bool) -> None:
@@ -201,7 +185,7 @@ def finish(
     return figure
 
 
-def mean_and_sd(runs: Sequence[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_sd(runs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (over R − 1) of R runs at each step."""
     values = np.atleast_2d(np.asarray(runs, dtype=float))
     sd = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])

@@ -26,7 +26,7 @@ FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
 SMALL, NORMAL, LARGE = 9.5, 10.5, 11.5  # points
 LINE, FINE = 1.8, 0.8
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))  # told apart without colour
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "h")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,18 @@ LIGHT = Theme(
     soft="#55606e",
     rule="#c9d0d8",
     masked="#e4e7eb",
-    series=("#0f62a8", "#c2500f", "#0b8a72", "#a3327f", "#8a6d00", "#4d5d9e", "#3d97cf", "#6b4a3a"),
+    series=(
+        "#0f62a8",
+        "#c2500f",
+        "#0b8a72",
+        "#a3327f",
+        "#8a6d00",
+        "#4d5d9e",
+        "#3d97cf",
+        "#6b4a3a",
+        "#5a9a1a",
+        "#7d7d7d",
+    ),
     sequential=("#f2f6fa", "#5b9bc9", "#0b3558"),
 )
 DARK = Theme(
@@ -63,7 +74,18 @@ DARK = Theme(
     soft="#a5b0bd",
     rule="#3a434e",
     masked="#2a3038",
-    series=("#62aef0", "#f08a4b", "#3fc7a8", "#e383c4", "#d9b93f", "#9aa8ec", "#a9d6f5", "#c9a18c"),
+    series=(
+        "#62aef0",
+        "#f08a4b",
+        "#3fc7a8",
+        "#e383c4",
+        "#d9b93f",
+        "#9aa8ec",
+        "#a9d6f5",
+        "#c9a18c",
+        "#9bd65a",
+        "#bdbdbd",
+    ),
     sequential=("#1a2028", "#2f7fb8", "#d3ebfb"),
 )
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
@@ -178,8 +200,13 @@ def power(value: float) -> str:
     """A number as a person writes it on an axis: 0.01, 1, 100, 10⁻⁵, 3·10⁴."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    if 1e-3 < abs(value) < 1e4:
-        return f"{value:g}".replace("-", "−")
+    return f"{value:g}".replace("-", "−") if 1e-3 < abs(value) < 1e4 else ten_to(value)
+
+
+def ten_to(value: float) -> str:
+    """A number by a power of ten: 10⁻², 10⁰, 3·10⁴; 0 is 0."""
+    if value == 0:
+        return "0"
     mantissa, exponent = f"{value:.3e}".split("e")
     shown = mantissa.rstrip("0").rstrip(".").replace("-", "−")
     ten = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
@@ -187,10 +214,17 @@ def power(value: float) -> str:
 
 
 class Powers(Formatter):
-    """Tick labels by `power`: plain text, which any font and any reader can show."""
+    """Tick labels as plain text, in one notation an axis: 0.01, 0.1, 1 or 10⁻⁴, 10⁻², 10⁰; 0 is 0."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return power(float(f"{x:.6g}"))
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        low, high = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
+        ticks = [float(f"{v:.6g}") for v in values]
+        seen = [abs(v) for v in ticks if v and low <= v <= high]
+        plain = all(1e-3 <= v < 1e5 for v in seen)
+        return [f"{v:.6g}".replace("-", "−") if plain else ten_to(v) for v in ticks]
 
 
 def scale_axis(ax: Axes, which: str, log: bool, integers: bool = False) -> None:
@@ -203,7 +237,10 @@ def scale_axis(ax: Axes, which: str, log: bool, integers: bool = False) -> None:
         return
     low, high = sorted(axis.get_view_interval())
     decades = math.log10(high / low) if 0 < low < high else 1.0
-    axis.set_major_locator(LogLocator(numticks=7, subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,)))
+    if decades < 1:  # the ticks of a linear axis: powers of ten may be none
+        axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    else:
+        axis.set_major_locator(LogLocator(numticks=7, subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,)))
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -1,0 +1,58 @@
+"""mean ± standard deviation over seeds, and mean difference ± its standard error, in words.
+
+A run that was lost is ∞ in a comparison and a word on the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from .page import number
+from .verdicts import _error_of_difference
+
+
+def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (over n − 1) of the values that are finite; None where there is none."""
+    kept = [v for v in values if np.isfinite(v)]
+    deviation = float(np.std(kept, ddof=1)) if len(kept) > 1 else None
+    return (float(np.mean(kept)) if kept else None), deviation
+
+
+def shown(values: Sequence[float]) -> str:
+    """0.0012 ± 0.0003; the mean alone of one seed; how many of the runs were lost."""
+    mean, deviation = spread(values)
+    lost = sum(not np.isfinite(v) for v in values)
+    words = "" if mean is None else number(mean) if deviation is None else f"{number(mean)} ± {deviation:.2g}"
+    if not lost:
+        return words
+    return f"{words}, {lost} of {len(values)} lost" if words else "lost"
+
+
+def compared(groups: Mapping[str, Sequence[float]]) -> str:
+    """Every group by mean ± standard deviation; then the differences that a verdict on their order is of."""
+    each = ", ".join(f"{name}: {shown(values)}" for name, values in groups.items())
+    if max(map(len, groups.values())) == 1:
+        return each
+    values = list(groups.values())
+    steps = ", ".join(_difference(b, a) for a, b in pairwise(values))
+    whole = f", from the first to the last {_difference(values[-1], values[0])}" if len(values) > 2 else ""
+    return (
+        f"{each} (± standard deviation over seeds); from each to the next {steps}{whole} (± standard error)"
+    )
+
+
+def apart(more: Sequence[float], less: Sequence[float]) -> str:
+    """Of several seeds, none of them lost: the difference that a verdict is of, in brackets."""
+    found = _difference(more, less)
+    return f" (difference {found}, standard error)" if "±" in found else ""
+
+
+def _difference(more: Sequence[float], less: Sequence[float]) -> str:
+    """The mean of more − less, and the standard error that `below` compares it with."""
+    if not (np.isfinite(more).all() and np.isfinite(less).all()):
+        return "–"
+    gap, error = float(np.mean(more) - np.mean(less)), _error_of_difference(more, less)
+    return f"{gap:+.3g}" if error is None else f"{gap:+.3g} ± {error:.2g}"
