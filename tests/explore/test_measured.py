@@ -98,6 +98,8 @@ def test_a_hinge_is_called_as_fit_calls_it(fitted, tmp_path):
     expected = np.mean(np.maximum(0, 1 - np.where(y == "bee", 1, -1) * yhat) ** 2)
     assert found["centre"] == pytest.approx(expected, rel=1e-6)
     assert found["loss_name"] == "hinge"
+    other = invoke("landscape", run, "--to", fitted("two", 2, *FREE), "--out", tmp_path, "--json")
+    assert "differ in loss (hinge and logistic)" in json.loads(other.stdout)["message"]
 
 
 def test_rows_that_patience_held_out_are_not_measured(fitted, tmp_path):
@@ -217,3 +219,38 @@ def test_every_row_that_is_followed_is_drawn(fitted, tmp_path, monkeypatch, coun
     assert over.get_xlabel() == found["unit"] == "epoch"
     drawn["training"].canvas.draw()
     assert all(tick == round(tick) for tick in over.get_yticks())
+
+
+def test_either_every_curve_has_marks_or_none():
+    from equipoise.cli.trajectory import _draw
+
+    content = {
+        "paths": [[[0.0, 0.0], [1.0, 1.0]]] * 2,
+        "residuals": [0.5 ** np.arange(20), 0.5 ** np.arange(30)],
+        "shares": (0.5, 0.5),
+        "s": [0, 1],
+        "t": [0, 1],
+        "arrows": np.ones((2, 2, 2)),
+        "unit": "epoch",
+        "forward_steps": [],
+    }
+    long = _draw(content)
+    assert set(long) == {"paths", "residuals"}
+    assert [line.get_marker() for line in long["residuals"].axes[0].get_lines()] == ["None", "None"]
+    short = _draw(content | {"residuals": [0.5 ** np.arange(20), 0.5 ** np.arange(9)]})
+    assert [line.get_marker() for line in short["residuals"].axes[0].get_lines()] == ["o", "s"]
+
+
+def test_a_network_that_is_not_proved_to_have_equilibria_has_no_loss_here(fitted, tmp_path, monkeypatch):
+    def unproved(self):
+        raise ValueError("not proved")
+
+    run = fitted("three", 3, *FREE)
+    monkeypatch.setattr(type(load(run).model), "check_wellposed", unproved)
+    asked = ("landscape", run, "--grid", "3", "--out", tmp_path)
+    found = call(*asked)
+    assert found["centre"] is found["share_below_twice"] is None
+    assert json.loads((tmp_path / "landscape.json").read_text()) == found
+    assert found["reasons"] == {"equilibrium not proved unique": 9}
+    words = " ".join(invoke(*asked).stdout.split())
+    assert "loss here equilibrium not proved unique" in words

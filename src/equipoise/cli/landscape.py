@@ -259,24 +259,21 @@ def _described(loss: Measured) -> str:
     return f"{loss.name}, {'mean' if loss.mean else 'sum'} over {some}{logged}"
 
 
-def _loss(fitted: Fitted) -> str:
-    return fitted.history.loss_name.removeprefix("mean ")
-
-
 def _comparable(run: Run, fitted: Fitted, sample: Sample, to: Path, data_dir: Path | None) -> AffineFamily:
     """The network of the other run; refused where its loss would be another than the one measured here."""
     import numpy as np
     import torch
 
     from ..explore import differences
+    from .measured import loss_name
     from .prepared import prepared
     from .stored import load_fitted, stored_sample
 
     stored, other = load_fitted(to)
     theirs = stored_sample(stored, data_dir)
     differ = differences(fitted.model, other.model)
-    if _loss(fitted) != _loss(other):
-        differ.append(f"loss ({_loss(fitted)} and {_loss(other)})")
+    if (mine := loss_name(fitted)) != (its := loss_name(other)):
+        differ.append(f"loss ({mine} and {its})")
     pairs = zip(prepared(fitted, sample), prepared(other, theirs), strict=True)
     if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
         if sample.provenance["sha256"] != theirs.provenance["sha256"]:
@@ -285,8 +282,8 @@ def _comparable(run: Run, fitted: Fitted, sample: Sample, to: Path, data_dir: Pa
             told = f"{names[0]}; and {names[1]}" if names[0] != names[1] else f"{names[0]} each; {options}"
             differ.append(f"data ({told})")
         else:
-            mine, its = vars(fitted.preparation), vars(other.preparation)
-            parts = [n for n in mine if n != "sharpness" and not np.array_equal(mine[n], its[n])]
+            ours, others = vars(fitted.preparation), vars(other.preparation)
+            parts = [n for n in ours if n != "sharpness" and not np.array_equal(ours[n], others[n])]
             differ.append(f"preparation of the rows ({', '.join(parts)})")
     if differ:
         raise Failure(

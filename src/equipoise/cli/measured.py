@@ -45,6 +45,11 @@ class Measured:
         }
 
 
+def loss_name(fitted: Fitted) -> str:
+    """Of the loss of one row, as `fit` has it."""
+    return fitted.history.loss_name.removeprefix("mean ").replace("smoothed_hinge", "hinge")
+
+
 def measured(fitted: Fitted, sample: Sample, most: int) -> Measured:
     """On at most so many of the rows trained on, spread evenly over them.
 
@@ -56,16 +61,14 @@ def measured(fitted: Fitted, sample: Sample, most: int) -> Measured:
     from ..runs.fitting import Rows, _held_out, tensors
     from ..train.objective import as_objective
 
-    recipe, history = fitted.recipe, fitted.history
+    recipe, name, logged = fitted.recipe, loss_name(fitted), "loss"
     if recipe.certified:
         X, y = prepared(fitted, sample)
-        name, logged = history.loss_name, "loss" if history.plain_loss is None else "plain_loss"
+        logged = "loss" if fitted.history.plain_loss is None else "plain_loss"
     else:
         rows = Rows.of(*sample.train, sample.kind)
         rows = rows if recipe.patience is None else _held_out(rows, recipe.seed)[0]
         X, y = tensors(fitted.model, fitted.preparation, rows)
-        assert recipe.loss is not None  # resolved
-        name, logged = recipe.loss, "loss"
     at = torch.linspace(0, len(X) - 1, min(most, len(X)), dtype=torch.float64).round().long()
     objective = as_objective(name, fitted.model, y)
     return Measured(X[at], y[at], len(X), name, not recipe.certified, logged, objective)
