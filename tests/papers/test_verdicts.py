@@ -112,6 +112,7 @@ def run(loss, test, norm=0.1, stopped=""):
         "loss": [100.0, loss],
         "test_loss": [1.0, test],
         "norm": [0.1, norm],
+        "at": [0, 1],
         "N": 10,
         "stopped": stopped,
         "stable_step": 0.3,
