@@ -186,6 +186,9 @@ def test_named_data_are_found_where_they_lie_now(tmp_path, monkeypatch):
     assert call("landscape", tmp_path / "run", "--line", *where)["rows"] == 20
     assert call("landscape", tmp_path / "run", "--to", tmp_path / "run", *where)["rows"] == 20
     assert len(call("trajectory", tmp_path / "run", *where)["paths"]) == 8
+    assert call("certify", tmp_path / "run", *where[:2])["end"]["claims"]
+    assert call("diagnose", tmp_path / "run", *where[:2], "--rows", "2")["rows"] == 2
+    assert call("suggest", tmp_path / "run", *where[:2])["theorem"] == "two_timescale"
 
 
 @pytest.mark.parametrize(("count", "named"), [(None, True), (12, False)])

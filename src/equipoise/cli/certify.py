@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
+from .failures import EXIT_CODES, Code, DataDir, Debug, Ended, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
     from ..theory import Certificate
@@ -40,6 +40,7 @@ def certify(
         str | None,
         typer.Option("--tier", help="float64, or rigorous: ball arithmetic, slow.", show_default=False),
     ] = None,
+    data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
     debug: Debug = False,
@@ -58,7 +59,7 @@ def certify(
             raise Failure("Which theorem?", f"{option} needs --theorem: name one.", code=Code.USAGE)
     output = Output(quiet, json)
     stored, fitted = load_fitted(run)
-    sample = stored_sample(stored)
+    sample = stored_sample(stored, data_dir)
     how: dict[str, Any] = {"tier": tier} if tier else {}
     found: dict[str, Certificate] = {}
     if theorem is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Json, Quiet, command
+from .failures import EXIT_CODES, Code, DataDir, Debug, Ended, Json, Quiet, command
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -21,6 +21,7 @@ EPILOG = f"""[bold]Examples[/bold]
 def diagnose(
     run: Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)],
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows to look at.")] = 64,
+    data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
     debug: Debug = False,
@@ -36,7 +37,7 @@ def diagnose(
 
     output = Output(quiet, json)
     stored, fitted = load_fitted(run)
-    X, _ = prepared(fitted, stored_sample(stored))
+    X, _ = prepared(fitted, stored_sample(stored, data_dir))
     found = look(fitted.model, X[:rows])
     output.say(found)
     output.result(

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -23,6 +24,10 @@ Json = Annotated[
 ]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show where an error came from.", rich_help_panel="Output")
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Where named data lie; else as in training.", show_default=False),
 ]
 
 

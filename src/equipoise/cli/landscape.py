@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
+from .failures import EXIT_CODES, Code, DataDir, Debug, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,10 +72,7 @@ def landscape(
     out: Annotated[
         Path | None, typer.Option(help="Where to write; by default RUN/landscape.", show_default=False)
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", help="Where named data lie; else as in training.", show_default=False),
-    ] = None,
+    data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
     debug: Debug = False,

@@ -58,7 +58,7 @@ def measured(fitted: Fitted, sample: Sample, most: int) -> Measured:
     """
     import torch
 
-    from ..runs.fitting import Rows, _held_out, tensors
+    from ..runs.fitting import Rows, held_out, tensors
     from ..train.objective import as_objective
 
     recipe, name, logged = fitted.recipe, loss_name(fitted), "loss"
@@ -67,7 +67,7 @@ def measured(fitted: Fitted, sample: Sample, most: int) -> Measured:
         logged = "loss" if fitted.history.plain_loss is None else "plain_loss"
     else:
         rows = Rows.of(*sample.train, sample.kind)
-        rows = rows if recipe.patience is None else _held_out(rows, recipe.seed)[0]
+        rows = rows if recipe.patience is None else held_out(rows, recipe.seed)[0]
         X, y = tensors(fitted.model, fitted.preparation, rows)
     at = torch.linspace(0, len(X) - 1, min(most, len(X)), dtype=torch.float64).round().long()
     objective = as_objective(name, fitted.model, y)

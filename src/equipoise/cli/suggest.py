@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
+from .failures import EXIT_CODES, Code, DataDir, Debug, Ended, Failure, Json, Quiet, command
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -23,6 +23,7 @@ def suggest(
     theorem: Annotated[
         str, typer.Option("--theorem", help="Which one; equipoise certify --help lists them.")
     ] = "two_timescale",
+    data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
     debug: Debug = False,
@@ -43,7 +44,7 @@ def suggest(
     except (ValueError, TypeError) as error:
         raise Failure("No such theorem", str(error), code=Code.USAGE) from error
     stored, fitted = load_fitted(run)
-    found = find(fitted.model, *prepared(fitted, stored_sample(stored)), theorem=theorem)
+    found = find(fitted.model, *prepared(fitted, stored_sample(stored, data_dir)), theorem=theorem)
     output.heading(theorem)
     output.say(str(found))
     output.result(

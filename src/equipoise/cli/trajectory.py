@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .failures import EXIT_CODES, Debug, Json, Quiet, command
+from .failures import EXIT_CODES, DataDir, Debug, Json, Quiet, command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,10 +35,7 @@ def trajectory(
     out: Annotated[
         Path | None, typer.Option(help="Where to write; by default RUN/trajectory.", show_default=False)
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", help="Where named data lie; else as in training.", show_default=False),
-    ] = None,
+    data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
     debug: Debug = False,

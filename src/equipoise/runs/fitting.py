@@ -239,7 +239,7 @@ def _fit_free(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     """`Trainer` on mini-batches; with patience, a fifth of the rows is held out to say when to stop."""
     recipe = recipe.resolved(len(data.X), data.kind, len(np.unique(data.y)))
     assert recipe.loss is not None
-    data, held = (data, None) if recipe.patience is None else _held_out(data, recipe.seed)
+    data, held = (data, None) if recipe.patience is None else held_out(data, recipe.seed)
     preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss)
     model = recipe.build(preparation.inputs, preparation.outputs)
     A, B = tensors(model, preparation, data)
@@ -283,7 +283,7 @@ def _fit_free(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
 HELD_OUT = "a fifth of the rows, not trained on, said when to stop; test_loss and test_accuracy are theirs"
 
 
-def _held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
+def held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
     """Four fifths to train on and a fifth to stop by, drawn within each class; none of weight 0."""
     data = data.take(data.weights > 0)
     rng, N = np.random.default_rng(seed), len(data.y)
