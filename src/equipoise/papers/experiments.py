@@ -32,7 +32,7 @@ from ..runs.directory import locked
 from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .page import Page
-from .verdicts import Judgement, judged
+from .verdicts import Judgement, judged, overall
 
 Scale = Literal["tiny", "small", "medium", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
@@ -380,13 +380,8 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """agree if every judgement does, differs if one does; one that cannot be tried decides nothing."""
-        if self.error:
-            return "failed"
-        found = {j.verdict for j in self.judgements}
-        if "differs" in found:
-            return "differs"
-        return "agree" if "agree" in found else "not reproducible here"
+        """failed, or that of all its judgements together."""
+        return "failed" if self.error else overall(self.judgements)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
