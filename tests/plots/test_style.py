@@ -191,6 +191,7 @@ def shown(figure, ax, low, high):
         (10.0, 1e5, ["10¹", "10²", "10³", "10⁴", "10⁵"]),
         (4e-4, 6e-3, ["5·10⁻⁴", "10⁻³", "2·10⁻³", "5·10⁻³"]),
         (2.1, 4.6, ["2.5", "3", "3.5", "4", "4.5"]),
+        (0.055, 0.105, ["0.06", "0.07", "0.08", "0.09", "0.1"]),
     ],
 )
 def test_a_logarithmic_axis_has_one_notation_and_more_than_one_tick(low, high, expected):
