@@ -132,11 +132,6 @@ def effective_norm(model: Network, norm: Interval) -> Interval:
     return norm if norm.hi < _UNSCALED * cap.lo else Interval(norm.lo, max(norm.hi, cap.hi))
 
 
-def scaled(model: Network, W: Tensor) -> Interval:
-    """By how much the effective W may exceed the one computed: `bound=` divides by a norm found by an SVD."""
-    return Interval(1.0) if model.bound is None else Interval(1.0) + gamma(8 * max(W.shape))
-
-
 @torch.no_grad()
 def opteq_error(model: Network | MultiBlockOptEq, X: Tensor, Z: Tensor) -> float:
     """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X; ∞ where none is proved."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..linalg import Interval, gamma, norm_upper, singular_bounds
 from .families import SVD
-from .opteq import contraction_claim, double, equilibria_error, obstacle_of, scaled, tight
+from .opteq import contraction_claim, double, effective_norm, equilibria_error, obstacle_of, tight
 
 
 class OptEqNetwork:
@@ -45,7 +45,7 @@ class OptEqNetwork:
         model, moved = self.model, Interval(0.0)
         alpha, slope = Interval(model.alpha), Interval(float(model.activation.lipschitz)) / model.mu
         for layer, W in zip(model.blocks, model.weights(), strict=True):
-            size = singular_bounds(W).norm * scaled(model, W)
+            size = effective_norm(model, singular_bounds(W).norm)
             moved = (1 - alpha + alpha * slope * size**2) * moved
             moved = moved + alpha * slope * size * Interval(norm_upper(layer.U))
         return (moved / (1 - self.q)).hi
