@@ -162,7 +162,7 @@ def draw_table1(measured: Measured, page: Page) -> None:
             draw(ax, (gammas, [r[key] for r in _by_gamma(start).values()]), label, at=at)
         draw(ax, (list(TABLE_1), list(TABLE_1.values())), "paper", at=2)
         finish(figure, ax, x="γ", y="forward iterations", title=f"{name}, N = {start['N']}", log_y=True)
-    page.figure("iterations", figure, "Forward iterations to ‖Z^{l+1} − Z^l‖ ≤ 10⁻², by what norm is meant.")
+    page.figure("iterations", figure, "Forward iterations to ‖Zˡ⁺¹ − Zˡ‖ ≤ 10⁻², by what norm is meant.")
 
 
 @register(

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..explore import Paths, equilibria_plane, solver_paths
 from ..models.conv import ResidualConv
 from ..plots import LIGHT, new_figure
-from ..plots.curves import draw, draw_band, finish
+from ..plots.curves import BAND, draw, draw_band, finish
 from ..plots.plane import draw_path
 from ..plots.style import MARKERS, label, scale_axis
 from ..solve import Stop
@@ -116,7 +116,7 @@ def draw_residuals(measured: Measured, page: Page) -> None:
         values = np.maximum(np.array([r["residual"] for r in runs], dtype=float), 1e-12)
         draw_band(axes[0, 0], values, f"weights of {words}", at=at, log=True)
     finish(figure, axes[0, 0], x="solver step", y="‖f(z) − z‖ / ‖z‖", title=measured["data"], log_y=True)
-    page.figure("residuals", figure, "Mean over images; the band is ± one standard deviation over seeds.")
+    page.figure("residuals", figure, f"Mean over images. {BAND}")
 
 
 @register(

@@ -13,7 +13,7 @@ from ..data import synthetic
 from ..kernels.width import width_convergence
 from ..models import GaussianReLU
 from ..plots import LIGHT, new_figure
-from ..plots.curves import draw, draw_band, finish
+from ..plots.curves import BAND, draw, draw_band, finish
 from ..plots.style import legend, scale_axis
 from ..theory import certify
 from ..train import gradient_descent
@@ -23,7 +23,7 @@ from .page import Page, number
 from .verdicts import Judgement, judged
 
 LAYERS = 8
-DRAWS = "Mean over draws, ± one standard deviation shaded."
+DRAWS = BAND.replace("seed", "draw")
 
 
 # -- theorems 2, 4 and 5 -------------------------------------------------------------------------------------
