@@ -90,6 +90,11 @@ def test_labels_and_what_is_not_proved():
     assert "uniqueness of the equilibrium is not proved" in certified_radius(model, X).uncertified[0]
     concave = build("one", regulariser=GradientStep(inverse_norm()))
     assert lipschitz_bound(concave) == math.inf
+    hooked = build("one")
+    assert lipschitz_bound(hooked) < math.inf
+    hooked.register_forward_pre_hook(lambda module, args: (100 * args[0],))
+    assert lipschitz_bound(hooked) == math.inf
+    assert "hook around forward" in certified_radius(hooked, X).uncertified[0]
 
 
 def test_what_is_not_known_is_refused():

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..differentiate import Equation, Gradient, Record, Unrolled
+from ..differentiate import Equation, Gradient, Phantom, Record, Unrolled
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.unrolled import _refuse_mapped
 from ..solve import SAM, Picard, Regulariser, Solver, Status, Stop, half_squared_norm
@@ -333,7 +333,8 @@ def selects(solver: Any) -> bool:
 
 
 def method_config(gradient: Gradient | None, solver: Any, stop: Stop | None) -> dict[str, Any]:
-    """What a file keeps of how z is found, where z depends on it: unrolled steps, SAM, the tolerance.
+    """What a file keeps of how z is found, where z or its gradient depends on it: unrolled steps, SAM,
+    phantom gradients, the tolerance.
 
     What JSON cannot hold is kept as words, for which `load` asks. The failure policy is not kept: what was
     let through in one place is not in the next, unless it is said there too.
@@ -344,6 +345,8 @@ def method_config(gradient: Gradient | None, solver: Any, stop: Stop | None) -> 
     if isinstance(gradient, Unrolled) and type(gradient.solver) is Picard:
         damping = gradient.solver.damping
         kept["gradient"] = gradient.steps if damping == 1 else {"steps": gradient.steps, "damping": damping}
+    elif isinstance(gradient, Phantom):
+        kept["gradient"] = {"phantom": gradient.steps, "damping": gradient.damping}
     elif gradient is not None and not isinstance(gradient, SolvedGradient):
         kept["gradient"] = repr(gradient)
     if selects(solver):

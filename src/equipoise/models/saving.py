@@ -33,7 +33,7 @@ class Saved(nn.Module):
 
         What z does not depend on is not kept: which solver finds the equilibria, how their exact gradient is
         solved for, and the failure policy. `load(path, solver=…, gradient=…, on_failure=…)` says them again.
-        The tolerance is kept, and so are unrolled steps and SAM, which decide what z is.
+        The tolerance is kept, and so are unrolled steps, SAM and phantom gradients.
         """
         path = Path(path)
         tensors = {name: t.detach().contiguous() for name, t in self.state_dict().items()}

@@ -169,7 +169,13 @@ def double(model: Network | MultiBlockOptEq) -> Network:
 def obstacle_of(model: Network | MultiBlockOptEq, exact: Network, X: Tensor) -> str:
     """Why nothing can be said at all; empty if something can."""
     if type(model) not in (OptEq, DeepOptEq, MultiBlockOptEq):
-        return f"{type(model).__name__} may compute otherwise than the family that is known."
+        known = next(k.__name__ for k in (OptEq, DeepOptEq, MultiBlockOptEq) if isinstance(model, k))
+        return (
+            f"{type(model).__name__} may compute otherwise than {known}, which is known: certify {known} "
+            f"with its parameters (load_state_dict); modules of your own can stand around it."
+        )
+    if why := altered.altered(model):
+        return why
     if exact.regulariser is not None and not exact.regulariser.nonexpansive:
         return f"{exact.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
     if len(X) == 0:

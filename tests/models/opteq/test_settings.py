@@ -127,3 +127,19 @@ def test_a_network_with_nan_is_not_told_of_overflow(convert):
         network[2].bias[0] = float("nan")
     with pytest.raises(ValueError, match=r"finite weights\. Got NaN or infinity in linear layer 2"):
         convert(network)
+
+
+@pytest.mark.parametrize("gradient", [eq.Phantom(3, 0.5), eq.Unrolled(7), eq.Unrolled(7, eq.Picard(0.5))])
+def test_files_hold_the_gradients_that_are_not_exact(tmp_path, gradient):
+    for model in (OptEq(4, 6, 9, gradient=gradient), eq.ConvOptEq((1, 6, 6), 4, [5], gradient=gradient)):
+        model.save(tmp_path / "m.safetensors")
+        assert eq.load(tmp_path / "m.safetensors").gradient == gradient
+
+
+def test_a_property_is_solved_under_autocast_to_what_its_arithmetic_can_reach():
+    model = OptEq(4, 6, 9, alpha=0.5, regulariser=L1(1e-3), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(ValueError, match=r"rtol must be at least .* in torch\.bfloat16 with α = 0\.5"):
+            model.equilibrium(ONES, stop=eq.Stop(rtol=0.07))
+        z = model.equilibrium(ONES, stop=eq.Stop(rtol=0.2))
+    assert (z - model.equilibrium(ONES)).norm() < 0.5 * model.equilibrium(ONES).norm()

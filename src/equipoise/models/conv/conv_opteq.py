@@ -30,7 +30,6 @@ from .parts import (
     Maker,
     all_positive,
     bounding,
-    computed_in,
     head_for,
     odd,
     positive,
@@ -285,7 +284,7 @@ class ConvOptEq(Skip, ImageModel):
 
     def cell_stop(self, stop: Stop | None) -> Stop | None:
         s = pace(self.alpha, len(self.layers))
-        return tightened(stop or Stop(), self.alpha, s, computed_in(self.layers[0].W))
+        return tightened(stop or Stop(), self.alpha, s, self.layers[0].W)
 
     def solved_stop(self, stop: Stop | None) -> Stop | None:
         return stop if self._whole_steps else self.cell_stop(stop)

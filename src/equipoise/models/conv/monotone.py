@@ -24,7 +24,6 @@ from .parts import (
     Image,
     Maker,
     all_positive,
-    computed_in,
     head_for,
     odd,
     positive,
@@ -181,7 +180,7 @@ class ConvMonotone(ImageModel):
     def cell_stop(self, stop: Stop | None) -> Stop:
         """The tolerance is for z ↦ relu(W⋆z + c), of whose step one here is a part α."""
         alpha = self.step_size()
-        return tightened(stop or Stop(), alpha, min(1.0, alpha), computed_in(self.A))
+        return tightened(stop or Stop(), alpha, min(1.0, alpha), self.A)
 
     def default_gradient(self, stop: Stop) -> Implicit:
         return Implicit(stop=self.cell_stop(stop))

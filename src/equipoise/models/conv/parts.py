@@ -219,12 +219,6 @@ def transposed_kernel(kernel: Tensor) -> Tensor:
     return kernel.flip(2, 3).transpose(0, 1).contiguous()
 
 
-def computed_in(weight: Tensor) -> torch.dtype:
-    """The dtype of convolutions with `weight`: under autocast, the lower one."""
-    kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-
-
 def parameters_of(model: nn.Module) -> int:
     """How many numbers a model learns."""
     return sum(p.numel() for p in model.parameters())

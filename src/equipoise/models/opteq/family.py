@@ -267,7 +267,7 @@ class ProximalFamily(Bounded, Saved, ABC):
             if kind.T is known.T and kind.layer_map is known.layer_map and self.regulariser is None:
                 f = self.whole_step
             else:
-                method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V.dtype))
+                method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V))
         return ProximalEquation(f, injections, weights, method), z0
 
     def _untied(self, z0: Tensor, injections: Sequence[Tensor]) -> Tensor:
@@ -319,7 +319,7 @@ class ProximalFamily(Bounded, Saved, ABC):
             self.cell,
             solver=method.solver,
             gradient=self.gradient,
-            stop=tightened(method.stop, self.alpha, self.pace, self.V.dtype),
+            stop=tightened(method.stop, self.alpha, self.pace, self.V),
             on_failure=method.on_failure,
             state=(self.state_size,),
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...differentiate import Equation, Gradient, Implicit, Method, Unrolled
+from ...differentiate import Equation, Gradient, Implicit, Method, Phantom, Unrolled
 from ...differentiate.equation import needs_gradient, under_transform
 from ...solve import SAM, Picard, Solver, Stop
 from ..affine import spectral_norm
@@ -73,10 +73,14 @@ def pace(alpha: float, layers: int) -> float:
     return -math.expm1(layers * math.log1p(-alpha)) if alpha < 1 else 1.0
 
 
-def tightened(stop: Stop, alpha: float, pace: float, dtype: torch.dtype) -> Stop:
-    """For T itself, whose steps lead a part `pace` of the way, a tolerance as much smaller."""
+def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
+    """For T itself, whose steps lead a part `pace` of the way, a tolerance as much smaller.
+
+    It must be one that products with `weight` reach.
+    """
     if pace == 1:
         return stop
+    dtype = _computed_in(weight)
     asked, reach = stop.resolve(dtype), Stop.reach(dtype)
     assert asked.rtol is not None
     assert asked.atol is not None
@@ -88,6 +92,12 @@ def tightened(stop: Stop, alpha: float, pace: float, dtype: torch.dtype) -> Stop
     return replace(asked, rtol=pace * asked.rtol, atol=pace * asked.atol)
 
 
+def _computed_in(weight: Tensor) -> torch.dtype:
+    """The dtype of products with `weight`: under autocast, the lower one."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
 def as_gradient(gradient: Gradients | None) -> Gradient:
     """Implicit() by default or for "implicit"; Unrolled(K) for a number K; or the Gradient that is given."""
     if gradient is None or gradient == "implicit":
@@ -95,7 +105,10 @@ def as_gradient(gradient: Gradients | None) -> Gradient:
     if isinstance(gradient, int) and not isinstance(gradient, bool):
         return Unrolled(gradient)
     if isinstance(gradient, Mapping):  # what a file holds
-        return Unrolled(gradient["steps"], Picard(gradient["damping"]))
+        damping = gradient["damping"]
+        if "phantom" in gradient:
+            return Phantom(gradient["phantom"], damping)
+        return Unrolled(gradient["steps"], Picard(damping))
     if isinstance(gradient, Gradient):
         return gradient
     raise TypeError(
