@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from .page import number
-from .verdicts import _error_of_difference
+from .verdicts import error_of_difference
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -54,5 +54,5 @@ def _difference(more: Sequence[float], less: Sequence[float]) -> str:
     """The mean of more − less, and the standard error that `below` compares it with."""
     if not (np.isfinite(more).all() and np.isfinite(less).all()):
         return "–"
-    gap, error = float(np.mean(more) - np.mean(less)), _error_of_difference(more, less)
+    gap, error = float(np.mean(more) - np.mean(less)), error_of_difference(more, less)
     return f"{gap:+.3g}" if error is None else f"{gap:+.3g} ± {error:.2g}"

@@ -82,7 +82,7 @@ def below(a: Sequence[float], b: Sequence[float], margin: float = ONE_SEED) -> b
         return None if all(lost) else lost[1]
     difference = float(np.mean(a) - np.mean(b))
     size = max(abs(float(np.mean(a))), abs(float(np.mean(b))))
-    error = _error_of_difference(a, b)
+    error = error_of_difference(a, b)
     least = margin * size if error is None else max(2 * error, 1e-6 * size)  # rounding is no difference
     return None if abs(difference) <= least else difference < 0
 
@@ -126,7 +126,7 @@ def with_error(mean: float, error: float | None, form: str = ".1f") -> str:
     return f"{mean:{form}} (one seed)" if error is None else f"{mean:{form}} ± {error:{form}}"
 
 
-def _error_of_difference(a: Sequence[float], b: Sequence[float]) -> float | None:
+def error_of_difference(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Of paired seeds that of their differences; one seed beside several is taken to spread like them."""
     if len(a) == len(b):
         return standard_error(np.asarray(a, dtype=float) - np.asarray(b, dtype=float))
