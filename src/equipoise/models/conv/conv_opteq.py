@@ -23,7 +23,7 @@ from ...solve import Activation, Anderson, Picard, Stop
 from ...solve.failure import OnFailure, Policy
 from ..opteq.activations import KNOWN, monotone_activation
 from ..opteq.pieces import Gradients, Skip, pace, tightened
-from ..properties import Property, as_property
+from ..properties import Property
 from .images import ImageModel, StoredSolvers
 from .parts import (
     Extractor,
@@ -260,15 +260,6 @@ class ConvOptEq(Skip, ImageModel):
     def activation(self) -> Activation:
         """σ."""
         return KNOWN[self._activation] if isinstance(self._activation, str) else self._activation
-
-    @property
-    def regulariser(self) -> Property | None:
-        """T_R behind the layers, if there is one."""
-        return self._regulariser
-
-    @regulariser.setter
-    def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
-        self._regulariser = as_property(regulariser)
 
     @property
     def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]

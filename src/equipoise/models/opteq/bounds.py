@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...linalg import norm_upper
 from ...solve import Activation
 from ..affine import spectral_norm
-from ..properties import Property, as_number, as_property
+from ..properties import as_number
 from .pieces import Skip, pace
 
 
@@ -54,15 +54,6 @@ class Bounded(Skip):
                 f"Got {bound!r} instead."
             )
         self._bound = None if bound is None else float(bound)
-
-    @property
-    def regulariser(self) -> Property | None:
-        """T_R behind the layers, if there is one."""
-        return self._regulariser
-
-    @regulariser.setter
-    def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
-        self._regulariser = as_property(regulariser)
 
     @property
     def limit(self) -> float:

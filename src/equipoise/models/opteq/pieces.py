@@ -15,7 +15,7 @@ from ...differentiate import Equation, Gradient, Implicit, Method, Phantom, Unro
 from ...differentiate.equation import needs_gradient, under_transform
 from ...solve import SAM, Picard, Solver, Stop
 from ..affine import spectral_norm
-from ..properties import UnrolledSAM, as_number, selects
+from ..properties import Property, UnrolledSAM, as_number, as_property, selects
 
 Gradients = Gradient | Mapping[str, Any] | str | int
 
@@ -53,7 +53,7 @@ def positive(name: str, value: Any) -> int:
 
 
 class Skip:
-    """A model with α ∈ (0, 1], the share of each layer in a step; the rest is z itself."""
+    """Layers with α ∈ (0, 1], the share of each in a step, the rest being z itself; and a property behind."""
 
     @property
     def alpha(self) -> float:
@@ -66,6 +66,15 @@ class Skip:
         if 1 - alpha == 1:
             raise ValueError(f"alpha must be large enough for 1 − α to differ from 1. Got {alpha} instead.")
         self._alpha = float(alpha)
+
+    @property
+    def regulariser(self) -> Property | None:
+        """T_R behind the layers, if there is one."""
+        return self._regulariser
+
+    @regulariser.setter
+    def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
+        self._regulariser = as_property(regulariser)
 
 
 def pace(alpha: float, layers: int) -> float:
