@@ -167,8 +167,8 @@ def test_the_smallest_beta_is_found_and_gamma_falls_with_it():
 def drawn(tmp_path, monkeypatch, curves):
     """The figure and the page of curves."""
     kept: list[Figure] = []
-    monkeypatch.setattr(Page, "figure", lambda self, name, figure, caption: kept.append(figure))
     page = Page(tmp_path)
+    monkeypatch.setattr(page, "figure", lambda _, figure, words: [kept.append(figure), page.note(words)])
     catalogue.experiment("gao2022.fig5").draw({"data": {"x": curves}}, page)
     return kept[0], page
 
@@ -183,13 +183,14 @@ def test_a_run_learned_did_not_learn_or_was_lost(tmp_path, monkeypatch):
     states = [[row[name] for name in ("seeds", "learned", "did not learn", "lost")] for row in table]
     assert states == [["3", "0", "2", "1"], ["2", "2", "0", "0"], ["2", "0", "0", "2"]]
     shown = [[row["training loss / N"], row["± sd of training loss / N"], row["γ‖A‖"]] for row in table]
-    assert shown == [["10", "0", "0.9"], ["0.2", "0.1414", "0.1"], ["–", "–", "–"]]
+    partial = ["10, 2 of 3 seeds", "0", "0.9, 2 of 3 seeds"]
+    assert shown == [partial, ["0.2", "0.1414", "0.1"], ["–", "–", "–"]]
     found = judge("fig5", {"data": {"x": curves}})
     assert (
-        "of 3 seeds 1 were lost, 2 came to the end with a loss no lower than the first, 0"
+        "of 3 seeds 1 were lost, 2 came to the end with a loss no lower than the first; in 1 the loss rose"
         in found[1].measured
     )
-    assert "the loss at the end is 10 ± 0, 1 of 3 lost;" in found[1].measured
+    assert "the loss at the end: 10 ± 0, 1 of 3 lost;" in found[1].measured
     assert found[2].measured == "lost against 0.2 ± 0.14"
     some = {
         "γ = 0.1": [idle, idle],
@@ -200,6 +201,16 @@ def test_a_run_learned_did_not_learn_or_was_lost(tmp_path, monkeypatch):
     for j in judge("fig2", {"data": {"x": {**some, "calm": [lost]}}}):
         assert "inf" not in j.measured + j.reason
         assert "lost" in j.measured
+
+
+def test_a_mean_of_some_seeds_says_how_many(tmp_path, monkeypatch):
+    """A run that learned may have test samples without an equilibrium."""
+    some = [run(1.0, test=0.5), run(1.0, test=None), run(1.0, test=0.7)]
+    _, page = drawn(tmp_path, monkeypatch, {"10": some, "1": seeds(1.0, 3.0), "0.1": seeds(2.0)})
+    row = dict(zip(page.tables[0]["columns"], page.tables[0]["rows"][0], strict=True))
+    assert (row["learned"], row["lost"]) == ("3", "0")
+    assert (row["training loss / N"], row["test loss / N"]) == ("0.1", "0.6, 2 of 3 seeds")
+    assert "A test curve also ends where test samples have no equilibrium" in page.notes[0]
 
 
 def test_a_curve_ends_at_the_number_of_the_table(tmp_path, monkeypatch):
@@ -221,16 +232,24 @@ def test_a_verdict_can_be_computed_from_what_is_shown():
     curves = {"m = 1": seeds(20.0, 30.0), "m = 2": seeds(10.0, 22.0)}
     found = judge("fig1", {"data": {"x": curves}})[0]
     assert "m = 1: 2.5 ± 0.71, m = 2: 1.6 ± 0.85" in found.measured
-    assert "from each to the next -0.9 ± 0.1 (± standard error)" in found.measured
+    assert "from each to the next −0.9 ± 0.1 (± standard error)" in found.measured
     assert found.verdict == AGREE
 
 
 def test_what_differs_has_a_reason():
-    wavering = {"m = 1": seeds(1.0, 1.1, way=(0.5,)), "m = 2": seeds(2.0, 2.1, norm=0.2)}
-    train, _, norm = judge("fig1", {"data": {"x": wavering}})
-    assert train.verdict == norm.verdict == DIFFERS
-    assert "rose in 0 to 1 of" in train.reason
+    late, early = (*range(90, 72, -1), 0.5), (0.5, *np.linspace(9.0, 3.0, 18))
+    worse = {"test": 0.6, "norm": 0.2}
+    reasons = lambda way: judge(
+        "fig1", {"data": {"x": {"m = 1": seeds(1, 1.1, way=way), "m = 2": seeds(2, 2.1, way=way, **worse)}}}
+    )
+    train, test, norm = reasons(late)
+    assert train.verdict == test.verdict == norm.verdict == DIFFERS
+    assert "in 4 of 4 runs the training loss rose within the last 10% of the epochs" in train.reason
+    assert test.reason == "measured, and not explained"  # a rise of the training loss says nothing of it
+    assert reasons(early)[0].reason == "measured, and not explained"
     assert "furthest away at epoch 1, in a run whose training loss is 0.21" in norm.reason
+    gone = {"m = 1": seeds(1.0), "m = 2": seeds(1.0, norm=0.2, stopped="step 2: no equilibrium")}
+    assert judge("fig1", {"data": {"x": gone}})[2].reason.endswith("in a run that was lost")
     steady = {"m = 1": seeds(1.0, 1.1), "m = 2": seeds(2.0, 2.1)}
     assert judge("fig1", {"data": {"x": steady}})[0].reason == "measured, and not explained"
     apart = {"m = 1": seeds(2.0, 2.1, test=0.4), "m = 2": seeds(1.0, 1.1, test=0.5)}

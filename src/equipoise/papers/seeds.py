@@ -55,4 +55,5 @@ def _difference(more: Sequence[float], less: Sequence[float]) -> str:
     if not (np.isfinite(more).all() and np.isfinite(less).all()):
         return "–"
     gap, error = float(np.mean(more) - np.mean(less)), error_of_difference(more, less)
-    return f"{gap:+.3g}" if error is None else f"{gap:+.3g} ± {error:.2g}"
+    signed = f"{'−' if gap < 0 else '+'}{abs(gap):.3g}"
+    return signed if error is None else f"{signed} ± {error:.3g}"
