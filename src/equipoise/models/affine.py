@@ -326,8 +326,13 @@ class AffineFamily(Saved, ABC):
 
 
 def refuse_nonfinite(name: str, T: Tensor) -> None:
-    """A ValueError that names the rows of T (N, …) with NaN or infinity; not under a transform."""
-    if under_transform() or bool(torch.isfinite(T.sum())):  # one pass; an overflow goes on to the rows
+    """A ValueError that names the rows of T (N, …) with NaN or infinity.
+
+    Where there are no numbers to look at it says nothing: under a transform or a compiler, and on meta.
+    """
+    if torch.compiler.is_compiling() or T.is_meta or under_transform():
+        return
+    if bool(torch.isfinite(T.sum())):  # one pass; an overflow goes on to the rows
         return
     bad = torch.nonzero(~torch.isfinite(T).flatten(1).all(dim=1)).flatten().tolist()
     if not bad:

@@ -208,6 +208,39 @@ def test_plain_networks_take_images_of_their_size_only():
             model(torch.zeros(2, 1, 8, 8).index_fill(0, torch.tensor([1]), float("nan")))
 
 
+PLAIN = [PlainCNN, FCN]
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_plain_networks_are_exported_and_compiled_whole(family):
+    model, x = family((1, 8, 8), (6,), 3).eval(), torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_plain_networks_have_shapes_without_numbers(family):
+    y = family((1, 8, 8), (6,), 3, device="meta")(torch.empty(2, 1, 8, 8, device="meta"))
+    assert y.is_meta
+    assert y.shape == family((1, 8, 8), (6,), 3)(torch.zeros(2, 1, 8, 8)).shape
+    with pytest.raises(ValueError, match=r"x must be torch\.float32 on meta .* Got torch\.float64"):
+        family((1, 8, 8), (6,), 3, device="meta")(torch.empty(2, 1, 8, 8, device="meta").double())
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_autocast_takes_images_of_the_dtypes_that_it_casts(family):
+    model, x = family((1, 8, 8), (6,), 3).eval(), torch.rand(2, 1, 8, 8).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(x), model(x.float()))
+        for other in (torch.float64, torch.int64):
+            with pytest.raises(ValueError, match=r"x must be torch\.float32"):
+                model(x.to(other))
+        with pytest.raises(ValueError, match="NaN or infinity in row 0, row 1"):
+            model(x * math.inf)
+    with pytest.raises(ValueError, match=r"x must be torch\.float32 .* Got torch\.bfloat16"):
+        model(x)
+
+
 def test_sizes_that_no_plain_network_has_are_refused(monkeypatch):
     size = lambda *hidden: parameters_of(PlainCNN((1, 8, 8), hidden, 3, device="meta"))
     with pytest.raises(ValueError, match=rf"must be ≤ {size(2048, 4096)} for layers=2, .* take more layers"):

@@ -154,20 +154,31 @@ def checked_image(inputs: Sequence[int]) -> Image:
 
 
 def images_of(inputs: Image, x: Tensor, like: Tensor) -> Tensor:
-    """`x`, which must be a batch of finite images of the size, the dtype and the device of a model."""
+    """`x`, which must be a batch of finite images of the size, the dtype and the device of a model.
+
+    Under autocast, whose convolutions cast them, images and parameters may be of any dtypes up to float32.
+    """
     shape = ", ".join(map(str, inputs))
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor of images, (N, {shape}). Got {type(x).__name__} instead.")
     if tuple(x.shape[1:]) != inputs:
         hint = " A single image is x[None]." if tuple(x.shape) == inputs else ""
         raise ValueError(f"x must be (N, {shape}). Got shape {tuple(x.shape)} instead.{hint}")
-    if x.dtype != like.dtype or x.device != like.device:
+    if x.device != like.device or not (x.dtype == like.dtype or _autocast(x, like)):
         raise ValueError(
             f"x must be {like.dtype} on {like.device} like the parameters. Got {x.dtype} on {x.device} "
             f"instead: x.to(…) or model.to(…) makes them agree."
         )
     refuse_nonfinite("x", x)
     return x
+
+
+def _autocast(*tensors: Tensor) -> bool:
+    """Whether autocast brings them to one dtype: it leaves float64 and integers as they are."""
+    kind = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return False
+    return all(t.dtype in (torch.float16, torch.bfloat16, torch.float32) for t in tensors)
 
 
 def positive_finite(**numbers: float) -> None:
