@@ -33,6 +33,17 @@ def test_damped_steps_reach_the_same_gradient():
         assert relative(got, want) < 1e-10
 
 
+def test_every_call_of_the_map_is_counted():
+    case = make_case("tanh")
+    layer = case.layer(eq.Unrolled(70))
+    layer(case.x)
+    solution = layer.last.forward
+    assert solution.steps.tolist() == [70] * len(case.x)
+    assert solution.counts.evaluations == 71  # the last one judges z_K
+    assert solution.counts.row_evaluations == 71 * len(case.x)
+    assert "71 evaluations, Picard" in str(solution)
+
+
 def test_too_few_steps_are_never_an_answer():
     case = make_case("tanh")
     with pytest.raises(eq.EquilibriumError, match="3 unrolled steps: 2 of 2 samples have no equilibrium"):

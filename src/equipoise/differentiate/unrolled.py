@@ -47,8 +47,9 @@ class Unrolled(Gradient):
             _refuse_mapped(z)
             seen = verify(equation, z, args, shared, stop=equation.method.stop)
         taken, limit = torch.full_like(seen.steps, self.steps), replace(seen.stop, max_steps=self.steps)
+        f.counts += seen.counts
         name = type(self.solver).__name__
-        solution = record.forward = replace(seen, steps=taken, stop=limit, solver=name)
+        solution = record.forward = replace(seen, steps=taken, counts=f.counts, stop=limit, solver=name)
         try:
             kept = equation.method.on_failure.judge(solution, f"{self.steps} unrolled steps")
         except EquilibriumError as error:
