@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -100,6 +101,19 @@ def test_repeat_takes_states_as_an_equilibrium_does():
         torch.testing.assert_close(found, known, rtol=0, atol=1e-7)
     again = repeat(cell, 40, lambda x: (x[:, :3], x[:, 3:]))(x)
     torch.testing.assert_close(torch.cat(again, dim=1), torch.cat([u, v], dim=1), rtol=0, atol=1e-8)
+
+
+def test_sizes_may_be_those_of_numpy():
+    x, four = inputs(), np.int64(4)
+    assert repeat(lambda z, x: z + 1, np.int64(3), [four])(x).tolist() == [[3.0] * 4] * len(x)
+    u, v = repeat(lambda z, x: z, 3, [(four,), (2, four)])(x)
+    assert (u.shape, v.shape) == ((len(x), 4), (len(x), 2, 4))
+    assert ReLUNetwork(four, four, depth=np.int64(3)).layers[0].in_features == 4
+    with pytest.raises(ValueError, match="state must be the shape of one sample's state"):
+        repeat(torch.add, 3, [np.int64(0)])
+    for times in (np.int64(0), np.float64(3), True):
+        with pytest.raises(ValueError, match="times must be an integer ≥ 1"):
+            repeat(torch.add, times)
 
 
 def test_repeat_says_what_is_no_cell_and_no_state():

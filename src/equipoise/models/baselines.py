@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,10 +28,23 @@ from .linear import LinearEquilibrium
 Start = Shape | Sequence[Shape] | Callable[[Tensor], State]
 
 
-def _positive(**numbers: int) -> None:
+def _positive(**numbers: int) -> tuple[int, ...]:
+    """The numbers, which must be integers ≥ 1, in the order in which they came."""
     for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        whole = _own(value)
+        if not isinstance(whole, int) or isinstance(value, bool) or whole < 1:
             raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
+    return tuple(map(_own, numbers.values()))
+
+
+def _own(value: Any) -> Any:
+    """Integers of whatever library as Python's own, in sequences too; anything else as it is."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_own, value))
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 class LinearModel(nn.Module):
@@ -45,7 +59,7 @@ class LinearModel(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        _positive(inputs=inputs, outputs=outputs)
+        inputs, outputs = _positive(inputs=inputs, outputs=outputs)
         self.M = nn.Parameter(torch.randn(outputs, inputs, dtype=dtype, generator=generator) / inputs**0.5)
 
     @classmethod
@@ -77,7 +91,7 @@ class ReLUNetwork(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        _positive(inputs=inputs, width=width, outputs=outputs, depth=depth)
+        inputs, width, outputs, depth = _positive(inputs=inputs, width=width, outputs=outputs, depth=depth)
         sizes = [inputs, *[width] * (depth - 1), outputs]
         layers = [nn.Linear(a, b, bias=bias, dtype=dtype) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
@@ -110,7 +124,7 @@ class LinearResNet(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        _positive(width=width, depth=depth)
+        width, depth = _positive(width=width, depth=depth)
         draw = lambda: scale * torch.randn(width, width, dtype=dtype, generator=generator) / width**0.5
         self.W = nn.ParameterList(nn.Parameter(draw()) for _ in range(depth))
 
@@ -129,11 +143,11 @@ class Repeat(nn.Module):
 
     def __init__(self, cell: Callable[..., Any], times: int, state: Start | None = None) -> None:
         super().__init__()
-        _positive(times=times)
+        (self.times,) = _positive(times=times)
         if not callable(cell):
             raise TypeError(f"cell must be callable, cell(z, x). Got {cell!r} instead.")
-        self.cell, self.times = cell, times
-        self.state = state if callable(state) else checked_shapes(state)
+        self.cell = cell
+        self.state = state if callable(state) else checked_shapes(_own(state))
 
     def forward(self, x: Tensor, *args: Any) -> Any:
         z = self._start(x)
