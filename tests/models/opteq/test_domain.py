@@ -70,6 +70,21 @@ def test_what_is_further_off_is_outside():
     assert double.objective((Z + 1e-5 * away).double(), X.double()).isinf().all()
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_what_is_near_is_within_four_times_the_tolerance(activation):
+    model, X = build(6, 3, activation, torch.float64)
+    (phi,), t = model.potentials(X), 1e-6
+    y = torch.randn(20, 6, dtype=torch.float64, generator=seeded(3))
+    p, away = phi.map(y), torch.randn(20, 6, dtype=torch.float64, generator=seeded(4))
+    away = away - away @ torch.linalg.pinv(phi.W) @ phi.W  # off the image of f
+    away = away / away.norm(dim=1, keepdim=True) * (p.norm(dim=1) + phi.size)[:, None]
+    for off, counts in ((2.0, True), (5.0, False)):
+        z = p + off * t * away
+        near = (z - phi.prox(t, z)).norm(dim=1) <= 4 * t * (z.norm(dim=1) + phi.size)
+        assert near.all() if counts else not near.any()
+        assert torch.equal(phi.value(z, t).isfinite(), near)
+
+
 def test_a_coarser_stop_of_the_model_is_the_tolerance():
     coarse = eq.Stop(rtol=1e-2)
     model, X = build(6, 3, "relu", torch.float64, stop=coarse, solver=eq.Picard())

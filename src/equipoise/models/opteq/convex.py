@@ -62,8 +62,8 @@ class Phi:
         ReLU: min{μ⁻¹(½‖v‖² − cᵀv) : v ≥ 0, Wᵀv = μz} − ½‖z‖², a least-distance problem, solved exactly.
         Otherwise by the y with f(y) = z; ∞ too where σ is saturated (c ≫ 1) and Newton's method fails.
 
-        A z that is known up to `tolerance`, relative to z and c, is seldom in the image itself: where it is
-        that near, the value is φ(p) of the p = prox_{tφ}(z) in the image, t = tolerance.
+        A z that is known up to t = `tolerance`, relative to z and c, is seldom in the image itself. Where
+        p = prox_{tφ}(z), which is, lies within 4t of it, the value is φ(p): p is near, not the nearest.
         """
         if self.activation.name == "relu":
             value = self._relu_value(z)

@@ -61,7 +61,7 @@ class _Objective(ProximalFamily):
         return Z.double()
 
     def _tolerance(self, *states: Tensor) -> float:
-        """How near to a domain counts as in it: rtol of the model, or the default of the dtype if larger."""
+        """How exactly states are known: rtol of the model, or the default of the dtype if larger."""
         usual = [Stop().resolve(T.dtype).rtol or 0.0 for T in (self.V, *states)]
         return max(self.method.stop.rtol or 0.0, *usual)
 
@@ -112,9 +112,9 @@ class LayerObjective(_Objective):
     def objective(self, Z: Tensor, X: Tensor) -> Tensor:
         """φ(z), (N,), ∞ outside of its domain.
 
-        Equilibria lie on the boundary of the domain, up to the tolerance of their solve. A z that is off by
-        no more (a relative 1e-8 in float64, 1e-4 in float32, or the larger rtol of `stop=`) counts as in it,
-        with the φ of a point as near to it.
+        Equilibria lie on the boundary of the domain, up to the tolerance t of their solve (a relative 1e-8
+        in float64, 1e-4 in float32, or the larger rtol of `stop=`). A z with a point of the domain, that of
+        prox_{tφ}, within 4t of it counts as in it, with the φ of that point.
 
         With a regulariser it is Φ + M_R, Φ = φ for α = 1 and else αM_φ^{1−α}; its minimiser is then not the
         equilibrium z but S(z), the state before T_R (S the layer).
@@ -178,7 +178,7 @@ class JointObjective(_Objective):
     def objective(self, Z: Tensor | tuple[Tensor, Tensor], X: Tensor) -> Tensor:
         """The joint objective at Z = (z_1, z_0), or at z_0 with the best z_1, which is f_1(z_0). (N,).
 
-        ∞ outside of its domain, for α = 1; within the tolerance of a solve counts as in it, as of an OptEq.
+        ∞ outside of its domain, for α = 1; what is near by the tolerance counts as in it, as of an OptEq.
         """
         first, second = self._two(X)
         if not isinstance(Z, tuple):
