@@ -1,11 +1,17 @@
 """Nothing is certified of stored weights that a call of the model does not use."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, remove_spectral_norm, spectral_norm
 
 import equipoise as eq
+from equipoise.models.conv import OptEqSegmenter
+from equipoise.models.conv.conv_opteq import ConvLayer
+from equipoise.models.opteq.deep import OptEqLayer
+from equipoise.theory import certified_radius, lipschitz_bound, pairwise_lipschitz
 from equipoise.theory.altered import altered
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -67,7 +73,9 @@ def test_weights_computed_at_each_call_are_an_obstacle_until_they_are_stored(nam
 
 
 def test_a_certificate_would_have_been_false():
-    model = spectral_norm(made(eq.OptEq, 4, 6, 9), "W")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # of the vector that a spectral norm starts from
+        model = spectral_norm(made(eq.OptEq, 4, 6, 9), "W")
     with pytest.raises(eq.EquilibriumError):
         model(X)
     assert "OptEq has W computed at each call" in eq.certify(model, X).obstacle
@@ -98,3 +106,91 @@ def test_what_stands_before_and_behind_the_equilibrium_may_be_anything():
     assert eq.certify(net, IMAGES).proved
     assert "ConvOptEq.extractor.0 has a parametrised weight" in altered(net, outside=())
     assert eq.equilibrium_error(net, IMAGES, net.equilibrium(IMAGES)) == float("inf")  # g(x) counts there
+
+
+# -- bounds of images ----------------------------------------------------------------------------------------
+
+
+def louder(module, name):
+    """Another method in place of the module's own."""
+    method = getattr(module, name)
+    setattr(module, name, lambda x: 1000 * method(x))
+
+
+def plain(module, name):
+    value = getattr(module, name).detach().clone()
+    delattr(module, name)
+    setattr(module, name, value)
+
+
+CHANGES = {
+    "the head": lambda m: louder(m.head, "forward"),
+    "its layer": lambda m: louder(m.head.linear, "forward"),
+    "the readout": lambda m: louder(m, "readout"),
+    "the extractor": lambda m: louder(m.extractor, "forward"),
+    "the injection": lambda m: setattr(m, "injection", lambda x: ()),
+    "a hook": lambda m: m.extractor[0].register_forward_hook(lambda *_: None),
+    "a tensor": lambda m: plain(m.layers[0], "W"),
+    "a pruned head": lambda m: prune.l1_unstructured(m.head.linear, "weight", amount=0.3),
+    "a spectral norm": lambda m: spectral_norm(m.layers[0], "W"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_no_image_has_a_radius_behind_another_map(what):
+    model = made(eq.ConvOptEq, (1, 4, 4), 3, (5,))
+    assert lipschitz_bound(model) < math.inf
+    assert certified_radius(model, IMAGES).certified.all()
+    CHANGES[what](model)
+    assert lipschitz_bound(model) == math.inf
+    assert pairwise_lipschitz(model)[0, 1] == math.inf
+    found = certified_radius(model, IMAGES)
+    assert not found.certified.any()
+    assert "so that a call may use other weights, or another map" in found.uncertified[2]
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_a_head_without_biases_is_one_whose_biases_are_zero(normalise):
+    model = made(eq.ConvOptEq, (1, 4, 4), 3, (5,), normalise=normalise)  # whose biases are drawn as zero
+    expected = certified_radius(model, IMAGES)
+    model.head.linear.bias = None
+    found = certified_radius(model, IMAGES)
+    assert torch.equal(found.radius, expected.radius)
+    assert torch.equal(found.prediction, model(IMAGES).argmax(1))
+
+
+def test_the_error_of_a_part_without_a_bound_is_refused_by_name():
+    net = made(OptEqSegmenter, (1, 4, 4), 3, (5,), 2).eval()
+    with pytest.raises(ValueError, match=r"Got BatchNorm2d as extractor\.1"):
+        eq.equilibrium_error(net, IMAGES, net.equilibrium(IMAGES))
+
+
+# -- layers of one's own, and tensors ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [eq.DeepOptEq, eq.DeepOptEq.multi_block, eq.ConvOptEq])
+def test_layers_of_another_class_are_not_certified(family):
+    if family is eq.ConvOptEq:
+        known = ConvLayer
+        model = made(family, (1, 4, 4), 3, (5, 5))
+    else:
+        known = OptEqLayer
+        model = made(eq.DeepOptEq, 4, 6, [5, 7])
+        model = model if family is eq.DeepOptEq else model.multi_block()
+    assert eq.certify(model, data(model)).proved
+    model.layers[1].__class__ = type("Mine", (known,), {"transposed": lambda s: -30 * s.W})
+    found = eq.certify(model, data(model))
+    assert found.verdict == "hypotheses_fail"
+    assert (
+        f"layers[1] is of the class Mine, which may compute otherwise than {known.__name__}" in found.obstacle
+    )
+
+
+def test_a_tensor_that_is_merely_kept_is_not_called_computed():
+    model = made(eq.OptEq, 4, 6, 9)
+    model.mean = torch.zeros(5)
+    why = eq.certify(model, X).obstacle
+    assert "OptEq has a tensor mean that is no parameter" in why
+    assert "del model.mean" in why
+    del model.mean
+    assert eq.certify(model, X).proved

@@ -109,6 +109,33 @@ def test_batch_norms_in_training_make_an_image_depend_on_those_beside_it():
     assert "scales.0.running_var must be ≥ 0, as variances are, and holds -1" in found.obstacle
 
 
+@pytest.mark.parametrize("behind", ["head", "last_norm"])
+def test_batch_norms_behind_the_equilibrium_leave_it_what_it_is(behind):
+    if behind == "head":
+        net = model()
+        net.head = torch.nn.Sequential(torch.nn.BatchNorm2d(3, dtype=torch.float64), net.head)
+        norm = net.head[0]
+    else:
+        net = OptEqSegmenter(IMAGE, 3, (4,), 2, norm=0.9, dtype=torch.float64).eval()
+        norm = net.last_norm.train()
+    x = images()
+    torch.testing.assert_close(net.equilibrium(x)[:2], net.equilibrium(x[:2]), rtol=0, atol=1e-7)
+    norm.running_var[0] = -1.0
+    found = eq.certify(net, x)
+    assert found.proved
+    assert not any("batch" in h for h in found.hypotheses)
+
+
+def test_no_step_is_promised_where_norms_overflow():
+    net, x = eq.ConvMonotone(IMAGE, 3, dtype=torch.float64), images()
+    assert "splitting with α = " in eq.certify(net, x).promise
+    with torch.no_grad():
+        net.A.fill_(1e200)
+    found = eq.certify(net, x)
+    assert found.proved
+    assert found.promise == "every image has exactly one equilibrium (sym(I−W) ⪰ μI)."
+
+
 def test_sam_on_images_has_its_hypotheses_checked():
     net = model(limit=1.0, norm=1.0)
     assert selection(net, eq.SAM()).promised

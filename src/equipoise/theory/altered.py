@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 # Modules before and behind the equilibrium, whose own changes leave its equation what it is.
 OUTSIDE = ("feature_map", "extractor", "scales", "last_norm", "head")
+_SOURCES = ("_orig", "_v")  # of spectral_norm and prune, of weight_norm: the parameter that W is computed of
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -26,10 +27,14 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE) -> str:
         if name.partition(".")[0] in outside:
             continue
         where = f"{type(model).__name__}.{name}" if name else type(model).__name__
+        tensors = [n for n, value in vars(module).items() if isinstance(value, Tensor)]
         if parametrize.is_parametrized(module):
             what, remedy = "a parametrised weight", "parametrize.remove_parametrizations(…)"
-        elif tensors := [n for n, value in vars(module).items() if isinstance(value, Tensor)]:
-            what, remedy = f"{tensors[0]} computed at each call", "remove_spectral_norm(…) or prune.remove(…)"
+        elif made := [n for n in tensors if any(n + end in module._parameters for end in _SOURCES)]:
+            what, remedy = f"{made[0]} computed at each call", "remove_spectral_norm(…) or prune.remove(…)"
+        elif tensors:
+            what = f"a tensor {tensors[0]} that is no parameter"
+            remedy = f"nn.Parameter({tensors[0]}) in its place, or del model.{tensors[0]},"
         elif module._forward_pre_hooks or module._forward_hooks:
             what, remedy = "a hook around forward", "handle.remove()"
         elif own := [n for n in vars(module) if callable(getattr(type(module), n, None))]:

@@ -18,13 +18,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..linalg import Interval, conv_norm_upper, frobenius, gamma
 from ..models.conv import ConvMonotone, ConvOptEq
+from ..models.conv.conv_opteq import ConvLayer
 from ..models.conv.parts import transposed_kernel
 from ..models.conv.segmentation import OptEqSegmenter
 from ..models.properties import returned
 from .certificate import FLOAT64_TIER, Certificate, fingerprint
 from .claim import Claim
 from .families import is_monotone
-from .opteq import declared, not_finite
+from .opteq import declared, not_finite, unknown_layer
 
 METHOD = "the symbol on an FFT grid, its rounding added"
 
@@ -88,18 +89,17 @@ def _monotone(model: ConvMonotone, frame: dict[str, Any]) -> Certificate:
     a, k = (Interval(conv_norm_upper(T, model.state[1:], 1, side // 2)) for T in (model.A, K))
     k = k + gamma(1) * side * frobenius(K)  # entries of K were rounded; ‖K‖ ≤ side ‖K‖_F
     curvature = ((mu + a**2).sqrt() + k / mu.sqrt()) ** 2  # λ
-    step = 1 / curvature.hi
-    rate = (
-        min((1 - (2 * Interval(step) - Interval(step) ** 2 * curvature.hi) * mu).sqrt().hi, 1.0)
-        if step
-        else 1.0
-    )
+    step, rate, nearer = 1 / curvature.hi, 1.0, ""
+    if step:
+        rate = min((1 - (2 * Interval(step) - Interval(step) ** 2 * curvature.hi) * mu).sqrt().hi, 1.0)
+    if rate < 1:
+        nearer = (
+            f"; each step of forward-backward splitting with α = {step:.6g} brings the iterate nearer by a "
+            f"factor {rate:.6g}"
+        )
     return Certificate(
         claims=(claim,),
-        promise=(
-            f"every image has exactly one equilibrium ({claim.name}); each step of forward-backward "
-            f"splitting with α = {step:.6g} brings the iterate nearer by a factor {rate:.6g}."
-        ),
+        promise=f"every image has exactly one equilibrium ({claim.name}){nearer}.",
         constants={"R": (1 / mu).hi, "rate": rate, "step_size": step, "reason": claim.name},
         **frame,
     )
@@ -120,7 +120,12 @@ def _declared(model: ConvOptEq | ConvMonotone) -> list[str]:
 
 
 def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    """Those that an equilibrium depends on: all but the ones that read it."""
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, _BatchNorm) and name.partition(".")[0] not in ("last_norm", "head")
+    }
 
 
 def _obstacle(model: ConvOptEq | ConvMonotone, X: Tensor) -> str:
@@ -132,6 +137,8 @@ def _obstacle(model: ConvOptEq | ConvMonotone, X: Tensor) -> str:
             f"{known.__name__} with its parameters (load_state_dict): modules of your own can be its "
             f"extractor and its head, or stand around it."
         )
+    if isinstance(model, ConvOptEq) and (why := unknown_layer(model.layers, ConvLayer)):
+        return why
     for name, norm in _batch_norms(model).items():
         if norm.running_var is not None and bool((norm.running_var < 0).any()):
             return f"{name}.running_var must be ≥ 0, as variances are, and holds {norm.running_var.min():g}."

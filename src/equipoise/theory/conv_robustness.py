@@ -19,7 +19,6 @@ Distances between images are Euclidean, over all channels and pixels.
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import cached_property
 from typing import Any
@@ -35,6 +34,7 @@ from ..models.conv.parts import ClassHead, Extractor, PixelHead
 from ..models.opteq.pieces import pace
 from ..models.properties import Proximal
 from ..solve import Anderson, Picard, Stop
+from .altered import altered, double
 from .opteq import not_finite
 
 Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves
@@ -227,7 +227,8 @@ class ConvHead:
                 self.factor = self.factor * _resize_norm(before, after)
             return
         self.normalised, self.linear = head.normalise, not head.normalise
-        self.V, self.v = head.linear.weight, head.linear.bias  # (k, n), (k,)
+        self.V, v = head.linear.weight, head.linear.bias  # (k, n), (k,)
+        self.v = self.V.new_zeros(len(self.V)) if v is None else v
         self.rows, self.columns = (_means(s, g).to(self.V) for s, g in zip((h, w), head.grid, strict=True))
         self.means = _means_norm(self.rows) * _means_norm(self.columns)
         n = self.V.shape[1]
@@ -303,7 +304,7 @@ def _double(model: ConvOptEq) -> ConvOptEq:
     """The exact values of the stored numbers in float64; solved for equilibria whatever the model returns."""
     device = next(model.parameters()).device
     home = torch.device("cpu") if device.type == "mps" else device
-    exact = copy.deepcopy(model).to(home).double().requires_grad_(False)
+    exact = double(model, home)
     exact.gradient = None
     exact.solver = (Picard(), Anderson(memory=4)) if exact.alpha == 1 else Anderson(memory=4)
     return exact
@@ -319,13 +320,15 @@ def _obstacle(model: ConvOptEq, exact: ConvOptEq) -> str:
     """Why nothing can be said at all; empty if something can."""
     if type(model) is not ConvOptEq:
         return f"{type(model).__name__} may compute otherwise than the family that is known."
+    if why := altered(model, outside=()):
+        return why
     if exact.regulariser is not None and not exact.regulariser.nonexpansive:
         return f"{exact.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
     return not_finite(exact, exact.layers[0].W)
 
 
 def _refuse_unknown(model: ConvOptEq) -> None:
-    """By name, a part of which no bound is known: a norm, another padding than zeros, a hook."""
+    """By name, a part of which no bound is known: a norm, another padding than zeros."""
     for name, part in model.named_modules():
         place, _, inside = name.partition(".")
         what = ""
@@ -335,8 +338,6 @@ def _refuse_unknown(model: ConvOptEq) -> None:
             what = f"padding_mode={part.padding_mode!r}"
         elif name == "head.conv" and part.kernel_size != (1, 1):
             what = f"a kernel of size {part.kernel_size}"
-        elif part._forward_hooks or part._forward_pre_hooks:
-            what = "a hook"
         if what:
             raise ValueError(
                 f"bounds of images know an extractor of convolutions padded with zeros and relu, bounded "

@@ -8,7 +8,7 @@ smaller; at equality of all, T is nonexpansive and nothing is proved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bound
 from ..models.conv import ConvOptEq
 from ..models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
 from ..models.opteq.activations import KNOWN
+from ..models.opteq.deep import OptEqLayer
 from ..models.properties import Proximal, returned
 from ..solve import Stop
 from . import altered
@@ -174,13 +175,25 @@ def obstacle_of(model: Network | MultiBlockOptEq, exact: Network, X: Tensor) -> 
             f"{type(model).__name__} may compute otherwise than {known}, which is known: certify {known} "
             f"with its parameters (load_state_dict); modules of your own can stand around it."
         )
-    if why := altered.altered(model):
+    if why := altered.altered(model) or unknown_layer(model.blocks, OptEq, OptEqLayer):
         return why
     if exact.regulariser is not None and not exact.regulariser.nonexpansive:
         return f"{exact.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
     if len(X) == 0:
         raise ValueError("X must have at least one row: a certificate is about data. Got none.")
     return not_finite(exact, X)
+
+
+def unknown_layer(layers: Iterable[nn.Module], *known: type[nn.Module]) -> str:
+    """The layer that may compute otherwise than those that are known; empty if none may."""
+    for i, layer in enumerate(layers):
+        if type(layer) not in known:
+            return (
+                f"layers[{i}] is of the class {type(layer).__name__}, which may compute otherwise than "
+                f"{known[-1].__name__}, which is known: certify a model of such layers with its parameters "
+                f"(load_state_dict)."
+            )
+    return ""
 
 
 def not_finite(model: nn.Module, X: Tensor) -> str:

@@ -78,7 +78,8 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
 
     ‖z − z*‖ ≤ (1 + ‖W‖R)‖z − f(z)‖, for contractions and monotone maps alike. (‖z − f(z)‖/μ, which looks like
     the monotone form, is violated in practice.) For an OptEq or a ConvOptEq ‖z − T(z)‖/(1 − q), of T itself,
-    not of the whole steps that are solved.
+    not of the whole steps that are solved. A part of a ConvOptEq that has no bound at all, such as the batch
+    norms of an OptEqSegmenter or one in an extractor, is a ValueError that names it.
     """
     if isinstance(model, ConvOptEq):
         return math.inf if altered(model, outside=()) else conv_error(model, X, Z)
