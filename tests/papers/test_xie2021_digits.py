@@ -84,11 +84,24 @@ def test_alpha_and_regularisers_are_judged_by_their_accuracies():
 
 def test_what_differs_is_told_by_alpha():
     worse = dict.fromkeys((c for c in digits.COLUMNS if c != "none"), -0.02)
-    found = digits.judge_table3(grid(gains=worse | dict.fromkeys(digits.PAIRS.values(), -0.1)))
+    measured = grid(gains=worse | dict.fromkeys(digits.PAIRS.values(), -0.1))
+    found = digits.judge_table3(measured)
     assert [j.verdict for j in found[2:5]] == ["differs"] * 3
-    assert all("in points: " in j.reason and "at α = 1" in j.reason for j in found[2:5])
-    assert "layer less SAM in points: -7.8 at α = " in found[3].reason
+    assert [j.reason for j in found[2:4]] == ["", ""]  # layers lose as much at every α
+    for column in digits.PAIRS.values():
+        measured["cells"]["0.1"][column]["accuracies"] = [0.2, 0.21, 0.22]
+    found = digits.judge_table3(measured)
+    assert [j.verdict for j in found[2:5]] == ["differs"] * 3
+    assert "change by layers in points: -20.0 at α = 0.1, -7.2 at α = 0.4" in found[2].reason
+    assert "layer less SAM in points: -27.0 at α = 0.1, -7.8 at α = 0.4" in found[3].reason
     assert not any(j.reason for j in digits.judge_table3(grid())[2:5])
+
+
+def test_only_what_is_better_than_decorrelation_is_named():
+    reason = digits.judge_table3(grid(gains={"prox .1‖z‖²": 0.2}))[4].reason
+    layer = digits.DECORRELATION[1]
+    assert reason.startswith(f"{layer} less prox .1‖z‖² in points: -17.5 at α = 0.1")
+    assert ";" not in reason
 
 
 def test_the_size_of_features_is_judged_along_lambda():

@@ -76,6 +76,21 @@ def test_a_table_of_every_network(key, tmp_path):
     assert again.tables == result.tables  # from the store
 
 
+def test_the_caption_is_true_of_every_network():
+    said = images.how_solved((*images.MODELS, *images.IMPLICIT))
+    for words in (*images.MODELS, *images.IMPLICIT):
+        assert words in said
+        model = networks.build(words, (1, 8, 8), SIZE, 0)
+        way = next(part for part in images.how_solved([words]).split(": ", 1)[1:])
+        stop = getattr(model, "stop", None)
+        assert ("solved to" in way) == (stop is not None and not words.endswith(networks.SAM_SUFFIX)), words
+        if "solved to" in way:
+            assert f"to {stop.rtol:g}, or as far as {stop.max_steps} steps" in way
+    assert "repeat-6: feedforward" in images.how_solved(["repeat-6"])
+    assert "ResidualConv: solved to 0.01, or as far as 12 steps come" in said
+    assert "neural ODE, augmented neural ODE: rk4 of 2 steps" in said
+
+
 OPEN = "not reproducible here"  # undecided, or not tried
 
 

@@ -242,6 +242,7 @@ def judge_table3(measured: Measured) -> list[Judgement]:
     columns = list(next(iter(cells.values())))
     overall = {c: np.mean([_percent(row[c]) for row in cells.values()], axis=0) for c in columns}
     others = [c for c in columns if c != "none"]
+    appended = [c for c in others if not c.startswith("SAM")]
     better = np.mean([_percent(r[c]) > _percent(r["none"]) for r in cells.values() for c in others], axis=0)
     gains = ", ".join(f"{c} {np.mean(overall[c] - overall['none']):+.1f}" for c in others)
     by_sam, by_layer = (np.mean([overall[c] for c in part], axis=0) for part in (PAIRS, PAIRS.values()))
@@ -252,8 +253,8 @@ def judge_table3(measured: Measured) -> list[Judgement]:
         ours: [c for c in others if c.startswith(kind) and c != ours]
         for ours, kind in zip(DECORRELATION, ("SAM", "prox"), strict=True)
     }
-    wins = every(_below(overall[c], overall[ours]) for ours, some in rivals.items() for c in some)
-    best_of = lambda some: max(some, key=lambda c: float(np.mean(overall[c])))
+    against = {(ours, c): _below(overall[c], overall[ours]) for ours, some in rivals.items() for c in some}
+    wins = every(against.values())
     return [
         judged(
             "α ≥ .4 is a safe choice",
@@ -270,9 +271,7 @@ def judge_table3(measured: Measured) -> list[Judgement]:
             measured=f"in {_shown(100 * better, '.0f')} % of the {len(cells) * len(others)} cells; mean gain "
             f"over all α, in points: {gains}",
             tolerance=f"in more than half of the cells of a seed, {BELOW}",
-            reason=f"{IN_FULL}: mean change {_by_alpha(cells, others, ['none'])}"
-            if improves is False
-            else "",
+            reason=_in_full("change by layers", cells, appended, ["none"]) if improves is False else "",
         ),
         judged(
             "as a layer, h, a regulariser improves more than by SAM, as R",
@@ -280,7 +279,7 @@ def judge_table3(measured: Measured) -> list[Judgement]:
             paper="h more than R of the same type (78.8 against 78.6 %, mean of Table 3)",
             measured=f"{_shown(by_layer)} against {_shown(by_sam)} %, over all α, of ‖z‖² and decorrelation",
             tolerance=f"a higher mean accuracy, {BELOW}",
-            reason=f"{IN_FULL}: layer less SAM {_by_alpha(cells, list(PAIRS.values()), list(PAIRS))}"
+            reason=_in_full("layer less SAM", cells, list(PAIRS.values()), list(PAIRS))
             if layers is False
             else "",
         ),
@@ -291,23 +290,31 @@ def judge_table3(measured: Measured) -> list[Judgement]:
             "h (79.1 against 78.5 %)",
             measured="over all α: " + ", ".join(f"{c}: {_shown(overall[c])} %" for c in others),
             tolerance=f"as R above the other R, as h above the other h, each {BELOW}",
-            reason="the difference is made where α is small: "
-            + "; ".join(
-                f"{ours} less {best_of(some)} {_by_alpha(cells, [ours], [best_of(some)])}"
-                for ours, some in rivals.items()
-            )
-            if wins is False
-            else "",
+            reason="; ".join(
+                f"{ours} less {c} {_in_words(_by_alpha(cells, [ours], [c]))}"
+                for (ours, c), better in against.items()
+                if better is False
+            ),
         ),
         *(j for kind, row in measured["sweeps"].items() for j in _by_weight(kind, row, plain[1.0])),
     ]
 
 
-def _by_alpha(cells: Measured, more: Sequence[str], less: Sequence[str]) -> str:
+def _by_alpha(cells: Measured, more: Sequence[str], less: Sequence[str]) -> dict[float, float]:
     """How much better some columns are than others, in points by α."""
     mean = lambda row, names: float(np.mean([_percent(row[c]) for c in names]))
-    gains = ", ".join(f"{mean(row, more) - mean(row, less):+.1f} at α = {a}" for a, row in cells.items())
-    return f"in points: {gains}"
+    return {float(a): mean(row, more) - mean(row, less) for a, row in cells.items()}
+
+
+def _in_words(gains: dict[float, float]) -> str:
+    return "in points: " + ", ".join(f"{gain:+.1f} at α = {a:g}" for a, gain in gains.items())
+
+
+def _in_full(what: str, cells: Measured, layers: Sequence[str], others: Sequence[str]) -> str:
+    """That a layer is too much for small α; nothing where layers lose no more there than at larger ones."""
+    gains = _by_alpha(cells, layers, others)
+    small, large = (float(np.mean([g for a, g in gains.items() if (a < 0.4) is b])) for b in (True, False))
+    return f"{IN_FULL}: {what} {_in_words(gains)}" if small < min(0.0, large) else ""
 
 
 def _far(alpha: float, values: np.ndarray, one: np.ndarray, sizes: str) -> Judgement:

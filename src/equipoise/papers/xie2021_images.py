@@ -7,7 +7,7 @@ CIFAR10 with a state of 8×8, a few thousand images, a few epochs. The networks 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -276,6 +276,25 @@ def difference(more: list[float], less: list[float]) -> str:
     return f"{np.mean(gains):+.2f} " + ("(one seed)" if error is None else f"± {error:.2f}")
 
 
+def how_solved(models: Iterable[str]) -> str:
+    """How the networks of a table come to their states and gradients."""
+    ways: dict[str, list[str]] = {}
+    for words in models:
+        ways.setdefault(_way(words), []).append(words)
+    return " ".join(f"{', '.join(names)}: {way}." for way, names in ways.items())
+
+
+def _way(words: str) -> str:
+    if words.endswith(SAM_SUFFIX):
+        return f"R = ½‖z‖², K = {STEPS} steps, unrolled"
+    if words in AUGMENTED:
+        return f"{ODE['method']} of {ODE['steps']} steps, differentiated through"
+    if words in ("CNN", "repeat-6"):
+        return "feedforward"
+    stop = RESIDUAL_STOP if words == "ResidualConv" else STOP
+    return f"solved to {stop.rtol:g}, or as far as {stop.max_steps} steps come, differentiated implicitly"
+
+
 def draw_table(measured: Measured, page: Page) -> None:
     models = measured["models"]
     figure, axes = new_figure(1, 1, width=7, height=3.6)
@@ -303,6 +322,5 @@ def draw_table(measured: Measured, page: Page) -> None:
             ]
             for words, runs in models.items()
         ],
-        f"{measured['data']}, test images. SAM: R = ½‖z‖², K = {STEPS}, unrolled; the others are solved to "
-        f"{STOP.rtol:g} and differentiated implicitly.",
+        f"{measured['data']}, test images. {how_solved(models)}",
     )
