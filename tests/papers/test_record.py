@@ -17,11 +17,12 @@ def test_parts_are_put_on_record_once_and_leave_the_source_as_it_is(tmp_path):
     context = Context(TINY, tmp_path)
     bare = context.source("digits")
     assert context.provenance["digits"]["subset"] is None
-    for part in ("classes 0 and 1", "100 rows", "classes 0 and 1"):
+    for part in ("classes 0 and 1", "100 rows", "classes 0 and 1", "00 rows"):
         assert context.source("digits", part) == bare
-    assert context.provenance["digits"]["subset"] == "classes 0 and 1; 100 rows"
+    said = "classes 0 and 1; 100 rows; 00 rows"  # a part of a part is another one
+    assert context.provenance["digits"]["subset"] == said
     context.load("digits")  # which forgets nothing
-    assert context.provenance["digits"]["subset"] == "classes 0 and 1; 100 rows"
+    assert context.provenance["digits"]["subset"] == said
     context.drawn("synthetic-sphere", "5 samples")
     assert context.provenance["synthetic-sphere"]["subset"] == "5 samples"
 
@@ -37,6 +38,8 @@ def test_words_say_what_is_taken(tmp_path):
     assert f"{unseen - own[0]} and {unseen - own[1]} test samples from the training part" in words
     assert "training part" not in two_classes_in_words(dataset, 5)
     assert "norm √d" in two_classes_in_words(dataset, 5, norm="sqrt_d")
+    unused = two_classes_in_words(dataset, 60, seed="seed 0", test=False)
+    assert unused.startswith(f"classes 0 and 1: {used} training samples of each, drawn by seed 0; grey")
     assert "1437 training and 20 test images" in images_in_words(dataset, 10**6, 20)
     assert "means over 2 × 2 pixels" in images_in_words(dataset, 9, 9, shrink=2)
 
@@ -48,6 +51,13 @@ def test_words_say_what_is_taken(tmp_path):
         ("kawaguchi2021.fig5", "digits", "20 training and 20 test images of all classes"),
         ("kawaguchi2021.fig2a", "synthetic-negated", "50 samples in R^10"),
         ("ling2023.fig1", "digits", "rows of norm √d"),
+        ("kawaguchi2021.fig3", "synthetic-normal", "seed 0; y 0 or 1 with probability ½, seed 1"),
+        ("kawaguchi2021.theorem2", "synthetic-normal", "w ~ N(0, I), seed 2; y = x·w, or 1 where x·w"),
+        ("xie2021.sam", "synthetic-hyperplane", "the start 3·N(0, I), seed 4"),
+        ("gao2022.conditions", "digits", "6 training samples of each, drawn by seed 0"),
+        ("gao2022.table1", "digits", "6 training samples of each, drawn by seed 0"),
+        ("hieu2022.monotone", "digits", "4 training samples of each, drawn by the seed of the run"),
+        ("ling2023.fig1", "digits", "4 training samples of each, drawn by the seed of the run"),
         ("ling2023.theorem4", "synthetic-sphere", "3 samples, x uniform on the sphere"),
     ],
 )

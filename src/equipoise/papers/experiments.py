@@ -203,6 +203,10 @@ class Context:
     def _loaded(self) -> dict[str, Dataset]:
         return {}
 
+    @cached_property
+    def _parts(self) -> dict[str, list[str]]:
+        return {}
+
     def _find(self, name: str) -> Dataset:
         if name not in self._loaded:
             asked = name in self.settings.data
@@ -223,9 +227,10 @@ class Context:
     def _record(self, name: str, origin: dict[str, Any], part: str) -> None:
         """`origin`, with every part of it in words as its subset."""
         entry = self.provenance.setdefault(name, origin)
-        before = entry["subset"] or ""
-        if part not in before:
-            entry["subset"] = f"{before}; {part}" if before else part
+        parts = self._parts.setdefault(name, [entry["subset"]] if entry["subset"] else [])
+        if part and part not in parts:
+            parts.append(part)
+            entry["subset"] = "; ".join(parts)
 
     def datasets(self, *own: str) -> list[str]:
         """Those asked for; else the paper's own that are here; else digits."""

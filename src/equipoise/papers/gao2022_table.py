@@ -40,7 +40,7 @@ def _at_the_start(context: Context, name: str) -> Measured:
             progress((i + 1) / len(GAMMAS))
         return rows
 
-    source = context.source(name, two_classes_in_words(dataset, per_class))
+    source = context.source(name, two_classes_in_words(dataset, per_class, seed="seed 0", test=False))
     inputs = {"data": source, "per_class": per_class, "width": width}
     return context.unit("gao2022.table1", f"{name}-m{width}", inputs, compute) | {"N": 2 * per_class}
 
@@ -271,7 +271,6 @@ def draw_conditions(measured: Measured, page: Page) -> None:
     "The start satisfies (17)-(19), after scaling if need be, and Theorem 4.4 then allows η = 1/N.",
     judge=judge_conditions,
     draw=draw_conditions,
-    least="small",
 )
 def conditions(context: Context) -> Measured:
     return {"data": {name: _starts(context, name) for name in context.datasets("mnist")}}
@@ -281,7 +280,7 @@ def _starts(context: Context, name: str) -> Measured:
     dataset = context.load(name)
     per_class, _ = room(dataset, context.pick(tiny=6, small=100, medium=500))
     width = 2 * per_class
-    source = context.source(name, two_classes_in_words(dataset, per_class))
+    source = context.source(name, two_classes_in_words(dataset, per_class, seed="seed 0", test=False))
     inputs = {"data": source, "per_class": per_class, "width": width}
     search = {"gamma_0": 0.5, "most": MOST_BETA, "precision": PRECISION}
     split = lambda: two_classes(dataset, per_class, 0, dtype=torch.float64)

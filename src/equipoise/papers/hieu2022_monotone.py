@@ -50,7 +50,7 @@ def monotone(context: Context) -> Measured:
     found: Measured = {"data": name, "N": 2 * per_class, "width": width, "runs": []}
     for seed in context.seeds(tiny=1, small=3):
         inputs = {
-            "data": context.source(name, two_classes_in_words(dataset, per_class)),
+            "data": context.source(name, two_classes_in_words(dataset, per_class, test=False)),
             "per_class": per_class,
             "width": width,
             "steps": steps,

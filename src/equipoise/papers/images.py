@@ -55,17 +55,23 @@ def two_classes(
 
 
 def two_classes_in_words(
-    dataset: Dataset, per_class: int, *, side: int = 28, norm: float | Literal["sqrt_d"] = 1.0
+    dataset: Dataset,
+    per_class: int,
+    *,
+    side: int = 28,
+    norm: float | Literal["sqrt_d"] = 1.0,
+    seed: str = "the seed of the run",
+    test: bool = True,
 ) -> str:
-    """What `two_classes` takes and makes of it."""
+    """What `two_classes` takes and makes of it; without `test`, where the test samples are not used."""
     used, unseen = room(dataset, per_class)
     borrowed = [max(0, unseen - int(np.sum(dataset.y_test == c))) for c in (0, 1)]
     first, second = (
         f"{c}" if name == str(c) else f"{c} ({name})" for c, name in enumerate(dataset.classes[:2])
     )
-    words = f"classes {first} and {second}: {used} training and {unseen} test samples of each, "
-    words += "drawn by the seed of the run"
-    if any(borrowed):
+    counted = f"{used} training and {unseen} test" if test else f"{used} training"
+    words = f"classes {first} and {second}: {counted} samples of each, drawn by {seed}"
+    if test and any(borrowed):
         words += f", {borrowed[0]} and {borrowed[1]} test samples from the training part that is left"
     radius = "√d" if norm == "sqrt_d" else f"{norm:g}"
     return f"{words}; grey, {side} × {side} pixels, rows of norm {radius}, targets 0 and 1"

@@ -135,7 +135,8 @@ TAU = 0.05  # of the logistic loss
 def fig3(context: Context) -> Measured:
     n, steps = context.pick(tiny=20, small=50), context.pick(tiny=50, small=3000, medium=100_000)
     inputs = {"n": n, "steps": steps, "step": 1e-4, "tau": TAU}
-    record(context, n, y="y 0 or 1 with probability ½")
+    words = f"{n} samples x ~ N(0, I) in R^{M}, seed 0; y 0 or 1 with probability ½, seed 1"
+    context.drawn("synthetic-normal", words)
 
     def compute(progress: Progress) -> Measured:
         X, _ = gaussian(n)
@@ -225,7 +226,10 @@ def draw_theorem2(measured: Measured, page: Page) -> None:
 def theorem2(context: Context) -> Measured:
     n, steps = context.pick(tiny=20, small=100), context.pick(tiny=20, small=1000)
     inputs = {"n": n, "steps": steps}
-    record(context, n, y="y = x·w, w ~ N(0, I), or its sign")
+    words = (
+        f"{n} samples x ~ N(0, I) in R^{M}, seed 0; w ~ N(0, I), seed 2; y = x·w, or 1 where x·w > 0, else 0"
+    )
+    context.drawn("synthetic-normal", words)
 
     def compute(progress: Progress) -> Measured:
         X, _ = gaussian(n)

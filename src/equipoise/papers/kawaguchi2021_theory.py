@@ -38,11 +38,11 @@ def gaussian(n: int) -> tuple[Tensor, Tensor]:
     return _data("Gaussian", n)
 
 
-def record(context: Context, n: int, kind: str = "Gaussian", y: str = "y = −x + .1 N(0, I)") -> None:
+def record(context: Context, n: int, kind: str = "Gaussian") -> None:
     """What `_data` draws, for the record."""
     x = "N(0, I)" if kind == "Gaussian" else "uniform on [−1, 1]^10"
     name = "synthetic-negated" if kind == "Gaussian" else "synthetic-negated-uniform"
-    context.drawn(name, f"{n} samples in R^{M}, x {x}, {y}, seed 0")
+    context.drawn(name, f"{n} samples in R^{M}, x {x}, y = −x + .1 N(0, I), seed 0")
 
 
 def least(X: Tensor, y: Tensor) -> float:

@@ -56,7 +56,7 @@ def _source(context: Context, name: str, n: int, d: int) -> dict[str, Any]:
         words = f"{n} samples, x uniform on the sphere of radius √{d} in R^{d}, y ~ N(0, 1)"
         context.drawn(name, f"{words}, by the seed of the run")
         return {"n": n, "d": d, "name": name}
-    words = two_classes_in_words(context.load(name), n // 2, norm="sqrt_d")
+    words = two_classes_in_words(context.load(name), n // 2, norm="sqrt_d", test=False)
     return {"n": n, **context.source(name, words)}
 
 

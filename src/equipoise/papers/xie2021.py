@@ -157,7 +157,7 @@ def draw_theorem3(measured: Measured, page: Page) -> None:
 def sam(context: Context) -> Measured:
     counts = context.pick(tiny=[20, 100], small=[1, 5, 20, 100, 1000, 10_000, 30_000])
     context.drawn(
-        "synthetic-hyperplane", "aᵀz = 1 in R^10, a of norm 1 and the start drawn from N, seeds 3 and 4"
+        "synthetic-hyperplane", "aᵀz = 1 in R^10, a uniform of norm 1, seed 3; the start 3·N(0, I), seed 4"
     )
 
     def compute(progress: Progress) -> Measured:
