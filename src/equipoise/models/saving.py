@@ -24,6 +24,13 @@ class Saved(nn.Module):
         super().__init_subclass__(**kwargs)
         Saved.families[cls.__name__] = cls
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of any object: torch would keep a module or parameter aside, past the property of that name."""
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def config(self) -> dict[str, Any]:
         """The keywords that construct this model again, as JSON holds them."""
         raise NotImplementedError

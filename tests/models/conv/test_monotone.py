@@ -138,6 +138,28 @@ class TestConvMonotone(ImageContract):
         assert true <= rate < 1
         assert 1 - rate > 0.02 * (1 - true)  # not vacuous
 
+    def test_large_kernels_are_solved_as_near_as_the_dtype_tells_unless_more_is_asked_for(self):
+        model, x = self.build(norm=15.0, dtype=torch.float32), self.images(dtype=torch.float32)
+        assert model.step_size() < 0.005
+        z = model.equilibrium(x)
+        c = model.injection(x)[0]
+        assert ((torch.relu(model.weight(z) + c) - z).norm() / z.norm()).item() < 1e-2
+        with pytest.raises(ValueError, match="rtol must be at least"):
+            model.equilibrium(x, stop=eq.Stop(rtol=1e-4))
+
+    def test_unrolled_steps_are_judged_by_the_equation_not_by_the_short_step(self):
+        stop = eq.Stop(rtol=1e-4)
+        how = {"norm": 9.0, "margin": 0.05, "stop": stop, "on_failure": "accept"}
+        model, x = self.build(gradient=120, **how), self.images()
+        with torch.no_grad():
+            model.B.mul_(0.01)
+        z = model.equilibrium(x)
+        residual = torch.relu(model.weight(z) + model.injection(x)[0]) - z
+        share = residual.flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)
+        assert (stop.rtol < share).all()
+        assert (model.step_size() * share < stop.rtol).all()  # what the last step moves by
+        assert not model.last.forward.converged.any()
+
     def test_training_needs_no_projection(self):
         model, x = self.build(), self.images(12)
         y = torch.arange(12) % K

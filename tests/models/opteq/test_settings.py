@@ -6,7 +6,7 @@ import torch
 
 import equipoise as eq
 from equipoise.models.opteq import DeepOptEq, OptEq, from_feedforward, unit_layers
-from equipoise.models.properties import L1
+from equipoise.models.properties import L1, Property
 from equipoise.solve import half_squared_distance
 
 ONES = torch.ones(2, 4)
@@ -143,3 +143,39 @@ def test_a_property_is_solved_under_autocast_to_what_its_arithmetic_can_reach():
             model.equilibrium(ONES, stop=eq.Stop(rtol=0.07))
         z = model.equilibrium(ONES, stop=eq.Stop(rtol=0.2))
     assert (z - model.equilibrium(ONES)).norm() < 0.5 * model.equilibrium(ONES).norm()
+
+
+def test_a_property_may_be_a_module_and_no_other_module_is_one():
+    class Halving(torch.nn.Module, Property):
+        nonexpansive = True
+
+        def forward(self, z):
+            return z / 2
+
+        def config(self):
+            return {}
+
+    generator = lambda: torch.Generator().manual_seed(0)
+    for build in (
+        lambda **how: OptEq(4, 6, 9, generator=generator(), **how),
+        lambda **how: eq.ConvOptEq((1, 2, 2), 4, [5], generator=generator(), **how),
+    ):
+        x = ONES if build is not None and isinstance(build(), OptEq) else torch.ones(2, 1, 2, 2)
+        given, later = build(regulariser=Halving()), build()
+        plain = later.equilibrium(x)
+        later.regulariser = Halving()
+        assert isinstance(later.regulariser, Halving)
+        assert torch.equal(later.equilibrium(x), given.equilibrium(x))
+        assert not torch.allclose(later.equilibrium(x), plain)
+        with pytest.raises(TypeError, match="regulariser must be a property"):
+            later.regulariser = torch.nn.ReLU()
+        later.regulariser = L1(0.1)
+        assert later.regulariser == L1(0.1)
+
+
+def test_autocast_lowers_no_float64():
+    model = OptEq(4, 6, 9, alpha=0.5, regulariser=L1(1e-3), dtype=torch.float64)
+    x = ONES.double()
+    z = model.equilibrium(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model.equilibrium(x), z)

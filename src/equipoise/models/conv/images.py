@@ -93,6 +93,10 @@ class ImageModel(Saved, ABC):
         """To what tolerance `solved_cell` is."""
         return self.cell_stop(stop)
 
+    def stepped_stop(self, stop: Stop | None) -> Stop | None:
+        """By what tolerance the last of unrolled steps of f is judged."""
+        return stop
+
     def default_start(self, c: Sequence[Tensor]) -> State | None:
         """Where a solve begins unless `start` says it; None for zero, where an unrolled iteration begins."""
         return None
@@ -177,7 +181,7 @@ class ImageModel(Saved, ABC):
             self.solved_cell if solved else self.cell,
             solver=solver,
             gradient=gradient,
-            stop=self.solved_stop(stop) if solved else stop,
+            stop=self.solved_stop(stop) if solved else self.stepped_stop(stop),
             on_failure=self.on_failure,
             state=self.state,
         )

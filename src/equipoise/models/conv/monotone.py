@@ -7,6 +7,7 @@ sym(I − W) = μI + Aᵀ⋆A⋆ ⪰ μI: every image has one equilibrium, whate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ...differentiate import Implicit
 from ...solve import Anderson, Broyden, Stop
 from ...solve.failure import OnFailure, Policy
-from ..opteq.pieces import Gradients, tightened
+from ..opteq.pieces import Gradients, computed_in, tightened
 from .images import ImageModel, StoredSolvers
 from .parts import (
     Extractor,
@@ -32,6 +33,7 @@ from .parts import (
 )
 
 _POWER_STEPS = 10
+_COARSEST = 1e-2  # tolerance that is taken by default
 
 
 def _forward_backward(
@@ -60,10 +62,11 @@ class ConvMonotone(ImageModel):
         margin: μ > 0.
         kernel, reach: sizes of the kernels of A and B, and of U; odd.
         features, extractor: the channels and the strides of the 3×3 convolutions of g, as for `ConvOptEq`.
-        norm: ‖A‖ and ‖B − Bᵀ‖ at the start.
+        norm: about ‖A‖ and ‖B − Bᵀ‖ at the start.
         task, pool, normalise: as for `ConvOptEq`.
         solver, gradient, stop, on_failure: as for `Equilibrium`. By default Anderson with a memory of 5, then
-            Broyden on what it failed on.
+            Broyden on what it failed on. The default tolerance grows where α is so small that the dtype
+            cannot tell more: in float32 beyond ‖A‖ of about 10.
     """
 
     state: Image
@@ -179,8 +182,15 @@ class ConvMonotone(ImageModel):
 
     def cell_stop(self, stop: Stop | None) -> Stop:
         """The tolerance is for z ↦ relu(W⋆z + c), of whose step one here is a part α."""
-        alpha = self.step_size()
-        return tightened(stop or Stop(), alpha, min(1.0, alpha), self.A)
+        stop, alpha = stop or Stop(), min(1.0, self.step_size())
+        if stop.rtol is None:
+            reach = 1.01 * Stop.reach(computed_in(self.A)) / alpha
+            usual = stop.resolve(computed_in(self.A)).rtol
+            stop = replace(stop, rtol=reach) if usual is not None and usual < reach <= _COARSEST else stop
+        return tightened(stop, alpha, alpha, self.A)
+
+    def stepped_stop(self, stop: Stop | None) -> Stop:
+        return self.cell_stop(stop)
 
     def default_gradient(self, stop: Stop) -> Implicit:
         return Implicit(stop=self.cell_stop(stop))

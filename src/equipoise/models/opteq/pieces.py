@@ -55,6 +55,8 @@ def positive(name: str, value: Any) -> int:
 class Skip:
     """Layers with α ∈ (0, 1], the share of each in a step, the rest being z itself; and a property behind."""
 
+    _regulariser: Property | None
+
     @property
     def alpha(self) -> float:
         return self._alpha
@@ -74,7 +76,10 @@ class Skip:
 
     @regulariser.setter
     def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
-        self._regulariser = as_property(regulariser)
+        found = as_property(regulariser)
+        if hasattr(self, "_regulariser"):
+            del self._regulariser  # torch keeps a module in another place than what is none
+        self._regulariser = found
 
 
 def pace(alpha: float, layers: int) -> float:
@@ -89,7 +94,7 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
     """
     if pace == 1:
         return stop
-    dtype = _computed_in(weight)
+    dtype = computed_in(weight)
     asked, reach = stop.resolve(dtype), Stop.reach(dtype)
     assert asked.rtol is not None
     assert asked.atol is not None
@@ -101,10 +106,11 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
     return replace(asked, rtol=pace * asked.rtol, atol=pace * asked.atol)
 
 
-def _computed_in(weight: Tensor) -> torch.dtype:
-    """The dtype of products with `weight`: under autocast, the lower one."""
+def computed_in(weight: Tensor) -> torch.dtype:
+    """The dtype of products with `weight`: under autocast the lower one, but of float64."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    lowered = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if lowered else weight.dtype
 
 
 def as_gradient(gradient: Gradients | None) -> Gradient:
