@@ -177,6 +177,21 @@ def test_a_surface_in_space_has_its_axes_named():
     plots.to_svg(figure)
 
 
+def test_a_surface_has_no_cell_with_an_unknown_corner():
+    u = np.linspace(-1, 1, 6)
+    Z = np.add.outer(u**2, u**2) + 0.1
+    Z[2, 2] = np.nan
+    Z[4, :] = Z[:, 4] = np.nan
+    figure = plots.surface(u, u, Z)
+    figure.draw_without_rendering()
+    surface, dots = figure.axes[0].collections
+    assert [len(path.vertices) for path in surface.get_paths()] == [5] * 5  # closed; 4 of 3 × 3 have the hole
+    assert len(dots.get_offsets()) == 3 + 4 + 4 + 1  # beside the hole, and beyond the lines
+    u = np.linspace(-1, 1, 200)
+    figure = plots.surface(u, u, np.where(np.hypot(*np.meshgrid(u, u)) < 0.9, 1.0, np.nan))
+    assert len(figure.axes[0].collections) == 2  # a finer grid than is drawn
+
+
 def test_long_names_are_cut():
     assert shorten("abcdef", 4) == "abc…"
     assert shorten("abcd", 4) == "abcd"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise, product
 from typing import Any
 
 import matplotlib
@@ -11,6 +12,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator
+from mpl_toolkits.mplot3d.art3d import Poly3DCollection  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike
 
 from .curves import draw
@@ -166,10 +168,15 @@ def surface(
     shown = np.ma.log10(Z) if log else Z
     A, B = np.meshgrid(a, b)
     if shown.count():
-        how: dict[str, Any] = {"cmap": colours(theme), "vmin": float(shown.min()), "vmax": float(shown.max())}
-        how |= {"edgecolor": theme.ink}
-        ax.plot_surface(A, B, shown.filled(np.nan), linewidth=0.15, rcount=80, ccount=80, **how)
-        alone = _alone(~np.ma.getmaskarray(shown))
+        norm = Normalize(float(shown.min()), float(shown.max()))
+        how: dict[str, Any] = {"cmap": colours(theme), "norm": norm, "edgecolor": theme.ink}
+        points = np.stack([A, B, shown.filled(np.nan)], axis=2)
+        patches, alone = _patches(points)
+        if len(patches):
+            faces = Poly3DCollection(patches, linewidth=0.15, **how)
+            faces.set_array(patches[:, :, 2].mean(axis=1))
+            ax.add_collection3d(faces)
+        ax.auto_scale_xyz(*points[~np.ma.getmaskarray(shown)].T)
         ax.scatter(A[alone], B[alone], shown[alone], c=shown[alone], depthshade=False, **how)
     hidden = np.ma.getmaskarray(shown)
     if masked and hidden.any():
@@ -203,6 +210,21 @@ def _alone(known: np.ndarray) -> np.ndarray:
     cells = known[:-1, :-1] & known[1:, :-1] & known[:-1, 1:] & known[1:, 1:]
     padded = np.pad(cells, 1)
     return known & ~(padded[:-1, :-1] | padded[1:, :-1] | padded[:-1, 1:] | padded[1:, 1:])
+
+
+def _patches(points: np.ndarray, most: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    """Quadrilaterals (P, 4, 3) over a grid of points (R, C, 3), none over an unknown one, and which known
+    points are in none; of a finer grid about `most` a side."""
+    known = np.isfinite(points).all(axis=2)
+    rows, columns = (
+        np.unique(np.linspace(0, n - 1, min(n, most + 1)).round().astype(int)) for n in known.shape
+    )
+    patches, alone = [], known.copy()
+    for (i, j), (k, l) in product(pairwise(rows), pairwise(columns)):
+        if known[i : j + 1, k : l + 1].all():
+            patches.append(points[[i, i, j, j], [k, l, l, k]])
+            alone[i : j + 1, k : l + 1] = False
+    return np.array(patches), alone
 
 
 def _known(values: ArrayLike, log: bool) -> np.ma.MaskedArray:
