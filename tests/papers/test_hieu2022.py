@@ -215,6 +215,8 @@ def test_the_paths_of_ten_classes_are_told_apart():
     moment |= dict.fromkeys(keys, 1.0)
     page = Figures()
     run = {"moments": [moment], "labels": list(range(10)), "loss": [1.0], "accuracy": 0.5}
+    moment["paths"].append([[None, None], [None, None]])  # of class 0 too, and not finite
+    run["labels"].append(0)
     training.draw_training({"data": "d", "runs": [run]}, page)
     lines = [line for line in page.figures["paths"].axes[0].get_lines() if len(line.get_xdata()) == 2]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 10

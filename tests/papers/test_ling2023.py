@@ -97,6 +97,9 @@ def test_the_theorems_on_width_are_judged_by_their_fits():
     assert verdicts("theorem4", study(decay=0.81)) == [DIFFERS]
     assert verdicts("theorem5", study()) == [AGREE, AGREE]
     assert verdicts("theorem5", study(slope=-0.37)) == [DIFFERS, AGREE]
+    assert verdicts("theorem2", study(scale="tiny")) == [OPEN]  # three draws do not tell a probability
+    assert verdicts("theorem4", study(scale="tiny")) == [AGREE]
+    assert verdicts("theorem5", study(scale="tiny")) == [OPEN, OPEN]
     flat = [[[1.0, 0.5, 0.49, 0.48]] * 2] * 2  # .96 where .8² = .64 is promised
     assert verdicts("theorem5", study(layer_errors=flat)) == [AGREE, DIFFERS]
 
@@ -126,7 +129,14 @@ def test_a_lost_run_is_a_word_and_a_curve_ends_at_the_number_of_the_table(tmp_pa
     columns, rows = page.tables[0]["columns"], page.tables[0]["rows"]
     ends = [line.get_ydata()[-1] for line in kept["curves"].axes[0].get_lines()]
     assert [f"{v:.4g}" for v in ends] == [row[columns.index("loss / N, one η for all")] for row in rows]
-    assert [row[columns.index("± sd of it")] for row in rows] == ["0.1414", "0.2828", "0.07071"]
+    deviations = [row[columns.index("± sd, one η for all")] for row in rows]
+    assert deviations == ["0.1414", "0.2828", "0.07071"]
+    gone, page = fig1(seeds, seeds, stopped="step 1"), Page(tmp_path)
+    draw_fig1(gone, page)
+    lost = [dict(zip(page.tables[0]["columns"], row, strict=True)) for row in page.tables[0]["rows"]]
+    assert [row["seeds"] for row in lost] == ["2"] * 3
+    assert [row["lost, one η for all"] for row in lost][-1] == "2"
+    assert [row["lost, η ∝ 1/m"] for row in lost][-1] == "2"
     found = catalogue.experiment("ling2023.fig1").judge(fig1(seeds, seeds, stopped="step 1"))
     assert "m = 20: lost" in found[0].measured
     assert not any("inf" in j.measured for j in found)

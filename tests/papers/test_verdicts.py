@@ -7,7 +7,6 @@ import pytest
 
 from equipoise.papers import catalogue
 from equipoise.papers.experiments import Result, plain
-from equipoise.papers.gallery import headline
 from equipoise.papers.hieu2022_multiscale import minima
 from equipoise.papers.verdicts import (
     BELOW,
@@ -28,7 +27,7 @@ def test_a_verdict_is_that_of_its_judgements():
     differs = judged("c", False, paper="p", measured="m", tolerance="t")
     untried = impossible("c", paper="p", reason="no data")
     undecided = judged("c", None, paper="p", measured="m", tolerance="t", reason="One seed.")
-    of = lambda *js, error="": headline(Result("gao2022.x", "t", "c", {}, js, [], [], [], {}, [], 0.0, error))
+    of = lambda *js, error="": Result("gao2022.x", "t", "c", {}, js, [], [], [], {}, [], 0.0, error).verdict
     assert of(agree, untried) == "agree"
     assert of(agree, undecided) == of(undecided, agree, untried) == "not reproducible here"
     assert of(agree, differs, untried) == of(agree, undecided, differs) == "differs"

@@ -32,7 +32,7 @@ from ..runs.directory import locked
 from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .page import Page
-from .verdicts import Judgement, judged, overall
+from .verdicts import Judgement, overall
 
 Scale = Literal["tiny", "small", "medium", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
@@ -118,10 +118,8 @@ def register(
 def _told(found: Judgement, scale: str, least: str) -> Judgement:
     """Undecided below the scale `least`; a difference for which none is known says so."""
     if SCALES.index(scale) < SCALES.index(least) and found.verdict in ("agree", "differs"):
-        shown = {k: v for k, v in asdict(found).items() if k not in ("verdict", "reason")}
-        return judged(
-            **shown, holds=None, reason=f"Runs of the scale {scale} are too short or small to tell."
-        )
+        reason = f"undecided: runs of the scale {scale} are too short or small to tell"
+        return replace(found, verdict="not reproducible here", reason=reason)
     unexplained = found.verdict == "differs" and not found.reason
     return replace(found, reason="measured, and not explained") if unexplained else found
 

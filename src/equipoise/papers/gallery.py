@@ -19,7 +19,7 @@ from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .experiments import SCALES, Result
 from .page import markdown
-from .verdicts import Judgement, overall
+from .verdicts import Judgement
 
 TITLE = "Five papers, reproduced"  # by which a gallery is known again
 LARGEST_SVG = 250_000  # bytes; a larger drawing is shown as PNG
@@ -35,8 +35,8 @@ def duration(seconds: float) -> str:
 
 
 def headline(result: Result) -> str:
-    """What an experiment came to, in a word: failed, or the verdict of its claims taken together."""
-    return "failed" if result.error else overall(result.judgements)
+    """What an experiment came to, in a word."""
+    return result.verdict
 
 
 def counts(judgements: Iterable[Judgement]) -> str:
@@ -119,7 +119,7 @@ def summary(results: Sequence[Result]) -> str:
     """The gallery in Markdown: every claim with its numbers."""
     lines = [f"# {TITLE}", ""]
     rows = [
-        [r.key, r.title, headline(r), counts(r.judgements), r.settings["scale"], duration(r.seconds)]
+        [r.key, r.title, r.verdict, counts(r.judgements), r.settings["scale"], duration(r.seconds)]
         for r in results
     ]
     lines.append(markdown(["experiment", "what", "verdict", "claims", "scale", "time"], rows))
@@ -168,7 +168,6 @@ def _render(results: Sequence[Result], out: Path, title: str, gallery: bool) -> 
         total=processor_time(results, out),
         time=duration,
         counts=counts,
-        headline=headline,
         claims=[j for r in results for j in r.judgements],
         said=said,
         run_with=run_with,

@@ -331,8 +331,8 @@ def draw_training(measured: Measured, page: Page) -> None:
     shown = [m for m in run["moments"] if "paths" in m]
     figure, axes = new_figure(1, len(shown), width=3.8, height=3.6)
     for ax, moment in zip(axes[0], shown, strict=True):
-        for kind, path in sorted(zip(run["labels"], moment["paths"], strict=False)):
-            line, colour = np.array(path), LIGHT.colour(kind)
+        for kind, path in sorted(zip(run["labels"], moment["paths"], strict=False), key=lambda pair: pair[0]):
+            line, colour = np.array(path, dtype=float), LIGHT.colour(kind)
             ax.plot(line[:, 0], line[:, 1], linewidth=0.6, alpha=0.35, color=colour)
             mark = {"marker": MARKERS[kind % len(MARKERS)], "markersize": 5, "linestyle": "none"}
             ax.plot(*line[-1], color=colour, alpha=0.85, label=str(kind), **mark)

@@ -79,6 +79,7 @@ def draw_theorem2(measured: Measured, page: Page) -> None:
     "λ₀ = λ_min(ZZᵀ) is at least mλ*/2 with high probability once the network is wide.",
     judge=judge_theorem2,
     draw=draw_theorem2,
+    least="small",
 )
 def theorem2(context: Context) -> Measured:
     return _study(context)
@@ -105,7 +106,7 @@ def draw_theorem4(measured: Measured, page: Page) -> None:
         draw_band(axes[0, 0], some, f"m = {m}", x=layers, at=at, log=True)
     edge = 2 * math.sqrt(2 * S2)
     bound = gaps.mean(axis=(0, 1))[0] * edge ** (layers - 1)
-    draw(axes[0, 0], (layers, bound), f"{edge:.3g}ˡ, of the theorem", at=len(gaps))
+    draw(axes[0, 0], (layers, bound), f"∝ {edge:.3g}ˡ, of the theorem", at=len(gaps))
     finish(figure, axes[0, 0], x="layer l", y="‖G − G⁽ˡ⁾‖ / m", log_y=True)
     scale_axis(axes[0, 0], "x", log=False, integers=True)
     page.figure(
@@ -184,6 +185,7 @@ def draw_theorem5(measured: Measured, page: Page) -> None:
     "‖G^(l)/m − K^(l)‖_F is at most n(2√2σ_w)^l for wide networks.",
     judge=judge_theorem5,
     draw=draw_theorem5,
+    least="small",
 )
 def theorem5(context: Context) -> Measured:
     return _study(context)

@@ -41,7 +41,7 @@ from .experiments import (
     plain,
     select,
 )
-from .gallery import check_place, headline, read_result, write_gallery, write_page
+from .gallery import check_place, read_result, write_gallery, write_page
 from .page import Page
 from .verdicts import Judgement
 
@@ -111,7 +111,7 @@ def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher |
         shutil.rmtree(new, ignore_errors=True)
     if not result.error:
         (directory / "error.txt").unlink(missing_ok=True)
-    content = {**asdict(stored), "verdict": headline(stored)}
+    content = {**asdict(stored), "verdict": stored.verdict}
     text = json.dumps(plain(content), ensure_ascii=False, indent=1)
     write_atomically(directory / "result.json", text.encode())
     return result
