@@ -112,7 +112,7 @@ def explain(error: BaseException) -> Failure:
         )
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        advice = "Make room on the disk, then go on with --resume." if full else ""
+        advice = "Make room on the disk; a run that was begun goes on by fit --resume." if full else ""
         where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
         return Failure("The disk is full" if full else "A file cannot be used", where, advice)
     if isinstance(error, ImportError):

@@ -145,6 +145,15 @@ def test_a_property_is_solved_under_autocast_to_what_its_arithmetic_can_reach():
     assert (z - model.equilibrium(ONES)).norm() < 0.5 * model.equilibrium(ONES).norm()
 
 
+def test_a_regulariser_of_another_size_is_refused_by_networks_of_images():
+    how = {"gradient": 3, "on_failure": "accept"}
+    sam = lambda n: eq.SAM(half_squared_distance(torch.ones(n)))
+    build = lambda n: eq.ConvOptEq((1, 2, 2), 4, [5], solver=sam(n), **how)
+    with pytest.raises(ValueError, match="of SAM must take states of 16 entries"):
+        build(5)(torch.ones(2, 1, 2, 2))
+    assert build(16)(torch.ones(2, 1, 2, 2)).isfinite().all()
+
+
 def test_a_property_may_be_a_module_and_no_other_module_is_one():
     class Halving(torch.nn.Module, Property):
         nonexpansive = True
@@ -160,7 +169,7 @@ def test_a_property_may_be_a_module_and_no_other_module_is_one():
         lambda **how: OptEq(4, 6, 9, generator=generator(), **how),
         lambda **how: eq.ConvOptEq((1, 2, 2), 4, [5], generator=generator(), **how),
     ):
-        x = ONES if build is not None and isinstance(build(), OptEq) else torch.ones(2, 1, 2, 2)
+        x = ONES if isinstance(build(), OptEq) else torch.ones(2, 1, 2, 2)
         given, later = build(regulariser=Halving()), build()
         plain = later.equilibrium(x)
         later.regulariser = Halving()

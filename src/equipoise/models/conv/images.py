@@ -5,6 +5,7 @@ Images are (N, C, H, W). What f needs of the image is computed once, before the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from ...solve.solution import State
 from ..adjoint import linear_stop
 from ..baselines import Repeat
 from ..equilibrium import Equilibrium
-from ..opteq.pieces import Gradients, as_gradient, trained_by
+from ..opteq.pieces import Gradients, as_gradient, check_sam, trained_by
 from ..properties import as_sam, as_stop, method_config, selects
 from ..saving import Saved
 from .parts import Image, checked_image, images_of, positive
@@ -175,6 +176,8 @@ class ImageModel(Saved, ABC):
 
     def _layer(self, x: Tensor, stop: Stop | None, solver: Solvers | None, named: bool) -> Equilibrium:
         stop, solver = stop or self.stop, solver or self.solver
+        if selects(solver) and isinstance(self.state[0], int):  # SAM sees flat rows
+            check_sam(solver, x.new_zeros(1, math.prod(self.state)))  # type: ignore[arg-type]
         gradient = self._gradient(x, stop, solver, named)
         solved = isinstance(gradient, SolvedGradient) and not selects(solver)  # else each step of f counts
         return Equilibrium(
