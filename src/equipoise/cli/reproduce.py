@@ -69,7 +69,7 @@ def reproduce(
     What was computed before, under the same settings, is not computed again: an interrupted run goes on.
     """
     from ..papers import catalogue
-    from ..papers.gallery import check_place, headline
+    from ..papers.gallery import check_place
 
     output = Output(quiet, json)
     named = [name for name in what if name != "list"]
@@ -97,7 +97,7 @@ def reproduce(
     output.say(f"\nThe gallery: {out / 'index.html'}")
     output.result(
         [
-            {"key": r.key, "verdict": headline(r), "seconds": r.seconds, "error": r.error}
+            {"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error}
             | {"warnings": list(r.warnings)}
             for r in results
         ]
@@ -169,9 +169,9 @@ class _Bar:
         from rich.text import Text
 
         from ..data.errors import DataWarning
-        from ..papers.gallery import counts, headline
+        from ..papers.gallery import counts
 
-        verdict = headline(result)
+        verdict = result.verdict
         colour = {"agree": "green", "differs": "yellow", "failed": "red"}.get(verdict, "dim")
         line = Text.assemble(
             (f"{verdict:<22}", colour),

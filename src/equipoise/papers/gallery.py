@@ -34,11 +34,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def headline(result: Result) -> str:
-    """What an experiment came to, in a word."""
-    return result.verdict
-
-
 def counts(judgements: Iterable[Judgement]) -> str:
     """How many claims agree, differ, are undecided, and cannot be tried."""
     words = {"agree": "agree", "differs": "differ"}
