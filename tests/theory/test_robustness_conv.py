@@ -2,7 +2,6 @@
 
 import copy
 import math
-from fractions import Fraction
 
 import pytest
 import torch
@@ -10,47 +9,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import equipoise as eq
-from equipoise.models.conv import OptEqSegmenter
-from equipoise.models.properties import L1, GradientStep
+from conv_networks import CASES, IMAGE, TIGHT, build, drawn
+from equipoise.models.properties import GradientStep
 from equipoise.solve import inverse_norm
 from equipoise.theory import certified_radius, lipschitz_bound, pairwise_lipschitz
 from equipoise.theory.conv_robustness import (
-    ConvHead,
     ConvNetwork,
-    _conv_rounding,
-    _means,
-    _means_norm,
-    _resize_norm,
 )
-from equipoise.theory.robustness import _network
+from equipoise.theory.lipschitz import bounds_of
 
-conv_error = eq.equilibrium_error
-TIGHT = eq.Stop(rtol=1e-12, max_steps=5000)
-IMAGE = (2, 5, 6)
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def build(hidden=(4, 5), outputs=3, inputs=IMAGE, seed=0, **options):
-    made = {"dtype": torch.float64, "normalise": False, "features": 4, "pool": 2, "norm": 0.8} | options
-    model = eq.ConvOptEq(inputs, 3, hidden, outputs, generator=torch.Generator().manual_seed(seed), **made)
-    with torch.no_grad():
-        for i, (name, p) in enumerate(model.named_parameters()):
-            if name.endswith((".b", ".bias")):
-                p.copy_(0.2 * drawn(*p.shape, seed=100 + i))
-    return model
-
-
-CASES = {
-    "two layers": {},
-    "one, with a skip": {"hidden": (4,), "alpha": 0.3},
-    "two, with a skip": {"alpha": 0.4, "activation": "tanh"},
-    "normalised": {"normalise": True},
-    "strided": {"strides": (2, 1), "extractor": (2, 1), "reach": 3, "pool": 3},
-    "sparse": {"regulariser": L1(0.01), "hidden": (4,)},
-}
 # How far above the steepest slope that 4 images show the bound may stand.
 LOOSE = {"normalised": 4000}  # by 1/√ε = 316: of images whose means are all equal
 
@@ -234,7 +201,7 @@ def test_what_decides_moves_by_less_than_its_bounds(outputs, weight):
     model, X = linear(1, outputs=outputs, normalise=True, pool=4), drawn(12, 1, 4, 4, seed=5)
     with torch.no_grad():
         model.head.linear.weight.mul_(weight)
-    network = _network(model)
+    network = bounds_of(model)
     bounds = network.score_bounds()
     here, error, scale = network.scores(X)
     assert error < 1e-7
@@ -252,7 +219,7 @@ def test_what_decides_moves_by_less_than_its_bounds(outputs, weight):
 @pytest.mark.parametrize("normalise", [False, True])
 def test_equilibria_that_are_far_off_are_charged_for(normalise, monkeypatch):
     model, X = build(normalise=normalise), drawn(8, *IMAGE, seed=5)
-    network, near = _network(model), certified_radius(model, X)
+    network, near = bounds_of(model), certified_radius(model, X)
     truth = network.scores(X)[0]
     monkeypatch.setattr("equipoise.theory.conv_robustness._tight", lambda _: eq.Stop(rtol=0.05))
     found, error, _ = network.scores(X)
@@ -272,7 +239,7 @@ def test_labels_and_what_is_not_proved():
         for layer in model.layers:
             layer.W.mul_(2)
     assert lipschitz_bound(model) == math.inf
-    assert conv_error(model, X, drawn(6, *model.state)) == math.inf
+    assert eq.equilibrium_error(model, X, drawn(6, *model.state)) == math.inf
     found = certified_radius(model, X)
     assert not found.certified.any()
     assert "uniqueness of the equilibrium is not proved" in found.uncertified[0]
@@ -300,120 +267,3 @@ def test_what_is_said_is_of_equilibria(options):
     assert lipschitz_bound(build(**options)) == lipschitz_bound(build())
     returned = build(**options)(X).detach()
     assert not torch.allclose(returned, build()(X).detach(), rtol=1e-3)
-
-
-# -- the error of equilibria ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", [*CASES, "a small step"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_error_of_equilibria_is_never_above_its_bound(case, dtype):
-    model = build(**CASES.get(case, {"alpha": 0.01})).to(dtype)
-    exact = copy.deepcopy(model).double()
-    X = drawn(5, *IMAGE, seed=2).to(dtype)
-    rtol = 1e-13 if model.regulariser is None else 1e-12
-    truth = exact.solve(X.double(), stop=eq.Stop(rtol=rtol, max_steps=20000)).raise_if_failed().value
-    q = exact.wellposed().contraction
-    for size in (1.0, 1e-3, 1e-7, 1e-10):
-        Z = (truth + size * drawn(*truth.shape, seed=6)).to(dtype)
-        off = float((Z.double() - truth).norm())
-        assert off * (1 - 1e-9) - 1e-11 <= conv_error(model, X, Z) <= (1 + q) / (1 - q) * off * 1.001 + 1e-9
-    assert float((truth - exact.solve(X.double()).value).norm()) <= conv_error(
-        model, X, exact.solve(X.double()).value
-    )
-    assert conv_error(model, X, truth) < 1e-9 * float(truth.norm())
-    assert conv_error(model, X, torch.full_like(truth, math.nan)) == math.inf
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_the_rounding_of_a_convolution_is_bounded(stride):
-    """Against exact rational arithmetic; with cancellation, where the rounding is large beside the result."""
-    K, x = drawn(2, 2, 3, 3), drawn(1, 2, 5, 4, seed=1)
-    x[0, 1] = x[0, 0] * (1 + 2.0**-40)
-    K[:, 1] = -K[:, 0]
-    computed = F.conv2d(x, K, stride=stride, padding=1)
-    padded = F.pad(x, (1, 1, 1, 1))[0].tolist()
-    error = Fraction(0)
-    for o in range(2):
-        for i in range(computed.shape[2]):
-            for j in range(computed.shape[3]):
-                exact = sum(
-                    Fraction(K[o, c, a, b].item()) * Fraction(padded[c][i * stride + a][j * stride + b])
-                    for c in range(2)
-                    for a in range(3)
-                    for b in range(3)
-                )
-                error += (exact - Fraction(computed[0, o, i, j].item())) ** 2
-    assert 0 < float(error) ** 0.5 <= _conv_rounding(K, x).hi < 1e-12
-
-
-def test_means_and_resizing_have_the_norms_of_their_matrices():
-    for size, grid in ((7, 3), (8, 4), (5, 5), (6, 1)):
-        P = _means(size, grid)
-        image = drawn(1, 1, size, size)
-        torch.testing.assert_close(P @ image @ P.T, F.adaptive_avg_pool2d(image, grid))
-        truth = float(torch.linalg.matrix_norm(P, ord=2))
-        assert truth * (1 - 1e-14) <= _means_norm(P).hi <= truth * (1 + 1e-12)
-    for before, after in ((3, 5), (5, 3), (4, 8), (4, 4)):
-        eye = torch.eye(before**2, dtype=torch.float64).reshape(-1, 1, before, before)
-        R = F.interpolate(eye, (after, after), mode="bilinear", align_corners=False).flatten(1)
-        truth = float(torch.linalg.matrix_norm(R, ord=2))
-        bound = (_resize_norm(before, after) ** 2).hi
-        assert truth * (1 - 1e-14) <= bound <= truth * (1 + 1e-10)
-    model = build(pool=3)
-    z = drawn(2, *model.state)
-    torch.testing.assert_close(z.flatten(1) @ ConvHead(model).A.T + model.head.linear.bias, model.head(z))
-
-
-# -- refusals ------------------------------------------------------------------------------------------------
-
-
-def test_what_is_not_known_is_refused_by_name():
-    X = drawn(3, *IMAGE)
-    with pytest.raises(ValueError, match="local=True is known of affine families"):
-        certified_radius(build(), X, local=True)
-    for wrong in (X[..., 1:], X[0], X.flatten(1)):
-        with pytest.raises(ValueError, match=r"x must be \(N, 2, 5, 6\)"):
-            certified_radius(build(), wrong)
-    with pytest.raises(TypeError, match="x must be a tensor of images"):
-        certified_radius(build(), X.tolist())
-    with pytest.raises(ValueError, match=r"must be torch\.float64"):
-        certified_radius(build(), X.to(torch.complex128))
-    with pytest.raises(ValueError, match="at least one image"):
-        certified_radius(build(), X[:0])
-    with pytest.raises(ValueError, match=r"Z must be \(3, 3, 5, 6\), a state an image\. Got \(3, 90\)"):
-        conv_error(build(), X, drawn(3, 90))
-    with pytest.raises(ValueError, match="the one class of an image"):
-        certified_radius(build(task="segmentation"), X)
-    with pytest.raises(ValueError, match=r"Got BatchNorm2d as extractor\.1 instead"):
-        lipschitz_bound(OptEqSegmenter(IMAGE, 3, (4,), 2))
-    with pytest.raises(TypeError, match=r"the affine families, OptEq and ConvOptEq\. Got ResidualConv"):
-        lipschitz_bound(eq.ResidualConv(IMAGE, 8))
-
-    class Other(eq.ConvOptEq):
-        pass
-
-    other = build()
-    other.__class__ = Other
-    assert lipschitz_bound(other) == math.inf
-    assert "Other may compute otherwise" in certified_radius(other, X).uncertified[0]
-
-
-def test_a_part_that_was_exchanged_is_refused_by_name():
-    reflecting, normed, hooked, pixels, pruned = (
-        build(task=t) for t in ["classification"] * 3 + ["segmentation"] * 2
-    )
-    reflecting.extractor[0].padding_mode = "reflect"
-    with pytest.raises(ValueError, match=r"padding_mode='reflect' as extractor\.0"):
-        lipschitz_bound(reflecting)
-    normed.extractor.append(nn.GroupNorm(2, 4).double())
-    with pytest.raises(ValueError, match=r"GroupNorm as extractor\.2"):
-        conv_error(normed, drawn(1, *IMAGE), drawn(1, *normed.state))
-    hooked.head.register_forward_hook(lambda *_: None)
-    assert lipschitz_bound(hooked) == math.inf
-    pixels.head.conv = nn.Conv2d(3, 3, 3, padding=1).double()
-    with pytest.raises(ValueError, match=r"a kernel of size \(3, 3\) as head\.conv"):
-        lipschitz_bound(pixels)
-    nn.utils.parametrizations.spectral_norm(pruned.layers[0], "W")
-    with pytest.raises(ValueError, match=r"ParametrizedConvLayer as layers\.0"):
-        lipschitz_bound(pruned)
