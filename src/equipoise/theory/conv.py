@@ -142,7 +142,7 @@ def _obstacle(model: ConvOptEq | ConvMonotone, X: Tensor) -> str:
     for name, norm in _batch_norms(model).items():
         if norm.running_var is not None and bool((norm.running_var < 0).any()):
             return f"{name}.running_var must be ≥ 0, as variances are, and holds {norm.running_var.min():g}."
-    expansive = isinstance(model, ConvOptEq) and model.regulariser and not model.regulariser.nonexpansive
-    if isinstance(model, ConvOptEq) and expansive:
-        return f"{model.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
+    R = model.regulariser if isinstance(model, ConvOptEq) else None
+    if R is not None and not R.nonexpansive:
+        return f"{R} is not known to be nonexpansive: R is not convex, or the step too long."
     return not_finite(model, X)
