@@ -8,6 +8,7 @@ from sys import float_info
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..linalg import Interval
 from .certificate import EXACT_GRADIENTS, Certificate, Kind
@@ -18,6 +19,8 @@ HALF_SQUARE = "the loss is ½‖ŷ − y‖² summed over the samples"
 FULL_BATCH = "every parameter moves by full-batch gradient steps of one step size"
 FULL_FLOW = "every parameter follows the gradient flow of the full batch"
 KINKS = "the flow meets the kinks of relu at a null set of times, so that the chain rule holds along it"
+
+FEATURES = "the features φ(X) are those computed in float64, and stay what they are"
 
 SAME = {"printed": "the conditions are the same"}  # where printed=True finds no difference
 
@@ -35,6 +38,17 @@ def obstacle_of(instance: Instance, family: type, scalar: bool = True) -> str:
             f"'safeguarded' allow any number."
         )
     return instance.obstacle
+
+
+def trained_features(model: object) -> str:
+    """Why no theorem speaks of a feature map that training would change; empty if there is none."""
+    features = getattr(model, "feature_map", None)
+    if not isinstance(features, nn.Module) or not any(p.requires_grad for p in features.parameters()):
+        return ""
+    return (
+        "the theorem is about features that are not trained. Got a feature_map with trained parameters "
+        "instead: feature_map.requires_grad_(False) freezes it."
+    )
 
 
 def well_posed(claims: Claims, instance: Instance) -> bool:

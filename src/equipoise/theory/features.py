@@ -14,7 +14,7 @@ from ..models.linear import LinearEquilibrium
 from ..solve import Stop
 from .certificate import EXACT_GRADIENTS, FLOAT64_TIER
 from .claim import Claim, Claims
-from .common import HALF_SQUARE
+from .common import FEATURES, HALF_SQUARE
 from .enclosure import product_rounding
 from .instance import Instance
 
@@ -168,11 +168,12 @@ def training_frame(theorem: Any, instance: Instance, *hypotheses: str) -> dict[s
             f"predictions use Za alone"
         )
     gap = ("the promise is on the gap to the least loss",) if _projects(instance, theorem.slack) else ()
+    mapped = (FEATURES,) if getattr(instance.model, "feature_map", None) is not None else ()
     steps = "readout and hidden layer move by full-batch steps of their own, both taken at the old point"
     return {
         "theorem": theorem.name,
         "kind": "descent",
-        "hypotheses": (loss, *gap, *(hypotheses or (steps, EXACT_GRADIENTS)), FLOAT64_TIER),
+        "hypotheses": (loss, *gap, *mapped, *(hypotheses or (steps, EXACT_GRADIENTS)), FLOAT64_TIER),
         "loss": "square" if linear else "half_square",
         "options": {k: v for k, v in vars(theorem).items() if v is not None},
         "fingerprint": instance.fingerprint,

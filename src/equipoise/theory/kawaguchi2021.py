@@ -21,7 +21,7 @@ from ..linalg import Interval
 from ..models.linear import LinearEquilibrium
 from .certificate import EXACT_GRADIENTS, Certificate
 from .claim import Claims
-from .common import FULL_FLOW, obstacle_of, well_posed
+from .common import FEATURES, FULL_FLOW, obstacle_of, trained_features, well_posed
 from .instance import Instance
 
 LOSSES = ("square", "logistic")
@@ -85,7 +85,7 @@ class Theorem1:
         model = instance.model
         assert isinstance(model, LinearEquilibrium)
         if model.feature_map is not None:
-            hypotheses.append("the features φ(X) are those computed in float64")
+            hypotheses.append(FEATURES)
         gamma, Phi = Interval(float(model.gamma)), instance.enclosure.injection
         claims = Claims()
         well_posed(claims, instance)
@@ -147,12 +147,8 @@ class Theorem1:
 
     def _obstacle(self, instance: Instance) -> str:
         model, y = instance.original, instance.y
-        features = getattr(model, "feature_map", None)
-        if isinstance(features, torch.nn.Module) and any(p.requires_grad for p in features.parameters()):
-            return (
-                "the theorem is about features that are not trained. Got a feature_map with trained "
-                "parameters instead: feature_map.requires_grad_(False) freezes it."
-            )
+        if trained := trained_features(model):
+            return trained
         assert y is not None
         if self.loss == "logistic" and not bool((right := (y == 0) | (y == 1)).all()):
             row, column = torch.nonzero(~right)[0].tolist()

@@ -22,7 +22,7 @@ from typing import ClassVar
 from ..linalg import Interval
 from .certificate import Certificate
 from .claim import Claims
-from .common import well_posed
+from .common import trained_features, well_posed
 from .features import (
     Start,
     check_options,
@@ -70,8 +70,8 @@ class Safeguarded:
 
     def prove(self, instance: Instance) -> Certificate:
         frame = training_frame(self, instance, ACCEPTED)
-        if instance.obstacle:
-            return Certificate(claims=(), obstacle=instance.obstacle, **frame)
+        if obstacle := trained_features(instance.original) or instance.obstacle:
+            return Certificate(claims=(), obstacle=obstacle, **frame)
         claims = Claims()
         if not well_posed(claims, instance):
             return Certificate(claims=tuple(claims.items), **frame)

@@ -25,7 +25,7 @@ import numpy as np
 from ..linalg import Interval
 from .certificate import Certificate
 from .claim import Claims
-from .common import relative_movement, well_posed
+from .common import relative_movement, trained_features, well_posed
 from .features import (
     Start,
     check_options,
@@ -76,8 +76,8 @@ class TwoTimescale:
 
     def prove(self, instance: Instance) -> Certificate:
         frame = training_frame(self, instance)
-        if instance.obstacle:
-            return Certificate(claims=(), obstacle=instance.obstacle, **frame)
+        if obstacle := trained_features(instance.original) or instance.obstacle:
+            return Certificate(claims=(), obstacle=obstacle, **frame)
         claims = Claims()
         if not well_posed(claims, instance):
             return Certificate(claims=tuple(claims.items), **frame)

@@ -18,6 +18,7 @@ from ..models.linear import LinearEquilibrium
 from ..solve import AffineMap, EquilibriumError, Stop, extrapolate
 from ..solve.driver import Precision
 from ..theory import Certificate, fingerprint
+from ..theory.common import trained_features
 from .readout import Readout
 
 
@@ -144,6 +145,8 @@ def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, 
         )
     now = fingerprint(model, X, y)
     differ = [name for name in now if certificate.fingerprint.get(name) != now[name]]
+    if trained := trained_features(model):
+        raise ValueError(trained)
     if differ:
         raise ValueError(
             f"the certificate is about other {' and '.join(differ)}: certify this model on these data."

@@ -92,7 +92,9 @@ class Run:
         known = certificate.constants
         self.model, self.X, self.y = instance.model, instance.X, instance.y
         self.dtype = model.readout_weight.dtype
-        self.hidden = {n: p for n, p in self.model.named_parameters() if n != self.model.readout_name}
+        fixed = (self.model.readout_name, "feature_map")  # the first has a step of its own
+        named = self.model.named_parameters()
+        self.hidden = {n: p for n, p in named if n.partition(".")[0] not in fixed}
         self.start = {n: p.clone() for n, p in self.model.named_parameters()}
         reachable = reachable_targets(instance, known["slack"])
         self.least, self.target_error = reachable.least, reachable.error
