@@ -336,3 +336,34 @@ def test_two_modes_of_one_name_keep_apart():
     layer = Equilibrium(Cell(), state=(6,))
     found = audit(layer, inputs(), samples=1, modes=[Unrolled(40), Unrolled(40, solver=Picard(damping=0.5))])
     assert len({r.mode for r in found.rows}) == 3
+
+
+class Losing(Cell):
+    """Puts a plain tensor in place of its parameter, as a careless swap does."""
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        out = super().forward(z, x)
+        if torch.is_grad_enabled():
+            self._parameters["W"] = self.W.detach()
+        return out
+
+
+def test_a_parameter_that_is_none_any_more_is_not_ok():
+    found = audit(Equilibrium(Losing(), state=(6,)), inputs())
+    assert found.lost == ("cell.W",)
+    assert not found.ok(math.inf)
+    assert "No longer parameters after a backward pass: cell.W." in str(found)
+
+
+def test_a_submodule_under_two_names_is_ok():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = self.b = Cell()
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return (self.a(z, x) + self.b(-z, x)) / 2
+
+    found = audit(Equilibrium(Twice(), state=(6,)), inputs(), samples=3)
+    assert found.ok()
+    assert not found.lost

@@ -277,24 +277,3 @@ def test_an_inner_layer_that_fails_says_so_itself():
     with pytest.raises(eq.EquilibriumError) as caught:
         eq.Equilibrium(Bad())(torch.ones(3, 4))
     assert caught.value.solution.value.shape == (3, 2)
-
-
-# -- tied weights, names --------------------------------------------------------------------------------
-
-
-def test_tied_weights_get_the_sum_of_their_gradients():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
-            self.b.weight = self.a.weight
-
-        def forward(self, z, x):
-            return 0.4 * torch.tanh(self.a(z) + self.b(torch.tanh(z))) + x
-
-    cell = Tied()
-    got = torch.autograd.grad(eq.Equilibrium(cell, stop=STOP)(inputs()).sum(), list(cell.parameters()))
-    want = torch.autograd.grad(reference(cell, inputs()).sum(), list(cell.parameters()))
-    for g, h in zip(got, want, strict=True):
-        torch.testing.assert_close(g, h, rtol=1e-8, atol=1e-10)

@@ -67,6 +67,9 @@ class Audit:
     rows: tuple[AuditRow, ...]
     own: str  # the mode of the layer itself
     unseen: tuple[str, ...] = ()  # tensors with a gradient that a cell closes over: none of these rows
+    lost: tuple[
+        str, ...
+    ] = ()  # parameters that a forward or backward pass has put something else in place of
 
     @property
     def worst(self) -> AuditRow:
@@ -77,9 +80,10 @@ class Audit:
     def ok(self, tolerance: float = 1e-5) -> bool:
         """Whether the layer's own gradient, and every mode that promises exactness, errs by ≤ tolerance.
 
-        A tensor of which no coordinate could be compared is not ok: nothing is known of it.
+        A tensor of which no coordinate could be compared is not ok: nothing is known of it. Nor is a layer
+        that no longer holds its parameters afterwards: an optimiser would move what nobody reads.
         """
-        return all(row.ok(tolerance) for row in self.rows if row.held)
+        return not self.lost and all(row.ok(tolerance) for row in self.rows if row.held)
 
     def print(self, console: Console | None = None) -> None:
         (console or Console()).print(self)
@@ -105,6 +109,8 @@ class Audit:
         yield table
         if any(row.kinks for row in self.rows):
             yield Text("A kink is a coordinate without a derivative: it is left out.", "dim")
+        if self.lost:
+            yield Text(f"No longer parameters after a backward pass: {', '.join(self.lost)}.", "red")
         if self.unseen:
             yield Text(f"Not audited, since a cell only closes over it: {', '.join(self.unseen)}.")
 
@@ -137,7 +143,7 @@ def audit(
         raise ValueError(f"samples must be ≥ 1. Got {samples} instead.")
     trial = _Trial.of(layer, (x, *args), shared, start, seed)
     chosen = trial.choose(modes)
-    tensors = dict(trial.tensors())
+    tensors, held = dict(trial.tensors()), trial.parameters()
     if not tensors:
         raise ValueError("there is nothing to audit: no parameter and no input of the layer has a gradient.")
 
@@ -157,9 +163,11 @@ def audit(
         differences = _Differences.of(phi, value, at, noise)
         for name, mode in chosen.items():
             measured = differences.compare(gradients[name][i].cpu().flatten()[at])
-            held = mode is None or not isinstance(mode, Phantom | Unrolled)
-            rows.append(AuditRow(name, tensor, tuple(value.shape), *measured, held=held))
-    return Audit(tuple(rows), next(iter(chosen)), trial.unseen())
+            exact = mode is None or not isinstance(mode, Phantom | Unrolled)
+            rows.append(AuditRow(name, tensor, tuple(value.shape), *measured, held=exact))
+    now = trial.parameters()
+    lost = tuple(name for name, p in held.items() if now.get(name) is not p)
+    return Audit(tuple(rows), next(iter(chosen)), trial.unseen(), lost)
 
 
 # -- finite differences ------------------------------------------------------------------------------------
@@ -256,6 +264,10 @@ class _Trial:
         doubles = [_double(a) for a in inputs], [_double(a) for a in shared]
         near = tuple(_double(p) for p in start) if isinstance(start, tuple) else _double(start)
         return cls(module, layers, own, *doubles, options, {} if start is None else {"start": near}, seed)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every parameter, by each of its names."""
+        return dict(self.module.named_parameters(remove_duplicate=False))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything a gradient may be asked of, by name."""

@@ -17,6 +17,7 @@ from ..models.affine import AffineFamily
 from ..models.conv import ImageModel
 from ..models.opteq import MultiBlockOptEq, OptEq
 from ..models.opteq.family import ProximalFamily
+from ..models.places import call_with
 from ..solve import Stop
 from .opteq import has_formula, opteq_kernel
 
@@ -155,7 +156,7 @@ def _jacobian_kernel(
         raise ValueError("the model must have parameters that require a gradient. Got none.")
 
     def outputs(some: dict[str, Tensor], x: Tensor) -> Tensor:
-        out = torch.func.functional_call(model, {**some, **rest}, (x,), options)
+        out = call_with(model, {**some, **rest}, (x,), options)
         if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != len(x):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(

@@ -16,6 +16,7 @@ from ..differentiate import Equation, Method
 from ..solve import Solution
 from ..solve.problem import Layout
 from ..solve.solution import State
+from .places import call_with, places_of, tensors_of
 
 
 class SharedDropout(nn.Module):
@@ -76,10 +77,9 @@ class CellEquation(Equation):
         self.inputs = [*args, *shared]  # the tensors among them are replaced at each call
         self.masks = masks or {}
         module = cell if isinstance(cell, nn.Module) else None
-        named = (
-            {**dict(module.named_parameters()), **dict(module.named_buffers())} if module is not None else {}
-        )
+        named = tensors_of(module) if module is not None else {}
         self.names = list(named)
+        self.places = places_of(module) if module is not None else {}
         self.parametrisations = _parametrisations(module) if module is not None else []
         self.compiled = module is not None and any(
             hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in module.modules()
@@ -106,7 +106,7 @@ class CellEquation(Equation):
                     out = self.cell(state, *inputs)
                 else:
                     named = dict(zip(self.names, values, strict=True))
-                    out = torch.func.functional_call(self.cell, named, (state, *inputs))
+                    out = call_with(self.cell, named, (state, *inputs), places=self.places)
         else:
             out = self.cell(state, *inputs)
         return self._flat(out, z)

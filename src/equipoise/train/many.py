@@ -20,6 +20,7 @@ from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
+from ..models.places import call_with
 from ..solve import Picard, Stop, extrapolate, fixed_point
 from .descent import default_loss
 
@@ -194,7 +195,7 @@ class _Stack:
 
         def one(parameters: Parameters, *some: Tensor) -> Any:
             named = {f"model.{n}": p for n, p in parameters.items()}
-            return torch.func.functional_call(self.method, named, (method, *some))
+            return call_with(self.method, named, (method, *some))
 
         return torch.func.vmap(one)(self.parameters, *args)
 
