@@ -28,6 +28,17 @@ def test_inputs_are_standardised_with_a_constant_column():
     assert (A[:, 4] == 1).all()
 
 
+@pytest.mark.parametrize("layout", [np.asfortranarray, lambda X: np.repeat(X, 2, axis=1)[:, ::2], np.float64])
+def test_rows_come_into_one_layout_first(layout):
+    """A table keeps its columns together, an array its rows: the arithmetic must not see the difference."""
+    preparation = Preparation.of(X, Y, "numbers", ONES)
+    A = preparation.apply(layout(X))
+    assert A.is_contiguous()
+    assert torch.equal(A, preparation.apply(X))
+    assert as_rows(layout(X)).flags.c_contiguous
+    assert as_numbers(layout(X)).flags.c_contiguous
+
+
 @pytest.mark.parametrize("offset", [0.0, 0.1, 1e6, -7.3])
 def test_a_constant_column_says_nothing_whatever_it_is_later(offset):
     rows = np.column_stack([X, np.full(30, offset)])

@@ -366,3 +366,16 @@ def test_zero_epochs_measure_the_start():
     assert history.steps == 0
     assert 0 in history.test_accuracy
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+def test_the_layout_of_the_rows_in_memory_changes_no_bit():
+    X, y = numbers(N=120, d=10)
+    found = []
+    for rows in (X, X.T.contiguous().T):
+        model = eq.GaussianReLU(10, 64, dtype=F64, generator=torch.Generator().manual_seed(0))
+        trainer = Trainer(model, "half_square", epochs=2, batch_size=None)
+        trainer.fit(rows, y)
+        found.append((trainer.predict(rows), [p.detach() for p in model.parameters()]))
+    (one, weights), (other, others) = found
+    assert torch.equal(one, other)
+    assert all(torch.equal(p, q) for p, q in zip(weights, others, strict=True))

@@ -99,7 +99,7 @@ class Preparation:
         with np.errstate(over="ignore"):
             rows = (rows - self.mean) * self.scale
         refuse_nonfinite(rows, "is too far from the training data to be represented")
-        return torch.from_numpy(np.column_stack([rows, np.ones(len(rows))])).to(self.dtype)
+        return torch.tensor(np.column_stack([rows, np.ones(len(rows))]), dtype=self.dtype)
 
     def targets(self, y: Any) -> Tensor:
         """What the network is to put out, (N,) for one output and else (N, k)."""
@@ -122,7 +122,7 @@ class Preparation:
             own = at[:, None] == (np.ones(1) if self.outputs == 1 else np.arange(self.outputs))
             coded = np.where(own, self.high, self.low)
         coded = coded[:, 0] if self.outputs == 1 else coded
-        return torch.from_numpy(coded).to(self.dtype)
+        return torch.tensor(coded, dtype=self.dtype)
 
     def answers(self, outputs: Tensor) -> Array:
         """Numbers in the units of the targets, or labels."""
@@ -207,9 +207,13 @@ def _coding(loss: str, classes: int) -> tuple[int, float, float]:
 
 
 def as_rows(X: Any) -> Array:
-    """X as float64 (N, d), a row a sample, or an error that says what is wrong in which row."""
+    """X as float64 (N, d), a row a sample, or an error that says what is wrong in which row.
+
+    Rows lie one after another in memory, whether they came from an array or from a table that keeps its
+    columns together: the last bit of a product may depend on the layout.
+    """
     try:
-        rows = np.asarray(X, dtype=np.float64)
+        rows = np.asarray(X, dtype=np.float64, order="C")
     except (TypeError, ValueError) as error:
         raise DataError(f"X must be numbers, a row a sample. Got something else: {error}") from None
     if rows.ndim > 2:  # images
@@ -237,7 +241,7 @@ def as_labels(y: Any) -> Array:
 def as_numbers(y: Any) -> Array:
     """Targets as float64, (N,) or (N, k)."""
     try:
-        numbers = np.asarray(y, dtype=np.float64)
+        numbers = np.asarray(y, dtype=np.float64, order="C")
     except (TypeError, ValueError) as error:
         raise DataError(f"targets must be numbers. Got something else: {error}") from None
     if numbers.ndim not in (1, 2) or (numbers.ndim == 2 and numbers.shape[1] == 0):

@@ -157,7 +157,9 @@ class Trainer:
         size = 1024 if self.batch_size is None else max(self.batch_size, 1024)
         device = self.device
         try:
-            return torch.cat([self.model(part.to(device)).detach().to(X.device) for part in X.split(size)])
+            return torch.cat(
+                [self.model(part.to(device)).detach().to(X.device) for part in X.contiguous().split(size)]
+            )
         finally:
             self.model.train(was_training)
 

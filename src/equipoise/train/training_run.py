@@ -46,7 +46,9 @@ class TrainingRun:
         measure: int | None,
     ) -> None:
         self.trainer, self.model = trainer, trainer.model
-        self.X, self.y, self.validation, self.measure = X, y, validation, measure
+        self.X, self.y = X.contiguous(), y.contiguous()  # on whose layout the last bits may depend
+        self.validation = None if validation is None else (validation[0].contiguous(), validation[1])
+        self.measure = measure
         self.weight = _weights(sample_weight, X)
         self.objective = as_objective(trainer.loss, self.model, y)
         self.optimiser = trainer.make_optimiser()
