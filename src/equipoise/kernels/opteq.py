@@ -9,7 +9,6 @@ No Jacobian is formed. More outputs have a w each, and a block K_V = δ_pq ZZᵀ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from ..differentiate import Implicit
 from ..models.blocks import pairs, readout_block, squeeze_blocks
 from ..models.opteq import OptEq
 from ..solve import Stop
+from .tiles import Tile
 
 
 def has_formula(model: object) -> bool:
@@ -75,15 +75,8 @@ def blocks(model: OptEq, one: Adjoints, two: Adjoints) -> dict[str, Tensor]:
     )
 
 
-def opteq_kernel(
-    model: OptEq,
-    X: Tensor,
-    X2: Tensor | None,
-    stop: Stop,
-    slices: Iterable[slice],
-) -> dict[str, Tensor]:
-    """The blocks between X and X2 (by default X itself), a slice of X at a time."""
+def opteq_tiles(model: OptEq, X: Tensor, X2: Tensor | None, stop: Stop) -> Tile:
+    """The blocks between some rows of X and some of X2 (by default X itself)."""
     one = adjoints(model, X, stop)
     two = one if X2 is None else adjoints(model, X2, stop)
-    parts = [blocks(model, one.take(at), two) for at in slices] or [blocks(model, one, two)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return lambda at, over: blocks(model, one.take(at), two.take(over))

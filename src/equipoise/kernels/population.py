@@ -19,6 +19,8 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from .tiles import require_memory
+
 _BLOCK = 1 << 16  # entries of a row block: its few buffers stay in a core's cache
 _DEGREE = 8  # of the polynomial that starts the iteration
 _NEAR_ONE = 0.95  # σ_w² beyond which that start is poor
@@ -221,7 +223,9 @@ def _assemble(X: Tensor, X2: Tensor | None, entries: _Entries) -> tuple[Tensor, 
         if X2 is None:
             c.diagonal().fill_(1)
         blocks = entries(c, scratch)
-        outputs = outputs or tuple(X.new_empty(N, N2) for _ in blocks)
+        if not outputs:
+            require_memory(X, N, N2, 1, ["a", "W", "U"][: len(blocks)])
+            outputs = tuple(X.new_empty(N, N2) for _ in blocks)
         for output, block in zip(outputs, blocks, strict=True):
             torch.mul(block.mul_(scale[i:j, None]), scale2[first:], out=output[i:j, first:])
             if X2 is None:

@@ -2,24 +2,25 @@
 
 For an affine family every block is a Hadamard product of Gram matrices of Z, X and the adjoint V
 (`AffineFamily.gram`): O(N(m + N)) memory, no Jacobian; those of OptEq are in `opteq.py`. For any other module
-the Jacobian is contracted in chunks of samples.
+the Jacobian is contracted in chunks of samples. All are computed by `tiles`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..models.affine import AffineFamily
+from ..models.blocks import squeeze_blocks
 from ..models.conv import ImageModel
 from ..models.opteq import MultiBlockOptEq, OptEq
 from ..models.opteq.family import ProximalFamily
 from ..models.places import call_with
 from ..solve import Stop
-from .opteq import has_formula, opteq_kernel
+from .opteq import has_formula, opteq_tiles
+from .tiles import Progress, Tile, by_tiles, require_memory, sides
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,11 @@ class TangentKernel:
 
     @property
     def total(self) -> Tensor:
-        return torch.stack(list(self.blocks.values())).sum(dim=0)
+        first, *others = self.blocks.values()
+        total = first.clone()
+        for block in others:
+            total += block
+        return total
 
     @property
     def matrix(self) -> Tensor:
@@ -45,7 +50,7 @@ class TangentKernel:
             raise ValueError(
                 f"eigenvalues need a square kernel (X2 left out). Got shape {tuple(H.shape)} instead."
             )
-        return torch.linalg.eigvalsh((H + H.T) / 2)
+        return torch.linalg.eigvalsh(H.add(H.T).div_(2))
 
     @property
     def lambda_min(self) -> float:
@@ -56,7 +61,8 @@ class TangentKernel:
         return float(self.eigenvalues()[-1])
 
     def __repr__(self) -> str:
-        return f"TangentKernel({tuple(self.total.shape)}, blocks {', '.join(self.blocks)})"
+        shape = tuple(next(iter(self.blocks.values())).shape)
+        return f"TangentKernel({shape}, blocks {', '.join(self.blocks)})"
 
 
 @torch.no_grad()
@@ -67,7 +73,7 @@ def tangent_kernel(
     *,
     stop: Stop | None = None,
     block: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> TangentKernel:
     """The tangent kernel of a model between the rows of X and of X2 (by default X itself).
 
@@ -76,17 +82,23 @@ def tangent_kernel(
             Jacobians).
         stop: of the equilibria behind it, and of the adjoints unless the model's `gradient` has its own; by
             default tight for the dtype. A module of your own keeps its tolerance, and is refused one here.
-        block: rows of X at a time. The result is the same; the memory of the intermediates is bounded by
-            block × N2. By default chosen by size.
+        block: rows of X at a time, by default chosen by size. The result is the same up to rounding.
         progress: called with (rows done, rows in all).
+
+    Beyond the result, (N k, N2 k) for each parameter, it holds the equilibria and adjoints, (N, m) and
+    (N, k, m), and tiles of some 8 MB. A kernel that does not fit into memory is refused with a MemoryError
+    before anything is computed.
     """
-    if isinstance(model, AffineFamily):
-        return _affine_kernel(model, X, X2, stop or _tight(X.dtype), block, progress)
-    if has_formula(model):
-        assert isinstance(model, OptEq)
-        rows = block or _rows(len(X if X2 is None else X2), model.outputs)
-        slices = _slices(len(X), rows, progress)
-        return TangentKernel(opteq_kernel(model, X, X2, stop or _tight(X.dtype), slices))
+    if isinstance(model, AffineFamily) or has_formula(model):
+        assert isinstance(model, AffineFamily | OptEq)
+        for inputs in (X,) if X2 is None else (X, X2):
+            model._check_inputs(inputs)
+        N, N2 = len(X), None if X2 is None else len(X2)
+        names = [name for name, _ in model.named_parameters()]
+        require_memory(X, N, N if N2 is None else N2, model.outputs, names)
+        tiles = _affine_tiles if isinstance(model, AffineFamily) else opteq_tiles
+        tile = tiles(model, X, X2, stop or _tight(X.dtype))  # type: ignore[arg-type]
+        return TangentKernel(by_tiles(tile, N, N2, *sides(block, model.outputs), progress))
     return _jacobian_kernel(model, X, X2, _options(model, stop), block, progress)
 
 
@@ -112,28 +124,15 @@ def _options(model: nn.Module, stop: Stop | None) -> dict[str, Stop]:
     return {"stop": _tight(next(model.parameters()).dtype, share)}
 
 
-def _affine_kernel(
-    model: AffineFamily,
-    X: Tensor,
-    X2: Tensor | None,
-    stop: Stop,
-    block: int | None,
-    progress: Callable[[int, int], None] | None,
-) -> TangentKernel:
+def _affine_tiles(model: AffineFamily, X: Tensor, X2: Tensor | None, stop: Stop) -> Tile:
+    other = X if X2 is None else X2
     V, Z = _adjoint(model, X, stop)
-    V2, Z2, other = (V, Z, X) if X2 is None else (*_adjoint(model, X2, stop), X2)
-    rows = block or _rows(len(other), model.outputs)
-    parts: list[dict[str, Tensor]] = []
-    for at in _slices(len(X), rows, progress):
-        parts.append(model.gram(V[at], Z[at], X[at], V2, Z2, other))
-    if not parts:
-        return TangentKernel(model.gram(V, Z, X, V2, Z2, other))
-    return TangentKernel({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    V2, Z2 = (V, Z) if X2 is None else _adjoint(model, X2, stop)
 
+    def tile(at: slice, over: slice) -> dict[str, Tensor]:
+        return model.gram(V[at], Z[at], X[at], V2[over], Z2[over], other[over])
 
-def _rows(other: int, outputs: int) -> int:
-    """Rows at a time: Hadamard products make a few temporaries of the result's size, some 64 MB each."""
-    return max(1, 8_000_000 // max(1, other * outputs**2))
+    return tile
 
 
 def _adjoint(model: AffineFamily, X: Tensor, stop: Stop) -> tuple[Tensor, Tensor]:
@@ -147,9 +146,14 @@ def _jacobian_kernel(
     X2: Tensor | None,
     options: dict[str, Stop],
     block: int | None,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> TangentKernel:
-    """Σ over parameters of J J2ᵀ, the Jacobians formed for `block` samples at a time."""
+    tile, rows = _jacobian_tiles(model, X, X2, options), block or 32
+    return TangentKernel(by_tiles(tile, len(X), None if X2 is None else len(X2), rows, rows, progress))
+
+
+def _jacobian_tiles(model: nn.Module, X: Tensor, X2: Tensor | None, options: dict[str, Stop]) -> Tile:
+    """J J2ᵀ by parameter, the Jacobians formed for the samples of a tile at a time."""
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     rest = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     if not parameters:
@@ -168,28 +172,18 @@ def _jacobian_kernel(
         rows = torch.func.jacrev(outputs)(parameters, x)
         return {name: J.reshape(len(x), -1, parameters[name].numel()) for name, J in rows.items()}
 
-    rows = block or 32
     other = X if X2 is None else X2
-    columns = [other[at] for at in _slices(len(other), rows, None)]
-    result: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for at in _slices(len(X), rows, progress):
-        left = jacobian(X[at])
-        strips: dict[str, list[Tensor]] = {name: [] for name in parameters}
-        for x in columns:
-            right = jacobian(x)
-            for name in parameters:
-                strips[name].append(torch.einsum("ikp,jlp->ikjl", left[name], right[name]))
-        for name in parameters:
-            result[name].append(torch.cat(strips[name], dim=2))
-    blocks = {name: torch.cat(strips) for name, strips in result.items()}
-    return TangentKernel({n: b[:, 0, :, 0] if b.shape[1] == 1 else b for n, b in blocks.items()})
+    left: dict[int, dict[str, Tensor]] = {}  # of the rows last asked for, which many tiles share
 
+    def tile(at: slice, over: slice) -> dict[str, Tensor]:
+        if at.start not in left:
+            left.clear()
+            left[at.start] = jacobian(X[at])
+        J = left[at.start]
+        J2 = J if X2 is None and at == over else jacobian(other[over])
+        return squeeze_blocks({n: torch.einsum("ikp,jlp->ikjl", J[n], J2[n]) for n in parameters})
 
-def _slices(n: int, rows: int, progress: Callable[[int, int], None] | None) -> Iterator[slice]:
-    for start in range(0, n, rows):
-        yield slice(start, min(start + rows, n))
-        if progress is not None:
-            progress(min(start + rows, n), n)
+    return tile
 
 
 def kernel_prediction(

@@ -1,0 +1,72 @@
+"""The memory there is, asked before anything large is allocated, so that the answer can be given in words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_GROUPS = (  # (limit, in use) of a container: control groups of version 2, then of version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def available() -> float:
+    """Bytes that this process can still have: of the machine, and within the limits set on it."""
+    return min(_machine(), *(_group(limit, used) for limit, used in _GROUPS), _address_space())
+
+
+def shortage(need: float, have: float | None = None) -> str | None:
+    """None if `need` bytes fit into `have` (by default those available), else what is lacking, in words."""
+    have = available() if have is None else have
+    return None if need <= have else f"{amount(need)} of memory; {amount(have)} can be had"
+
+
+def amount(size: float) -> str:
+    """A number of bytes as people read it: 5.3 GB."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.0f} bytes"
+
+
+def _machine() -> float:
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return 1024 * float(line.split()[1])
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        return float("inf")
+
+
+def _group(limit: str, used: str) -> float:
+    most, now = (_number(path) for path in (limit, used))
+    return max(most - now, 0.0) if now < float("inf") else float("inf")
+
+
+def _address_space() -> float:
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return float("inf")
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    held = _lines("/proc/self/statm")
+    if most == resource.RLIM_INFINITY or not held:
+        return float("inf")
+    return max(most - float(held[0].split()[0]) * os.sysconf("SC_PAGE_SIZE"), 0.0)
+
+
+def _number(path: str) -> float:
+    """The number in a file; infinity for a file that is not there, and for "max"."""
+    try:
+        return float(_lines(path)[0])
+    except (IndexError, ValueError):
+        return float("inf")
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
