@@ -15,6 +15,7 @@ from equipoise.linalg import (
     inflation,
     one_norm_upper,
     product_error,
+    row_norms_upper,
     vector_norm_upper,
 )
 from equipoise.linalg.ball import singular_values_above
@@ -105,6 +106,28 @@ def test_one_and_inf_norm_are_no_less_than_the_exact_sums(scale):
             <= max(rows) * (1 + Fraction(1, 10**13)) + Fraction(1e-323)
         )
         assert max(columns) <= Fraction(one_norm_upper(M))
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-308, 1e-170, 1.0, 1e170, 1e307])
+def test_row_norms_are_no_less_than_the_exact_ones_whatever_their_size(scale):
+    M = torch.randn(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * scale
+    M[1] *= 1e-150
+    M[2, 1:] = 0
+    M[3] = 0
+    bounds = row_norms_upper(M)
+    for row, bound in zip(M.tolist(), bounds.tolist(), strict=True):
+        square = sum(Fraction(x) ** 2 for x in row)
+        assert Fraction(bound) ** 2 >= square
+        if square > Fraction(2.0**-1000) ** 2:
+            assert Fraction(bound) ** 2 <= square * (1 + Fraction(1, 10**13))
+    assert bounds[3] == 0
+
+
+def test_row_norms_of_what_is_not_finite_are_infinite():
+    M = torch.ones(4, 3, dtype=torch.float64)
+    M[0, 0], M[1, 1], M[2] = math.nan, -math.inf, 1.7e308
+    assert row_norms_upper(M).tolist()[:3] == [math.inf] * 3
+    assert row_norms_upper(M[:, :0]).tolist() == [0.0] * 4
 
 
 def test_nothing_is_proved_of_what_is_not_finite():

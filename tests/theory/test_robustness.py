@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -220,3 +221,60 @@ def test_the_local_form_keeps_units_that_can_switch_on():
     assert float(certified_radius(model, X, local=True).radius) > 1.2 * float(
         certified_radius(model, X).radius
     )
+
+
+@pytest.mark.parametrize("kind", ["affine", "opteq"])
+@pytest.mark.parametrize("size", [1e-300, 1e-170, 1.0, 1e170])
+def test_no_row_is_certified_for_a_class_that_exact_arithmetic_does_not_predict(kind, size):
+    """Two readout columns that rounding alone tells apart, of sizes whose squares are no floats."""
+    g = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=g)
+    if kind == "affine":
+        model = eq.GaussianReLU(inputs=D, width=WIDTH, outputs=2, dtype=torch.float64, generator=g)
+    else:
+        model = eq.OptEq(D, WIDTH, WIDTH, outputs=2, dtype=torch.float64, generator=g)
+    readout = model.a if kind == "affine" else model.V
+    with torch.no_grad():
+        model.W.zero_()
+        if kind == "opteq":  # z = Wᵀ relu(Wz + Ux + b) with W = I/2: relu(Ux)/4 is summed exactly enough
+            model.W.copy_(torch.eye(WIDTH, dtype=torch.float64) / 2)
+            model.b.zero_()
+        a = draw(WIDTH)
+        order = torch.randperm(WIDTH // 2, generator=g)
+        readout[:, 0] = a * size
+        readout[:, 1] = torch.cat([a[: WIDTH // 2][order], a[WIDTH // 2 :]]) * size
+        model.U[: WIDTH // 2] = model.U[0]  # equal units: both columns read the same sum in another order
+        readout[0, 1] *= 1 + 2.0**-52
+        readout[1, 0] *= 1 + 2.0**-52
+    X = draw(200, D)
+    found = certified_radius(model, X)
+    # z is a multiple of relu(Ux), and ŷ₀ − ŷ₁ of the sum of differences of the columns.
+    U, columns = model.U.tolist(), readout.tolist()
+    differences = [Fraction(p) - Fraction(q) for p, q in columns]
+    for row in torch.nonzero(found.certified).flatten().tolist():
+        x = [Fraction(v) for v in X[row].tolist()]
+        z = [max(sum(Fraction(w) * v for w, v in zip(unit, x, strict=True)), Fraction(0)) for unit in U]
+        lead = sum(d * v for d, v in zip(differences, z, strict=True))
+        assert lead != 0
+        assert found.prediction[row] == (0 if lead > 0 else 1)
+
+
+def test_scores_that_overflow_certify_nothing():
+    model = build("gaussian", 3)
+    with torch.no_grad():
+        model.a.mul_(1e150)
+    found = certified_radius(model, inputs(5) * 1e200)
+    assert not found.certified.any()
+    assert (found.margin == 0).all()
+
+
+@pytest.mark.parametrize("size", [1e-170, 1.0])
+def test_units_that_switch_on_are_seen_whatever_the_size_of_the_weights(size):
+    """ŷ = x₁ − relu(10x₂ − x₁/10) in small units: the second may not be taken for one that stays off."""
+    model = eq.GaussianReLU(inputs=2, width=2, dtype=torch.float64)
+    with torch.no_grad():
+        model.W.zero_()
+        model.U.copy_(torch.tensor([[1.0, 0.0], [-0.1, 10.0]], dtype=torch.float64) * size)
+        model.a.copy_(torch.tensor([1.0, -1.0]))
+    found = certified_radius(model, torch.tensor([[1.0, 0.0]], dtype=torch.float64), local=True)
+    assert 0.05 < float(found.radius) <= 0.11

@@ -25,6 +25,7 @@ from .products import (
     inflation,
     one_norm_upper,
     product_error,
+    row_norms_upper,
     vector_norm_upper,
 )
 from .rounding import UNIT, Interval, maximum, minimum
@@ -72,6 +73,7 @@ __all__ = [
     "product_error",
     "proves_norm_below",
     "proves_sigma_min_above",
+    "row_norms_upper",
     "sigma_min_lower",
     "sigma_min_lower_ball",
     "singular_bounds",

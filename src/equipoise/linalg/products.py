@@ -130,6 +130,23 @@ def vector_norm_upper(v: Tensor) -> float:
     return frobenius_upper(as_float64(v, ndim=1))
 
 
+def row_norms_upper(M: Tensor) -> Tensor:
+    """≥ ‖M_i‖₂ of every row of M (n, k): (n,) in float64, inf where a row is not finite.
+
+    Every row is scaled by its own power of two, so that no square overflows or is lost.
+    """
+    M = as_float64(M)
+    if M.numel() == 0:
+        return M.new_zeros(len(M))
+    peak = M.abs().amax(dim=1, keepdim=True)
+    e = torch.frexp(peak).exponent
+    halves = [2.0 ** part.double() for part in (e // 2, e - e // 2)]  # 2^e itself may be no float
+    norms = (M / halves[0] / halves[1]).square().sum(dim=1).sqrt() * inflation(M.shape[1] + 8)
+    norms = norms * halves[0][:, 0] * halves[1][:, 0] + peak[:, 0] * UNIT
+    norms = torch.where(norms < 2.0**-1000, norms + 2.0**-1060, norms)  # subnormal numbers are rounded too
+    return torch.where(peak[:, 0] == 0, 0.0, torch.where(norms.isnan(), math.inf, norms))
+
+
 def one_norm_upper(M: Tensor) -> float:
     """≥ ‖M‖₁ = max_j Σ_i |M_ij|."""
     return inf_norm_upper(as_float64(M).mT)

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..linalg import Interval, conv_norm_upper, frobenius, gamma, norm_upper
+from ..linalg import Interval, conv_norm_upper, frobenius, gamma, norm_upper, row_norms_upper
 from ..models.conv import ConvOptEq
 from ..models.conv.conv_opteq import ConvLayer
 from ..models.conv.parts import ClassHead, Extractor, PixelHead
@@ -39,7 +39,7 @@ from .opteq import not_finite
 
 Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves
 EPSILON = 1e-5  # ε of F.layer_norm
-_UP, _DOWN = 1 + 2.0**-30, 1 - 2.0**-30  # more than the roundings of a norm of 2²² entries
+_UP = 1 + 2.0**-30  # more than the roundings of a sum
 _ULPS = 16  # of an activation or a property, as computed
 _AT_ONCE = 256  # images
 _KNOWN: dict[tuple[str, bool], tuple[type[nn.Module], ...]] = {  # a part of the model, or inside of one
@@ -238,7 +238,8 @@ class ConvHead:
         centred = self.V - self.V.mean(dim=1, keepdim=True) if self.normalised else self.V
         places = centred.unflatten(1, (-1, *head.grid))  # (k, channels, pool, pool)
         self.A = (self.rows.T @ places @ self.columns).flatten(1)  # (k, m)
-        self.error = (gamma(n + sum(head.grid) + 8) * frobenius(self.V)) * self.means
+        # 2⁻¹⁰⁰⁰ is beyond all that products lose where they are subnormal.
+        self.error = (gamma(n + sum(head.grid) + 8) * frobenius(self.V)) * self.means + 2.0**-1000
 
     def scores(self, Z: Tensor, error: Interval) -> tuple[Tensor, float, Tensor]:
         """As of `ConvNetwork`, of Z within `error` of the equilibria."""
@@ -277,7 +278,7 @@ def _conv_rounding(K: Tensor, x: Tensor) -> Interval:
 
 def _largest(rows: Tensor) -> Interval:
     """≥ the largest norm of a row."""
-    return Interval(float(rows.norm(dim=1).amax())) * _UP + 2.0**-500
+    return Interval(row_norms_upper(rows).amax().item())
 
 
 def _means(size: int, grid: int) -> Tensor:

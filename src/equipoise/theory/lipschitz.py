@@ -84,8 +84,8 @@ class ConvBounds(Bounds, ConvNetwork):
         v, linear = self.head.v, self.undivided()  # of Vc + sv
         slope = (self.state * self.head.slope).hi
         if len(v) == 1:
-            return (v.new_tensor([[_joint(linear)]]) + v.abs() * slope) * (1 + 2.0**-48)
-        return (_pairs(linear) + (v[:, None] - v).abs() * slope) * (1 + 2.0**-48)
+            return _above(v.new_tensor([[_joint(linear)]]) + v.abs() * slope)
+        return _above(_pairs(linear) + (v[:, None] - v).abs() * slope).fill_diagonal_(0.0)
 
     def checked(self, X: Tensor) -> Tensor:
         if isinstance(self.model.head, PixelHead):
@@ -169,6 +169,11 @@ class AffineBounds(Bounds):
         rest = frobenius(M - M @ W - B) + size * at.weight_error + product_rounding(M, W)
         rest += gamma(4) * (size + frobenius(M @ W) + frobenius(B))
         return M, Interval(0.0, (rest * at.resolvent).hi)
+
+
+def _above(sums: Tensor) -> Tensor:
+    """≥ sums of products, with their rounding and what products lose where they are subnormal."""
+    return sums * (1 + 2.0**-48) + 2.0**-1000
 
 
 def _joint(parts: list[Part]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import Interval, gamma, norm_upper, singular_bounds
+from ..linalg import Interval, gamma, norm_upper, row_norms_upper, singular_bounds
 from .families import SVD
 from .opteq import contraction_claim, double, effective_norm, equilibria_error, obstacle_of, tight
 
@@ -61,8 +61,7 @@ class OptEqNetwork:
         """ŷ (N, k) of a checked X, and ≥ the error of a difference of two of a row's."""
         Z = self.model.solve(X, stop=tight(self.model)).value
         assert isinstance(Z, Tensor)
-        up = 1 + 2.0**-40
-        largest, columns = (Interval(float(n.amax())) * up for n in (Z.norm(dim=1), self.a.norm(dim=0)))
+        largest, columns = (Interval(row_norms_upper(M).amax().item()) for M in (Z, self.a.T))
         error = Interval(0.0, equilibria_error(self.model, X, Z, self.q))
         one = columns * error + gamma(self.model.width + 4) * largest * columns
         return Z @ self.a, (2 * one + 2.0**-1000).hi

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..linalg import Interval, frobenius, gamma, norm_upper
+from ..linalg import Interval, frobenius, gamma, norm_upper, row_norms_upper
 from .certificate import FLOAT64_TIER
 from .enclosure import product_rounding
 from .instance import Instance
@@ -115,15 +115,16 @@ def certified_radius(
         error = _score_error(instance, network)
     prediction, ahead = _decide(scores)
     bounds = network.score_bounds()[prediction]
-    margins = ((ahead - error) * _DOWN).clamp_min(0.0)  # (N, k), or (N, 1)
-    ratio = margins / bounds * _DOWN
+    known = torch.isfinite(scores).all(dim=1, keepdim=True)  # a score that overflowed says nothing
+    margins = _certain((ahead - error).where(known, 0.0) * _DOWN)  # (N, k), or (N, 1)
+    ratio = _certain(margins / bounds * _DOWN)
     if k > 1:
         own = torch.nn.functional.one_hot(prediction, k).bool()
         ratio, margins = ratio.masked_fill(own, math.inf), margins.masked_fill(own, math.inf)
         shown = prediction
     else:
         shown = torch.where(scores[:, 0] < 0, -1, 1)
-    radius = torch.nan_to_num(ratio.amin(dim=1), nan=0.0, posinf=math.inf)
+    radius = ratio.amin(dim=1)
     if local:
         assert isinstance(network, AffineBounds)
         radius = _sharpened(network, instance, prediction, margins, radius)
@@ -151,11 +152,14 @@ def _decide(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best, scores.gather(1, best[:, None]) - scores
 
 
+def _certain(lower: Tensor) -> Tensor:
+    """Lower bounds, or 0 where they are no numbers or so small that _DOWN covers no rounding."""
+    return torch.where(lower > 2.0**-1000, lower, 0.0)
+
+
 def _score_error(instance: Instance, network: AffineBounds) -> float:
     """≥ the error of a difference of two computed scores, of any row."""
-    a, Z = network.a, instance.Z
-    largest = frobenius(Z[Z.norm(dim=1).argmax()]) * (1 + 2.0**-40)
-    columns = Interval(float(a.norm(dim=0).amax())) * (1 + 2.0**-40)  # ≥ ‖a_p‖
+    largest, columns = (Interval(row_norms_upper(M).amax().item()) for M in (instance.Z, network.a.T))
     one = columns * instance.equilibria.error + gamma(instance.model.width + 4) * largest * columns
     return (2 * one + 2.0**-1000).hi
 
@@ -202,7 +206,7 @@ def _off_units(network: AffineBounds, instance: Instance) -> tuple[Tensor, Tenso
     U = network.injection_weight
     up = 1 + 2.0**-40
     follow = (Interval(network.state_bound()) * up).hi
-    speed = (W.norm(dim=1) * up + at.weight_error) * follow + U.norm(dim=1) * up
+    speed = (row_norms_upper(W) + at.weight_error) * up * follow + row_norms_upper(U)
     return (-P - off.hi) * _DOWN - 2.0**-1000, speed * up
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..history import History
+from ..linalg import Interval
 from ..models.affine import AffineFamily
 from ..theory import Certificate
 from ..theory.certify import certify
@@ -178,7 +179,7 @@ class _Recorder:
             self.norms[name].append(float(p.norm()))
             self.travelled[name][k] = float((p - run.start[name]).norm())
         bound = run.features.bounds(run.point.Z, run.point.error).sigma_min.lo
-        self.maps["sigma_min"][k] = math.sqrt(max(bound, 0.0) ** 2 + run.slack)
+        self.maps["sigma_min"][k] = (Interval(max(bound, 0.0)) ** 2 + run.slack).sqrt().lo
         self.maps["movement"][k] = float((run.point.Z - run.Z0).norm() / run.Z0.norm().clamp_min(1e-300))
         if run.point.weight_norm < 1:
             self.maps["contraction"][k] = run.point.weight_norm
