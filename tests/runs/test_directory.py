@@ -93,20 +93,20 @@ def test_a_run_that_says_it_runs_and_does_not_was_killed(tmp_path):
 
 
 HOLD = """
-import sys, time
+import sys
 from equipoise.runs import Run
 with Run.open(sys.argv[1]).working():
     print("mine", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
 def test_two_processes_do_not_work_in_one_run_and_a_killed_one_frees_it(tmp_path):
     run = new(tmp_path / "a")
     (run.path / ".config.toml.77.part").write_text("half")
-    other = subprocess.Popen([sys.executable, "-c", HOLD, run.path], stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    with other.stdout:
+    command, pipe = [sys.executable, "-c", HOLD, run.path], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
         assert other.stdout.readline() == "mine\n"
         assert run.state == "running"
         with pytest.raises(RunBusy, match="another process works in"), run.working():

@@ -6,8 +6,6 @@ import json
 import math
 import pickle
 import random
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -21,6 +19,7 @@ from equipoise.train.checkpoint import (
     remove_leftovers,
     write_atomically,
 )
+from processes import small_files
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -205,29 +204,18 @@ def test_at_least_one_is_kept(tmp_path, keep):
         Checkpoints(tmp_path, keep)
 
 
-FULL_DISK = """
-import resource, sys, torch
-from equipoise.train.checkpoint import Checkpoints
-checkpoints = Checkpoints(sys.argv[1])
-checkpoints.save(1, {"W": torch.ones(10)}, {"at": 1})
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    if sys.argv[2] == "tensors":
-        checkpoints.save(2, {"W": torch.ones(100_000)}, {"at": 2})
-    else:
-        checkpoints.save(2, {"W": torch.ones(10)}, {"at": list(range(10_000))})
-except OSError as error:
-    print(error)
-"""
-
-
 @pytest.mark.parametrize("what", ["tensors", "facts"])
 def test_a_full_disk_loses_nothing(tmp_path, what):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, tmp_path, what], capture_output=True, text=True, check=True
-    )
-    assert "could not be written (File too large)" in done.stdout
-    assert "step-00000002" in done.stdout
+    Checkpoints(tmp_path).save(1, {"W": torch.ones(10)}, {"at": 1})
+    large = {"W": torch.ones(100_000)}, {"at": 2}
+    if what == "facts":
+        large = {"W": torch.ones(10)}, {"at": list(range(10_000))}
+    with (
+        small_files(20_000),
+        pytest.raises(OSError, match=r"could not be written \(File too large\)") as full,
+    ):
+        Checkpoints(tmp_path).save(2, *large)
+    assert "step-00000002" in str(full.value)
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     checkpoints = Checkpoints(tmp_path)
     if what == "facts":  # the first file of the pair was written: it does not count without the second

@@ -75,7 +75,6 @@ def torchrun(tmp_path, mode, name, epochs=4, ranks=2):
         [*launch, str(script), str(out), mode, str(epochs)],
         capture_output=True,
         text=True,
-        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

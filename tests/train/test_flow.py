@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 
 import numpy as np
@@ -59,10 +60,16 @@ def masks(model, X):
     return model.masks(model.equilibrium(X, stop=TIGHT).detach(), X)
 
 
+@functools.cache
+def tiny_steps(*steps):
+    """Where so many steps each lead the network of the next test."""
+    return [euler(*delm(4, 12, 0.5), 0.05, number) for number in steps]
+
+
 @pytest.mark.parametrize("method", ["BDF", "Radau", "LSODA", "RK45", "DOP853"])
 def test_delm_at_one_half_agrees_with_tiny_steps(method):
     model, X, y = delm(4, 12, 0.5)
-    one, two = (euler(model, X, y, 0.05, steps) for steps in (800, 1600))
+    one, two = tiny_steps(800, 1600)
     history = gradient_flow(model, X, y, 0.05, method=method, rtol=1e-9)
     assert history.method == method
     assert float((2 * two - one - vector(weights_of(model))).abs().max()) < 1e-6
@@ -229,18 +236,23 @@ def test_the_solver_through_the_kernel_is_scipys_own_with_a_dense_matrix():
     assert ends[0][1:] == ends[1][1:]
 
 
+@functools.cache
+def flowed(time):
+    """The network of the next test at a time, and its history."""
+    model, X, y = delm(4, 12, 0.8)
+    return model, gradient_flow(model, X, y, time, rtol=1e-10)
+
+
 @pytest.mark.parametrize("method", ["BDF", "Radau", "LSODA", "DOP853", "RK45"])
 def test_weights_and_loss_at_any_time(method):
     model, X, y = delm(4, 12, 0.8)
-    start = copy.deepcopy(model)
     history = gradient_flow(model, X, y, 0.3, method=method, rtol=1e-8, dense=True)
     assert history.loss_at(0.0) == pytest.approx(history.loss[0], rel=1e-12)
     assert history.loss_at(0.3) == pytest.approx(history.loss[-1], rel=1e-9)
     for name, w in history.weights(0.3).items():
         torch.testing.assert_close(w, model.get_parameter(name).detach(), rtol=1e-10, atol=1e-12)
     for t in (0.01, 0.1234):
-        there = copy.deepcopy(start)
-        end = gradient_flow(there, X, y, t, rtol=1e-10)
+        there, end = flowed(t)
         assert history.loss_at(t) == pytest.approx(end.loss[-1], rel=1e-5)
         torch.testing.assert_close(history.weights(t)["A"], there.A.detach(), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=r"t must lie in \[0, 0.3\]"):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from safetensors.torch import load_file
 import equipoise as eq
 from certifiable import FAMILIES, instance
 from equipoise.train.checkpoint import Checkpoints, CheckpointWarning
+from processes import finish, start, start_signalled
 
 STEPS = 23
 
@@ -174,57 +173,30 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 # -- kill -9 ------------------------------------------------------------------------------------------------
 
 SCRIPT = """
-import sys
-sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 import torch
-torch.set_num_threads(1)
 from certifiable import instance
 import equipoise as eq
 from equipoise.train.checkpoint import Checkpoints
 out, checkpoints = Path(sys.argv[1]), Checkpoints(sys.argv[2]) if sys.argv[2] else None
 model, X, y = instance("hieu2022", 40, 120, outputs=3)
 certificate = eq.certify(model, X, y, theorem="safeguarded", slack=0.5)
-print("begun", flush=True)
 h = eq.safeguarded_descent(model, X, y, 150, certificate, checkpoints=checkpoints, every=2)
 model.save(out)
 torch.tensor(h.loss).numpy().tofile(out.with_suffix(".loss"))
 """
 
 
-def start(out: Path, directory: Path | str) -> subprocess.Popen[str]:
-    paths = [str(Path(__file__).parents[1]), str(Path(eq.__file__).parents[1])]
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(out), str(directory), *paths], stdout=subprocess.PIPE, text=True
-    )
-
-
-def killed_and_resumed(tmp_path: Path, kills: int, seed: int) -> None:
-    expected = start(tmp_path / "whole.safetensors", "")
-    expected.communicate()
-    assert expected.returncode == 0
-    draw, out, directory, killed = random.Random(seed), tmp_path / "model.safetensors", tmp_path / "c", 0
-    for _ in range(20 * kills):
-        process = start(out, directory)
-        with process.stdout as stdout:  # type: ignore[union-attr]
-            stdout.readline()
-            if killed < kills:
-                time.sleep(draw.uniform(0.0, 0.4 if killed < kills - 1 else 1.0))
-                process.send_signal(signal.SIGKILL)
-            process.wait()
-        if process.returncode == 0:
-            if killed >= kills:
-                break
-            for path in (
-                *directory.iterdir(),
-                out,
-            ):  # finished before it was killed: once more, from the start
-                path.unlink()
-        else:
-            assert process.returncode == -signal.SIGKILL
-            killed += 1
-    else:
-        pytest.fail(f"killed {killed} times, and never finished")
+def killed_and_resumed(tmp_path: Path, moments: Iterable[int]) -> None:
+    """Killed each time it has used files of its checkpoints so often, and not the last time."""
+    out, directory = tmp_path / "model.safetensors", tmp_path / "c"
+    whole = start("-c", "import sys" + SCRIPT, tmp_path / "whole.safetensors", "")
+    for at in (*moments, 0):
+        process = start_signalled(SCRIPT, out, directory, number=signal.SIGKILL, at=at, within=directory)
+        said = finish(process)
+        assert process.returncode == (-signal.SIGKILL if at else 0), said
+    said = finish(whole)
+    assert whole.returncode == 0, said
     for name, value in load_file(tmp_path / "whole.safetensors").items():
         assert torch.equal(load_file(out)[name], value), name
     assert out.with_suffix(".loss").read_bytes() == (tmp_path / "whole.loss").read_bytes()
@@ -232,10 +204,7 @@ def killed_and_resumed(tmp_path: Path, kills: int, seed: int) -> None:
     assert Checkpoints(directory).latest().step == 150
 
 
-def test_killed_at_random_moments(tmp_path):
-    killed_and_resumed(tmp_path, kills=2, seed=0)
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # two kills through the command line, in tests/cli/test_kill.py, are not
 def test_killed_at_fifty_random_moments(tmp_path):
-    killed_and_resumed(tmp_path, kills=50, seed=1)
+    draw = random.Random(1)
+    killed_and_resumed(tmp_path, [draw.randrange(1, 16) for _ in range(50)])  # a save takes ten
