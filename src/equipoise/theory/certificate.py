@@ -29,6 +29,13 @@ EXACT_GRADIENTS = "the theorem speaks of exact gradients; their measured error s
 
 
 @dataclass(frozen=True)
+class Seal:
+    """The digest of what a certificate said when `certify` returned it."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
 class Certificate:
     """The verdict of a theorem with the two sides of every claim it rests on.
 
@@ -54,6 +61,11 @@ class Certificate:
     tier: str = "float64"
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of weights and data
     version: str = __version__
+    _seal: Seal | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the seal: a copy, or what a pickle holds, is not what `certify` returned."""
+        return {name: value for name, value in vars(self).items() if name != "_seal"}
 
     # -- what it says ---------------------------------------------------------------------------------------
 
@@ -132,28 +144,11 @@ class Certificate:
     def verify(self, model: nn.Module, X: Tensor, y: Tensor | None = None) -> Certificate:
         """Certify again with the same theorem, constants and tier; the new certificate, if it says the same.
 
-        A ValueError says what differs: the weights or data, the verdict, or a number that is promised.
+        A ValueError says what differs: the weights or data, the verdict, or anything that is said.
         """
-        from .certify import certify, constants_of
+        from .verification import verified
 
-        y = y if "y" in self.fingerprint else None
-        now = fingerprint(model, X, y)
-        differ = [n for n in {**self.fingerprint, **now} if self.fingerprint.get(n) != now.get(n)]
-        if differ:
-            raise ValueError(
-                f"the certificate is about other {' and '.join(differ)}: certify this model on these data."
-            )
-        again = certify(model, X, y, theorem=self.theorem, tier=self.tier, **constants_of(self))
-        if again.verdict != self.verdict:
-            raise ValueError(
-                f"the certificate says {self.verdict!r}. Certified again, it is {again.verdict!r}:\n"
-                f"{again.explain()}"
-            )
-        for name in _NUMBERS:
-            old, new = getattr(self, name), getattr(again, name)
-            if (old is None) != (new is None) or (old is not None and not _same(old, new)):
-                raise ValueError(f"the certificate says {name} = {old}. Certified again, it is {new}.")
-        return again
+        return verified(self, model, X, y)
 
     # -- to and from a file ---------------------------------------------------------------------------------
 
@@ -169,7 +164,7 @@ class Certificate:
             "hypotheses": list(self.hypotheses),
             "obstacle": self.obstacle,
             "claims": [c.to_dict() for c in self.claims],
-            "numbers": {name: _to_json(getattr(self, name)) for name in _NUMBERS},
+            "numbers": {name: _to_json(getattr(self, name)) for name in NUMBERS},
             "step_sizes": _to_json(dict(self.step_sizes)),
             "loss": self.loss,
             "constants": _to_json(dict(self.constants)),
@@ -197,10 +192,12 @@ class Certificate:
                 tier=data["tier"],
                 fingerprint=data["fingerprint"],
                 version=data["library"]["version"],
-                **{name: _from_json(data["numbers"][name]) for name in _NUMBERS},
+                **{name: _from_json(data["numbers"][name]) for name in NUMBERS},
             )
         except KeyError as error:
             raise ValueError(f"a certificate must have {error}. It has none.") from None
+        except (TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"this is no certificate: {error}") from None
         if certificate.verdict != data["verdict"]:
             raise ValueError(
                 f"the file says {data['verdict']!r}, its claims say {certificate.verdict!r}: it was altered."
@@ -213,7 +210,7 @@ class Certificate:
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             with part.open("w", encoding="utf-8") as file:
-                json.dump({**content, "sha256": _digest(content)}, file, indent=1, ensure_ascii=False)
+                json.dump({**content, "sha256": digest_of(content)}, file, indent=1, ensure_ascii=False)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, target)
@@ -225,13 +222,14 @@ class Certificate:
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
         """Read JSON. A file that was altered, or whose claims do not follow from its numbers, is refused.
 
-        That the numbers are those of a network, only `verify` can tell.
+        That the numbers are those of a network, only `verify` can tell, which a run does before it relies on
+        a certificate that was read.
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a certificate: {error}") from None
-        if isinstance(data, dict) and data.pop("sha256", None) != _digest(data):
+        if isinstance(data, dict) and data.pop("sha256", None) != digest_of(data):
             raise ValueError(f"{path} was altered: its content does not agree with its digest.")
         return cls.from_dict(data)
 
@@ -249,15 +247,10 @@ class Certificate:
         return table(self)
 
 
-_NUMBERS = ("exponent", "max_step_size", "factor", "floor", "movement")
-_AGREES = 1e-6  # relative: other machines round otherwise
+NUMBERS = ("exponent", "max_step_size", "factor", "floor", "movement")
 
 
-def _same(a: float, b: float) -> bool:
-    return a == b or math.isclose(a, b, rel_tol=_AGREES)
-
-
-def _digest(content: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -18,6 +18,7 @@ from .opteq import is_opteq, prove_wellposed
 from .rigorous import RigorousInstance
 from .safeguarded import Safeguarded
 from .two_timescale import TwoTimescale
+from .verification import sealed
 from .wellposed import WellPosed
 
 
@@ -119,6 +120,6 @@ def certify(
                 theorem.name, claims=(), obstacle=why, tier=tier, fingerprint=fingerprint(model, X)
             )
         prove: Any = prove_conv_wellposed if of_images else prove_wellposed
-        return prove(model, X, tier)
+        return sealed(prove(model, X, tier))
     instance = RigorousInstance if tier == "rigorous" else Instance
-    return theorem.prove(instance(model, X, y if theorem.needs_targets else None))  # type: ignore[arg-type]
+    return sealed(theorem.prove(instance(model, X, y if theorem.needs_targets else None)))  # type: ignore[arg-type]

@@ -28,10 +28,11 @@ from ..losses import as_loss
 from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
 from ..solve import EquilibriumError, Stop
-from .certificate import FLOAT64_TIER, Certificate, fingerprint
+from .certificate import FLOAT64_TIER, Certificate
 from .claim import Claim
 from .instance import Instance
 from .pl import SOUND, pl_star, readout_gradient
+from .verification import relied_on
 
 _SCALES = {"half_square": 0.5, "square": 1.0}  # c of L = c‖r‖²
 _BELOW = 1 - 2.0**-20  # λ is given up by this much, so that rounding does not leave an equality undecided
@@ -219,7 +220,7 @@ class Recorder:
         if before is not None and step <= before:
             raise ValueError(f"steps must increase. Got {step} after {before}.")
         if before is None and isinstance(self.theorem_rate, Certificate):
-            self._check_start(self.theorem_rate)
+            self.theorem_rate = relied_on(self.theorem_rate, self.model, self.X, self.y)
         moment = self._moment(step)
         self.moments.append(moment)
         return moment
@@ -310,14 +311,6 @@ class Recorder:
         parts = model.pullback(V, slope, Z, X).values()
         gradient = math.sqrt(sum(float(p.square().sum()) for p in parts))
         return found | {"lambda_min": kernel.lambda_min, "gradient": gradient}
-
-    def _check_start(self, certificate: Certificate) -> None:
-        now = fingerprint(self.model, self.X, self.y)
-        differ = [name for name in now if certificate.fingerprint.get(name) != now[name]]
-        if differ:
-            raise ValueError(
-                f"the certificate is about other {' and '.join(differ)}: record first at the certified start."
-            )
 
 
 def _checked(certificate: Certificate, loss: str | None) -> str:

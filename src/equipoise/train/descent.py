@@ -17,8 +17,9 @@ from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
 from ..solve import AffineMap, EquilibriumError, Stop, extrapolate
 from ..solve.driver import Precision
-from ..theory import Certificate, fingerprint
+from ..theory import Certificate
 from ..theory.common import trained_features
+from ..theory.verification import relied_on
 from .readout import Readout
 
 
@@ -57,14 +58,13 @@ def gradient_descent(
     require_affine("gradient_descent", model)
     if not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps must be an integer ≥ 0. Got {steps!r} instead.")
-    certificate = step_size if isinstance(step_size, Certificate) else None
-    if certificate is not None:
-        loss = _checked_loss(certificate, model, X, y, loss)
-    chosen = as_loss(loss if loss is not None else default_loss(model))
+    certificate = None
     if isinstance(step_size, Certificate):
-        rates = block_steps(model, step_size.step_sizes or step_size.step_size)
-    else:
-        rates = block_steps(model, step_size)
+        certificate = check_certificate(step_size, model, X, y)
+        _check_run(certificate, loss)
+        loss, step_size = certificate.loss, certificate.step_sizes or certificate.step_size  # type: ignore[assignment]
+    chosen = as_loss(loss if loss is not None else default_loss(model))
+    rates = block_steps(model, step_size)  # type: ignore[arg-type]
     run = Descent(model, X, y, chosen, rates, certificate, stop, precision)
     recorder = DescentRecorder(run, X_test, y_test, steps, measure)
     began, stopped = time.perf_counter(), ""
@@ -123,9 +123,8 @@ def block_steps(model: AffineFamily, step_size: float | Mapping[str, float] | No
     return {name: float(rate) for name, rate in rates.items()}
 
 
-def _checked_loss(certificate: Certificate, model: AffineFamily, X: Tensor, y: Tensor, loss: Any) -> str:
-    """The certificate's loss, after making sure that it speaks of this run."""
-    check_certificate(certificate, model, X, y)
+def _check_run(certificate: Certificate, loss: Any) -> None:
+    """Refuse a certificate that does not speak of this run."""
     if certificate.theorem == "safeguarded":
         raise ValueError(
             "a 'safeguarded' certificate is kept by safeguarded_descent, not by gradient_descent."
@@ -134,23 +133,13 @@ def _checked_loss(certificate: Certificate, model: AffineFamily, X: Tensor, y: T
         raise ValueError(f"{certificate.theorem} is about {certificate.kind}, not about gradient descent.")
     if loss is not None and as_loss(loss) != as_loss(certificate.loss):
         raise ValueError(f"the certificate is about the loss {certificate.loss!r}. Got {loss!r} instead.")
-    return certificate.loss
 
 
-def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, y: Tensor) -> None:
-    """Refuse a certificate that is not proved, or that is about other weights or data."""
-    if not certificate.proved:
-        raise ValueError(
-            f"the certificate must be proved. Got {certificate.verdict}:\n{certificate.explain()}"
-        )
-    now = fingerprint(model, X, y)
-    differ = [name for name in now if certificate.fingerprint.get(name) != now[name]]
+def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, y: Tensor) -> Certificate:
+    """A proved certificate of these weights and data, certified again if it was read or altered."""
     if trained := trained_features(model):
         raise ValueError(trained)
-    if differ:
-        raise ValueError(
-            f"the certificate is about other {' and '.join(differ)}: certify this model on these data."
-        )
+    return relied_on(certificate, model, X, y)
 
 
 class Descent:

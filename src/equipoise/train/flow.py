@@ -131,7 +131,9 @@ def gradient_flow(
     if measure is not None and (not isinstance(measure, int) or measure < 0):
         raise ValueError(f"measure must be an integer ≥ 0, or None. Got {measure!r} instead.")
     due = _due(points, float(time))
-    chosen = _loss(model, X, y, loss, certificate)
+    if certificate is not None:
+        certificate = check_certificate(certificate, model, X, y)
+    chosen = _loss(model, loss, certificate)
     began, stopped, advice = perf_counter(), "", ""
     run = Field(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
     least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
@@ -249,11 +251,10 @@ def _double(T: Tensor | None) -> Tensor | None:
     return None if T is None else T.double()
 
 
-def _loss(model: AffineFamily, X: Tensor, y: Tensor, loss: Any, certificate: Certificate | None) -> Loss:
+def _loss(model: AffineFamily, loss: Any, certificate: Certificate | None) -> Loss:
     """The loss of the flow, after making sure that a certificate speaks of it."""
     if certificate is None:
         return as_loss(loss if loss is not None else default_loss(model))
-    check_certificate(certificate, model, X, y)
     if certificate.kind != "flow":
         raise ValueError(f"{certificate.theorem} is about {certificate.kind}, not about gradient flow.")
     options = {"tau": certificate.options["tau"]} if certificate.options.get("tau") else {}

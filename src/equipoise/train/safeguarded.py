@@ -83,7 +83,7 @@ def safeguarded_descent(
     if checkpoints is not None and direction != "gradient":
         raise ValueError("checkpoints need direction='gradient': what a function remembers is not saved.")
     certificate = certificate or certify(model, X, y, theorem="safeguarded")
-    check_certificate(certificate, model, X, y)
+    certificate = check_certificate(certificate, model, X, y)
     if certificate.theorem != "safeguarded":
         raise ValueError(
             f"the certificate must be of theorem 'safeguarded'. Got {certificate.theorem!r} instead: "

@@ -1,0 +1,144 @@
+"""Whether a certificate is what `certify` returned; and if it is not, what `certify` returns now.
+
+Only `certify` and `verify` seal a certificate, with a digest of all that it says. A copy, a file, a pickle or
+a `replace` has no seal, and a certificate whose numbers were changed in place no longer agrees with it. What
+relies on a certificate asks `relied_on`, which certifies such a one again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..linalg import Interval
+from .altered import altered
+from .certificate import NUMBERS, Certificate, Seal, digest_of, fingerprint
+from .claim import Claim
+
+_AGREES = 1e-6  # relative: other machines round otherwise
+_PRINTED = 0.02  # relative: numbers in words have three digits or more
+_ROUNDED = ("error", "least")  # of the size of rounding, where machines agree in the order alone
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
+
+
+def sealed(certificate: Certificate) -> Certificate:
+    """The certificate, known from here on as what `certify` returned while nothing in it changes."""
+    with suppress(TypeError):  # a theorem of the user's own may keep what no file holds: then without a seal
+        object.__setattr__(certificate, "_seal", Seal(digest_of(certificate.to_dict())))
+    return certificate
+
+
+def intact(certificate: Certificate) -> bool:
+    """Whether it says what `certify` returned."""
+    seal = certificate._seal
+    return isinstance(seal, Seal) and seal.digest == digest_of(certificate.to_dict())
+
+
+def relied_on(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor) -> Certificate:
+    """A proved certificate of this model and these data, certified again unless `certify` just returned it.
+
+    A ValueError says what keeps a run from relying on it.
+    """
+    if not certificate.proved:
+        raise ValueError(
+            f"the certificate must be proved. Got {certificate.verdict}:\n{certificate.explain()}"
+        )
+    _check_fingerprint(certificate, fingerprint(model, X, y))
+    if why := altered(model):  # since it was certified
+        raise ValueError(why)
+    return certificate if intact(certificate) else verified(certificate, model, X, y)
+
+
+def verified(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor | None) -> Certificate:
+    """What `certify` returns now with the same theorem, constants and tier, if it says the same."""
+    from .certify import certify, constants_of
+
+    y = y if "y" in certificate.fingerprint else None
+    _check_fingerprint(certificate, fingerprint(model, X, y))
+    constants = constants_of(certificate)
+    try:
+        again = certify(model, X, y, theorem=certificate.theorem, tier=certificate.tier, **constants)
+    except TypeError as error:
+        raise ValueError(f"the certificate cannot be certified again: {error}") from None
+    if again.verdict != certificate.verdict:
+        raise ValueError(
+            f"the certificate says {certificate.verdict!r}. Certified again, it is {again.verdict!r}:\n"
+            f"{again.explain()}"
+        )
+    for what, old, new in _differences(certificate, again):
+        raise ValueError(f"the certificate says {what} = {old}. Certified again, it is {new}.")
+    return sealed(replace(again, options=certificate.options))
+
+
+def _check_fingerprint(certificate: Certificate, now: Mapping[str, str]) -> None:
+    known = certificate.fingerprint
+    if differ := [name for name in {**known, **now} if known.get(name) != now.get(name)]:
+        raise ValueError(
+            f"the certificate is about other {' and '.join(differ)}: certify this model on these data."
+        )
+
+
+# -- what two certificates say -------------------------------------------------------------------------------
+
+
+def _differences(old: Certificate, new: Certificate) -> Iterator[tuple[str, Any, Any]]:
+    """Where two certificates say something else: what, and both words."""
+    for name in ("kind", "loss", "tier", "obstacle", "promise", *NUMBERS):
+        if not _same(getattr(old, name), getattr(new, name)):
+            yield name, getattr(old, name), getattr(new, name)
+    for name in ("hypotheses", "step_sizes", "constants"):
+        yield from _within(name, getattr(old, name), getattr(new, name))
+    if len(old.claims) != len(new.claims):
+        yield "the number of claims", len(old.claims), len(new.claims)
+    for ours, theirs in zip(old.claims, new.claims, strict=False):
+        if not _same_claim(ours, theirs):
+            yield "a claim", ours, theirs
+
+
+def _within(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    pair = [dict(v) if isinstance(v, Mapping) else dict(enumerate(v)) for v in (old, new)]
+    for key in {**pair[0], **pair[1]}:
+        a, b = (values.get(key) for values in pair)
+        if not (_alike(a, b) if key in _ROUNDED else _same(a, b)):
+            yield f"{name}[{key!r}]", a, b
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Interval) and isinstance(b, Interval):
+        return _same(a.lo, b.lo) and _same(a.hi, b.hi)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, str) and isinstance(b, str):
+        numbers = [[float(x) for x in _NUMBER.findall(words)] for words in (a, b)]
+        return _NUMBER.sub("#", a) == _NUMBER.sub("#", b) and all(
+            math.isclose(x, y, rel_tol=_PRINTED) for x, y in zip(*numbers, strict=True)
+        )
+    if _is_number(a) and _is_number(b):
+        return a == b or math.isclose(a, b, rel_tol=_AGREES)
+    return type(a) is type(b) and a == b
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Of one order, as numbers are that rounding made."""
+    return _same(a, b) or (_is_number(a) and _is_number(b) and max(a, b) <= 100 * min(a, b))
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def _same_claim(a: Claim, b: Claim) -> bool:
+    words = [(c.name, c.relation, c.printed, c.holds, c.refuted) for c in (a, b)]
+    if words[0] != words[1] or not _same(a.statement, b.statement):
+        return False
+    ends = [[c.left.lo, c.left.hi, c.right.lo, c.right.hi] for c in (a, b)]
+    near = 1e-9 * max((abs(x) for x in ends[1] if math.isfinite(x)), default=0.0)
+    return all(
+        x == y or math.isclose(x, y, rel_tol=_AGREES, abs_tol=near) for x, y in zip(*ends, strict=True)
+    )
