@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -142,8 +143,7 @@ def fit(
     from .sources import read
     from .training import check_memory, train
 
-    sample = read(asked)
-    check_memory(recipe, sample)
+    sample = read(asked, check=partial(check_memory, recipe))
     train(_create(out, asked, recipe, sample), recipe, sample, output, not no_report, fresh=True)
 
 

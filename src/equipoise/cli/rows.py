@@ -11,9 +11,8 @@ import numpy as np
 
 from ..data import DataError, Table, load, read_table
 from ..data.dataset import Array
-from ..data.delimited import Frame, read_delimited
 from ..data.kinds import is_missing, to_number
-from ..data.tables import TEXT, _from_frame, _parquet
+from ..data.tables import open_cells, read_numbers, require_rows
 from ..data.validate import checked_table
 from .sources import flat, is_named, resolve, select
 
@@ -46,8 +45,13 @@ def read_rows(
             return Rows(select(table, tuple(features)), target)
         images = tuple(p.removeprefix("image ") for p in table.places) if path.is_dir() else ()
         return Rows(_as_many(table.X, trained, table.source), target, images=images)
-    frame = _frame(path, delimiter)
-    return Rows(_columns(path, frame, features).X, target, _targets(frame, target, trained))
+    cells = open_cells(path, delimiter)
+    at = _columns(path, cells.names, features)
+    targets = cells.survey(cells.names.index(target) if target in cells.names else None)
+    require_rows(path.name, targets.total, len(at))
+    X, places, text = read_numbers(cells, at, np.arange(targets.total))
+    table = Table(X, None, tuple(features), None, None, (), path.name, places)
+    return Rows(checked_table(table, text, targets.problems).X, target, _targets(targets.cells, trained))
 
 
 def _as_many(X: Array, trained: Mapping[str, Any], source: str) -> Array:
@@ -61,34 +65,17 @@ def _as_many(X: Array, trained: Mapping[str, Any], source: str) -> Array:
     return X
 
 
-def _frame(path: Path, delimiter: str | None) -> Frame:
-    if path.suffix.lower() == ".parquet":
-        return _parquet(path)
-    if path.suffix.lower() not in TEXT:
-        known = ", ".join((*TEXT, ".parquet", ".npz"))
-        raise DataError(f"{path.name}: a table is a file {known} or a folder of images")
-    return read_delimited(path, delimiter or ("\t" if path.suffix.lower() == ".tsv" else ","))
-
-
-def _columns(path: Path, frame: Frame, features: list[str]) -> Table:
+def _columns(path: Path, names: tuple[str, ...], features: list[str]) -> list[int]:
     """Only the columns trained on are read as numbers: whatever stands in the others does not matter."""
-    missing = [name for name in features if name not in frame.names]
-    if missing:
-        known = Table(np.zeros((0, len(frame.names))), None, frame.names, None, None, source=path.name)
+    if any(name not in names for name in features):
+        known = Table(np.zeros((0, len(names))), None, names, None, None, source=path.name)
         select(known, tuple(features))
-    at = [frame.names.index(name) for name in features]
-    rows = [[row[j] for j in at] for row in frame.rows]
-    return checked_table(
-        *_from_frame(path, Frame(tuple(features), rows, frame.places, frame.problems), None, None, False)
-    )
+    return [names.index(name) for name in features]
 
 
-def _targets(frame: Frame, target: str, trained: Mapping[str, Any]) -> Array | None:
+def _targets(cells: list[str], trained: Mapping[str, Any]) -> Array | None:
     """The targets, if the file has them for every row."""
-    if target not in frame.names:
-        return None
-    cells = [row[frame.names.index(target)] for row in frame.rows]
-    if any(is_missing(cell) for cell in cells):
+    if not cells or any(is_missing(cell) for cell in cells):
         return None
     if trained.get("kind") == "classification":
         return np.array([_label(cell, trained["classes"]) for cell in cells])

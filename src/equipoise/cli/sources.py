@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +14,12 @@ import numpy as np
 from ..data import DataError, Dataset, DataWarning, Table, load, read_table
 from ..data.dataset import Array
 from ..data.formats import sha256
+from ..data.kinds import Targets
 from ..data.load import names
 from .failures import Code, Failure
 
 Pair = tuple[Array, Array]
+Check = Callable[[int, int], None]  # of the rows to train on, and the columns
 
 
 @dataclass(frozen=True)
@@ -72,34 +74,49 @@ def resolve(source: str) -> str:
     return source
 
 
-def read(asked: Asked) -> Sample:
-    """The rows, checked; one DataError lists whatever is wrong with them. Warnings go into the provenance."""
+def read(asked: Asked, check: Check | None = None) -> Sample:
+    """The rows, checked; one DataError lists whatever is wrong with them. Warnings go into the provenance.
+
+    Only the rows that are asked for are held. `check` is called before they are read, with the number of rows
+    to train on and of columns, and may raise.
+    """
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", DataWarning)
         if is_named(asked.source):
-            sample = _named(load(asked.source, asked.data_dir), asked)
+            sample = _named(load(asked.source, asked.data_dir), asked, check)
         else:
-            sample = _table(asked)
-    sample = _fewer(sample, asked)
+            sample = _table(asked, check)
     notes = [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
     sample.provenance["warnings"] = notes
     return sample
 
 
-def _fewer(sample: Sample, asked: Asked) -> Sample:
-    """With about as many rows to train on as were asked for, drawn at random, of each class alike."""
-    X, y = sample.train
-    if asked.rows is None or asked.rows >= len(X):
-        return sample
-    labels = y if sample.kind == "classes" else None
-    drawn = ~held_out(labels, len(X), 1 - asked.rows / len(X), asked.split_seed or 0)
-    train = X[drawn], y[drawn]
-    split = f"{sample.provenance['split']}; of {len(X)} rows to train on, {len(train[0])} drawn at random"
-    about = sample.provenance | _sizes(train, sample.test) | {"split": split}
-    return replace(sample, train=train, provenance=about)
+class Parts:
+    """Which rows are trained on and which tested with: drawn by the labels alone, so before they are read."""
+
+    def __init__(self, labels: Array | None, rows: int, asked: Asked, share: float = 0.0) -> None:
+        seed = asked.split_seed or 0
+        held = held_out(labels, rows, share, seed)
+        self.rows = np.flatnonzero(~held)  # to train on
+        self.test = np.flatnonzero(held)
+        self.split = ""
+        if asked.rows is not None and asked.rows < len(self.rows):
+            of_them = None if labels is None else labels[self.rows]
+            drawn = ~held_out(of_them, len(self.rows), 1 - asked.rows / len(self.rows), seed)
+            self.split = f"; of {len(self.rows)} rows to train on, {drawn.sum()} drawn at random"
+            self.rows = self.rows[drawn]
+
+    @property
+    def wanted(self) -> Array:
+        return np.sort(np.concatenate([self.rows, self.test]))
+
+    def divide(self, X: Array, y: Array) -> tuple[Pair, Pair | None]:
+        """Of the wanted rows, those to train on and those to test with."""
+        train, test = (np.searchsorted(self.wanted, rows) for rows in (self.rows, self.test))
+        return (X[train], y[train]), (X[test], y[test]) if len(test) else None
 
 
-def _named(data: Dataset, asked: Asked) -> Sample:
+def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
     for name, value in (("--target", asked.target), ("--test", asked.test), ("--delimiter", asked.delimiter)):
         if value is not None:
             raise Failure(
@@ -107,8 +124,12 @@ def _named(data: Dataset, asked: Asked) -> Sample:
                 f"{name} is of a table. {data.name} has targets and a test part of its own.",
                 code=Code.USAGE,
             )
-    X, X_test = (flat(x) for x in (data.x_train, data.x_test))
     y, y_test = (np.array(data.classes)[v] if data.classes else v for v in (data.y_train, data.y_test))
+    parts = Parts(y if data.classes else None, len(y), asked)
+    if check is not None:
+        check(len(parts.rows), data.x_train[0].size)
+    X, X_test = flat(data.x_train[parts.rows]), flat(data.x_test)
+    y = y[parts.rows]
     about = data.provenance
     return Sample(
         kind="classes" if data.classes else "numbers",
@@ -121,7 +142,7 @@ def _named(data: Dataset, asked: Asked) -> Sample:
             "licence": about.licence,
             "files": [vars(file) for file in about.files],
             "subset": about.subset,
-            "split": about.split,
+            "split": about.split + parts.split,
             **_sizes((X, y), (X_test, y_test)),
             "kind": "classification" if data.classes else "regression",
             "classes": list(data.classes),
@@ -130,11 +151,24 @@ def _named(data: Dataset, asked: Asked) -> Sample:
     )
 
 
-def _table(asked: Asked) -> Sample:
+def _table(asked: Asked, check: Check | None) -> Sample:
     path = Path(asked.source)
     how: dict[str, Any] = {"kind": asked.kind, "delimiter": asked.delimiter}
-    table = read_table(path, asked.target, **how)
-    train, test, split = _divided(table, asked, how)
+    parts: list[Parts] = []
+
+    def choose(found: Targets, columns: int) -> Array:
+        labels = np.array(found.classes)[found.y] if found.kind == "classification" else None
+        parts.append(Parts(labels, len(found.y), asked, asked.test_share or 0.0))
+        if check is not None:
+            check(len(parts[0].rows), columns)
+        return parts[0].wanted
+
+    table = read_table(path, asked.target, choose=choose, **how)
+    train, test = parts[0].divide(table.X, targets(table))
+    split = _split(table, asked, test is not None)
+    if asked.test is not None:
+        test = _test_file(table, asked.test, how)
+    split += parts[0].split
     files = [path] + ([Path(asked.test)] if asked.test else [])
     return Sample(
         kind="classes" if table.kind == "classification" else "numbers",
@@ -156,21 +190,22 @@ def _table(asked: Asked) -> Sample:
     )
 
 
-def _divided(table: Table, asked: Asked, how: Mapping[str, Any]) -> tuple[Pair, Pair | None, str]:
+def _split(table: Table, asked: Asked, tested: bool) -> str:
     if asked.test is not None:
-        target = table.target if table.image_shape is None else None
-        other = read_table(asked.test, target, **{**how, "kind": table.kind})
-        test = select(other, table.features), targets(other)
-        if table.kind == "classification":
-            _same_classes(table, other)
-        return (table.X, targets(table)), test, f"test rows from {Path(asked.test).name}"
-    X, y, share = table.X, targets(table), asked.test_share or 0.0
-    held = held_out(y if table.kind == "classification" else None, len(X), share, asked.split_seed or 0)
-    if not held.any():
-        return (X, y), None, "all rows are trained on: there is no test part"
+        return f"test rows from {Path(asked.test).name}"
+    if not tested:
+        return "all rows are trained on: there is no test part"
     by_class = "of each class " if table.kind == "classification" else ""
-    split = f"{100 * share:g} % of the rows {by_class}held out at random (seed {asked.split_seed or 0})"
-    return (X[~held], y[~held]), (X[held], y[held]), split
+    share, seed = asked.test_share or 0.0, asked.split_seed or 0
+    return f"{100 * share:g} % of the rows {by_class}held out at random (seed {seed})"
+
+
+def _test_file(table: Table, path: str, how: Mapping[str, Any]) -> Pair:
+    target = table.target if table.image_shape is None else None
+    other = read_table(path, target, **{**how, "kind": table.kind})
+    if table.kind == "classification":
+        _same_classes(table, other)
+    return select(other, table.features), targets(other)
 
 
 def held_out(labels: Array | None, rows: int, share: float, seed: int) -> Array:
@@ -222,9 +257,8 @@ def flat(x: Array) -> Array:
 def _sizes(train: Pair, test: Pair | None) -> dict[str, Any]:
     digest = hashlib.sha256()
     for part in (*train, *(test or ())):
-        part = np.ascontiguousarray(part)
         digest.update(f"{part.dtype.str}|{part.shape}|".encode())
-        digest.update(part.tobytes())
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     return {
         "rows": len(train[0]),
         "test_rows": len(test[0]) if test else 0,

@@ -67,19 +67,18 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         raise Ended(code)
 
 
-def check_memory(recipe: Recipe, sample: Sample) -> None:
+def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
     """Certified training holds all rows at once: about a dozen equilibria and adjoints (N, m)."""
     if not recipe.certified or os.name != "posix":
         return
-    X, _ = sample.train
-    width = recipe.resolved(len(X)).width or X.shape[1]
-    need = 8 * len(X) * width * 12
+    width = recipe.resolved(rows).width or columns
+    need = 8 * rows * width * 12
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > 0.5 * have:
-        fewer = int(len(X) * 0.25 * have / need)
+        fewer = int(rows * 0.25 * have / need)
         raise Failure(
             "More memory would be needed than there is",
-            f"Certified training of {len(X)} rows at width {width} needs about "
+            f"Certified training of {rows} rows at width {width} needs about "
             f"{need / 1e9:.0f} GB; here are {have / 1e9:.0f} GB.",
             f"--rows {fewer} trains on some of the rows, --uncertified in batches.",
         )

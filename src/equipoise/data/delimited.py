@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from equipoise.data.errors import DataError, refuse, some
 from equipoise.data.kinds import is_missing, to_number
 
 NAMED = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", " ": "a space"}
+_PIECE = 1 << 20  # bytes looked at at a time
 SIGNATURES = {
     b"PK\x03\x04": "a zip archive or an Excel workbook",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook",
@@ -25,45 +27,77 @@ SIGNATURES = {
 }
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Named columns of cells as text; `places` names the rows, `problems` tells of rows left out."""
+class Survey(NamedTuple):
+    """How many rows there are, their cells in one column, and what is wrong with rows left out."""
 
-    names: tuple[str, ...]
-    rows: list[list[str]]
-    places: tuple[str, ...]
+    total: int
+    cells: list[str]
     problems: tuple[str, ...] = ()
 
 
-def read_delimited(path: Path, delimiter: str) -> Frame:
-    """The cells of a CSV file; blank lines are skipped, rows unlike the header in length are problems."""
-    if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise DataError(f"delimiter must be one character such as ',' or ';'; got {delimiter!r}")
-    lines = _records(path, delimiter)
-    if not lines:
-        raise DataError(f"{path.name} is empty: a header and data rows are required")
-    (first, header), *body = lines
-    names = tuple(name.strip() for name in header)
-    if problems := _delimiter_problems(first, header, body, delimiter) or name_problems(
-        names, f"line {first}"
-    ):
-        raise refuse(path.name, problems)
-    if not body:
-        raise DataError(f"{path.name} has a header and no data rows")
-    ragged: dict[int, list[str]] = defaultdict(list)
-    for line, cells in body:
-        if len(cells) != len(names):
-            ragged[len(cells)].append(f"line {line}")
-    whole = [(line, cells) for line, cells in body if len(cells) == len(names)]
-    return Frame(
-        names,
-        rows=[cells for _, cells in whole],
-        places=tuple(f"line {line}" for line, _ in whole),
-        problems=tuple(
-            f"{count} cells instead of the header's {len(names)} in {some(places)}"
-            for count, places in ragged.items()
-        ),
-    )
+class Cells(Protocol):
+    """Named columns of cells as text, in a file that is read piece by piece."""
+
+    path: Path
+    names: tuple[str, ...]
+
+    def survey(self, column: int | None) -> Survey:
+        """All rows, of which only the cells of one column are kept."""
+
+    def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
+        """(place, cells) of the rows of these numbers, which ascend."""
+
+
+class Delimited:
+    """A CSV file: its header is read at once, its rows as often as they are asked for, and never held.
+
+    Blank lines are skipped, rows unlike the header in length are problems.
+    """
+
+    def __init__(self, path: Path, delimiter: str) -> None:
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise DataError(f"delimiter must be one character such as ',' or ';'; got {delimiter!r}")
+        self.path, self.delimiter = path, delimiter
+        _require_text(path)
+        records = _records(path, delimiter)
+        first, header = next(records, (0, []))
+        if not header:
+            raise DataError(f"{path.name} is empty: a header and data rows are required")
+        self.names = tuple(name.strip() for name in header)
+        below = next(records, None)
+        if problems := _delimiter_problems(first, header, below, delimiter) or name_problems(
+            self.names, f"line {first}"
+        ):
+            raise refuse(path.name, problems)
+        if below is None:
+            raise DataError(f"{path.name} has a header and no data rows")
+
+    def survey(self, column: int | None) -> Survey:
+        ragged: dict[int, list[str]] = defaultdict(list)
+        count, cells, known = 0, [], dict[str, str]()
+        for line, row in self._body():
+            if len(row) != len(self.names):
+                ragged[len(row)].append(f"line {line}")
+                continue
+            count += 1
+            if column is not None:  # a word that is met again is held once
+                cells.append(known.setdefault(row[column], row[column]))
+        problems = tuple(
+            f"{width} cells instead of the header's {len(self.names)} in {some(places)}"
+            for width, places in ragged.items()
+        )
+        return Survey(count, cells, problems)
+
+    def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
+        whole = ((line, row) for line, row in self._body() if len(row) == len(self.names))
+        at = -1
+        for i in wanted:
+            for line, row in islice(whole, i - at - 1, i - at):
+                yield f"line {line}", row
+            at = i
+
+    def _body(self) -> Iterator[tuple[int, list[str]]]:
+        return islice(_records(self.path, self.delimiter), 1, None)
 
 
 def name_problems(names: Sequence[str], where: str) -> list[str]:
@@ -84,7 +118,7 @@ def name_problems(names: Sequence[str], where: str) -> list[str]:
 
 
 def _delimiter_problems(
-    line: int, header: Sequence[str], body: Sequence[tuple[int, list[str]]], delimiter: str
+    line: int, header: Sequence[str], below: tuple[int, list[str]] | None, delimiter: str
 ) -> list[str]:
     """A header of one column in which another delimiter stands was divided by the wrong one."""
     if len(header) > 1:
@@ -92,7 +126,7 @@ def _delimiter_problems(
     for other, name in NAMED.items():
         divided = header[0].split(other)
         # a name may well contain a space: only one that divides the data alike is a delimiter
-        if len(divided) > 1 and (other != " " or (body and len(body[0][1][0].split()) == len(divided))):
+        if len(divided) > 1 and (other != " " or (below and len(below[1][0].split()) == len(divided))):
             return [
                 f"line {line} is one column when divided at {NAMED.get(delimiter, repr(delimiter))}, "
                 f"and {len(divided)} when divided at {name}: pass delimiter={other!r}"
@@ -100,38 +134,59 @@ def _delimiter_problems(
     return []
 
 
-def _records(path: Path, delimiter: str) -> list[tuple[int, list[str]]]:
+def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(line it begins on, cells) of each record that is not blank."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
-    records: list[tuple[int, list[str]]] = []
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return records
-        except csv.Error as error:
-            raise DataError(f"{path.name}: line {line} is malformed: {error} (an open quote?)") from error
-        if len(cells) > 1 or (cells and cells[0].strip()):
-            records.append((line, cells))
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream, delimiter=delimiter, strict=True)
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(f"{path.name}: line {line} is malformed: {error} (an open quote?)") from error
+            if len(cells) > 1 or (cells and cells[0].strip()):
+                yield line, cells
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
+def _require_text(path: Path) -> None:
+    """Every byte is looked at once, so that what follows can trust that the file is UTF-8 text."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    read, line = 0, 1
+    with path.open("rb") as stream:
+        while data := stream.read(_PIECE):
+            if read == 0:
+                _require_no_signature(path, data)
+            if junk := re.search(rb"[\x00-\x08\x0e-\x1f]", data):
+                raise DataError(
+                    f"{path.name} must be text; byte {read + junk.start()} is {junk.group().hex()}: "
+                    "it is a binary file"
+                )
+            held = len(decoder.getstate()[0])  # bytes of a character that the last piece began
+            try:
+                decoder.decode(data)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, error, line, held, data) from error
+            line += data.count(b"\n")
+            read += len(data)
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error, line, 0, b"") from error
+
+
+def _require_no_signature(path: Path, data: bytes) -> None:
     for signature, what in SIGNATURES.items():
         if data.startswith(signature):
             raise DataError(f"{path.name} must be text; it is {what}")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{path.name} must be UTF-8 text; it is UTF-16: save it as UTF-8")
-    if junk := re.search(rb"[\x00-\x08\x0e-\x1f]", data):
-        raise DataError(
-            f"{path.name} must be text; byte {junk.start()} is {junk.group().hex()}: it is a binary file"
-        )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path.name} must be UTF-8 text; line {line} holds the byte {data[error.start]:02x} "
-            "(Latin-1 or Windows-1252?): save it as UTF-8"
-        ) from error
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError, line: int, held: int, data: bytes) -> DataError:
+    line += data.count(b"\n", 0, max(0, error.start - held))
+    return DataError(
+        f"{path.name} must be UTF-8 text; line {line} holds the byte {error.object[error.start]:02x} "
+        "(Latin-1 or Windows-1252?): save it as UTF-8"
+    )

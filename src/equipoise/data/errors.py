@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
+from equipoise.memory import shortage
+
 SHOWN = 10  # problems listed in a message; `DataError.problems` holds them all
 
 
@@ -35,6 +37,12 @@ def refuse(what: str, problems: Sequence[str]) -> DataError:
     if len(problems) > SHOWN:
         lines.append(f"  … and {len(problems) - SHOWN} more (DataError.problems lists all)")
     return DataError("\n".join([f"{what}: {count}", *lines]), problems)
+
+
+def require_memory(need: float, what: str, advice: str = "") -> None:
+    """A DataError, before anything is read, unless so many bytes can be had."""
+    if lacking := shortage(need):
+        raise DataError(f"{what} is too large to be read here: it needs {lacking}.{advice and ' '}{advice}")
 
 
 def some(places: Sequence[str], shown: int = 3) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.data.archive import read_npz
 from equipoise.data.dataset import Array, Parts, seeded_split
 from equipoise.data.errors import DataError
 from equipoise.data.unpickle import read_pickled_dict
@@ -165,20 +166,6 @@ def read_semeion(paths: Paths) -> Parts:
         )
     x = values[:, :256].reshape(-1, 16, 16).astype(np.uint8)
     return seeded_split(x, values[:, 256:].argmax(1).astype(np.int64))
-
-
-def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by name, read without pickle: arrays of objects are refused unread."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
-            return {key: content[key] for key in content.files}
-    except Exception as error:  # a damaged zip raises many kinds
-        why = (
-            "it is no zip, or holds objects, which are never unpickled"
-            if "allow_pickle" in str(error)
-            else error
-        )
-        raise DataError(f"{path} is not an .npz of plain arrays: {why}") from error
 
 
 def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> Parts:

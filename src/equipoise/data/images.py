@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from equipoise.data.dataset import Array
-from equipoise.data.errors import DataError, optional, refuse
+from equipoise.data.errors import DataError, optional, refuse, require_memory
+from equipoise.data.kinds import Targets
 from equipoise.data.validate import Table
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
-def read_image_folder(path: Path, labelled: bool) -> Table:
+def read_image_folder(
+    path: Path, labelled: bool, choose: Callable[[Targets, int], Array] | None = None
+) -> Table:
     """`path/<class>/<image>`, or without labels any images below `path`; all of one size, grey or RGB.
 
     Rows are in the order of the file names. Hidden files are passed over, any other that is no image is an
-    error, as is an image that must be converted first.
+    error, as is an image that must be converted first. `choose` is that of `read_table`.
     """
     optional("PIL.Image", "reading images")
     problems: list[str] = []
-    images: dict[str, Array] = {}  # relative name -> pixels
-    shape = None
+    files: dict[str, Path] = {}  # by relative name
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path).as_posix()
         if file.is_dir() or any(part.startswith(".") for part in name.split("/")):
             continue
+        if labelled and name.count("/") != 1:
+            problems.append(f"{name} must lie in the sub-folder of its class, {path.name}/<class>/")
+        else:
+            files[name] = file
+    if choose is not None and files and not problems:
+        files = _chosen(files, choose)
+    images: dict[str, Array] = {}
+    shape = None
+    for name, file in files.items():
         try:
-            if labelled and name.count("/") != 1:
-                raise DataError(f"must lie in the sub-folder of its class, {path.name}/<class>/")
             images[name] = _pixels(file, shape)
-            shape = images[name].shape
         except DataError as error:
             problems.append(f"{name} {error}")
+            continue
+        if shape is None:
+            shape = images[name].shape
+            require_memory(9 * len(files) * images[name].size, f"{path.name}, {len(files)} images,")
     if not images:
         problems.append(f"no image found as {path.name}/{'<class>/' if labelled else ''}<image>")
     if problems:
@@ -53,6 +66,20 @@ def read_image_folder(path: Path, labelled: bool) -> Table:
         places=tuple(f"image {name}" for name in images),
         image_shape=X.shape[1:],
     )
+
+
+def _chosen(files: dict[str, Path], choose: Callable[[Targets, int], Array]) -> dict[str, Path]:
+    """The files that are wanted of all; the first says how many pixels an image has."""
+    folders = [name.split("/")[0] for name in files]
+    classes = tuple(sorted(set(folders)))
+    y = np.array([classes.index(folder) for folder in folders], dtype=np.int64)
+    try:
+        columns = _pixels(next(iter(files.values())), None).size
+    except DataError as error:
+        raise DataError(f"{next(iter(files))} {error}") from error
+    wanted = choose(Targets(y, classes, "classification", {}), columns)
+    names = list(files)
+    return {names[i]: files[names[i]] for i in wanted.tolist()}
 
 
 def _pixels(file: Path, shape: tuple[int, ...] | None) -> Array:

@@ -33,6 +33,13 @@ class Targets(NamedTuple):
     kind: Kind
     text: dict[int, str]
 
+    def take(self, rows: Array) -> Targets:
+        """Those of some rows, of the same classes."""
+        at = {int(i): k for k, i in enumerate(rows)} if self.text else {}
+        return Targets(
+            self.y[rows], self.classes, self.kind, {at[i]: c for i, c in self.text.items() if i in at}
+        )
+
 
 def is_missing(cell: str) -> bool:
     return cell.strip().lower() in MISSING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -54,9 +55,12 @@ def validate(table: Table) -> Table:
     return checked_table(table, {}, [])
 
 
-def checked_table(table: Table, text: Cells, problems: Sequence[str]) -> Table:
-    """`validate` for a reader: `problems` it met, `text` the cells it could not read (NaN in X and y)."""
-    problems = [*problems, *_problems(table, text)]
+def checked_table(table: Table, text: Cells, problems: Sequence[str], whole: bool = True) -> Table:
+    """`validate` for a reader: `problems` it met, `text` the cells it could not read (NaN in X and y).
+
+    A column may be constant on the rows of a table that are not the `whole` of it.
+    """
+    problems = [*problems, *_problems(table, text, whole)]
     if problems:
         raise refuse(table.source, problems)
     if message := _repeated_rows(table):
@@ -64,21 +68,21 @@ def checked_table(table: Table, text: Cells, problems: Sequence[str]) -> Table:
     return table
 
 
-def _problems(table: Table, text: Cells) -> list[str]:
+def _problems(table: Table, text: Cells, whole: bool) -> list[str]:
     _check_shapes(table)
     problems = []
     required = 1 if table.y is None else SMALLEST
     if len(table.X) < required:
         problems.append(f"at least {required} data rows are required; got {len(table.X)}")
     for j, name in enumerate(table.features):
-        problems += _bad_cells(table, table.X[:, j], f"column {name!r}", j, text)
+        problems += _bad_cells(table, table.X[:, j], f"column {name!r}", j, text, whole)
     if table.kind == "classification":
         problems += _bad_classes(table, text)
     elif table.y is not None:
         y = table.y.reshape(len(table.y), -1)
         for j in range(y.shape[1]):
             name = f"target {table.target!r}" + (f", output {j}" if table.y.ndim == 2 else "")
-            problems += _bad_cells(table, y[:, j], name, -1, text)
+            problems += _bad_cells(table, y[:, j], name, -1, text, whole)
     return problems
 
 
@@ -99,7 +103,7 @@ def _check_shapes(table: Table) -> None:
         raise DataError(f"{table.source}: y must hold indices into classes, integers; got {y.dtype}")
 
 
-def _bad_cells(table: Table, column: Array, name: str, j: int, text: Cells) -> list[str]:
+def _bad_cells(table: Table, column: Array, name: str, j: int, text: Cells, whole: bool) -> list[str]:
     """One message for each kind of trouble in a column, naming the first rows it is met in."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for i in np.flatnonzero(~np.isfinite(column)).tolist():
@@ -112,7 +116,7 @@ def _bad_cells(table: Table, column: Array, name: str, j: int, text: Cells) -> l
         remedy = "encode it as numbers, or remove it" if j >= 0 else "for classes, kind='classification'"
         return [f"{name} holds text, first in {texts[0]}: {remedy}"]
     problems = [f"{name}: {kind} in {some(places)}" for kind, places in kinds.items()]
-    may_be_constant = table.y is None or (j >= 0 and table.image_shape is not None)
+    may_be_constant = table.y is None or (j >= 0 and (table.image_shape is not None or not whole))
     if not problems and not may_be_constant and len(column) >= SMALLEST and (column == column[0]).all():
         useless = "there is nothing to learn" if j < 0 else "it tells nothing: remove it"
         problems.append(f"{name} is constant ({column[0]:g} in every row): {useless}")
@@ -142,9 +146,9 @@ def _repeated_rows(table: Table) -> str | None:
     first: dict[bytes, int] = {}
     same: list[str] = []
     conflicting: list[str] = []
-    X = np.ascontiguousarray(table.X + 0.0)  # −0 and 0 are equal
-    for i, row in enumerate(X):
-        k = first.setdefault(row.tobytes(), i)
+    for i, row in enumerate(table.X):
+        content = (row + 0.0).tobytes()  # −0 and 0 are equal
+        k = first.setdefault(hashlib.sha256(content).digest(), i)
         if k == i:
             continue
         agrees = np.array_equal(table.y[i], table.y[k])

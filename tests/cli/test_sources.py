@@ -1,0 +1,65 @@
+"""DATA of a command: which rows are asked for, and what they cost, is known before they are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cli.commands import write_flowers
+from equipoise.cli.failures import Failure
+from equipoise.cli.sources import Asked, held_out, read
+
+
+@pytest.fixture
+def table(tmp_path):
+    generator = np.random.default_rng(0)
+    X, y = generator.normal(size=(90, 3)), generator.integers(0, 3, 90)
+    np.savez(tmp_path / "t.npz", x=X, y=y)
+    return tmp_path / "t.npz", X, y
+
+
+def test_the_rows_are_those_drawn_from_the_part_to_train_on(table):
+    path, X, y = table
+    words = np.array([str(k) for k in y])
+    sample = read(Asked(str(path), test_share=0.2, rows=20, split_seed=3))
+    held = held_out(words, 90, 0.2, 3)
+    drawn = ~held_out(words[~held], int((~held).sum()), 1 - 20 / (~held).sum(), 3)
+    assert np.array_equal(sample.train[0], X[~held][drawn])
+    assert sample.train[1].tolist() == words[~held][drawn].tolist()
+    assert np.array_equal(sample.test[0], X[held])
+    assert sample.provenance["rows"] == 20 == len(sample.train[0])
+    assert sample.provenance["split"].endswith("; of 72 rows to train on, 20 drawn at random")
+
+
+@pytest.mark.parametrize("rows", [None, 20])
+def test_what_rows_cost_is_asked_before_they_are_read(table, rows, monkeypatch):
+    seen = []
+
+    def check(count, columns):
+        seen.append((count, columns))
+        raise Failure("refused", "too much")
+
+    monkeypatch.setattr("equipoise.data.tables.require_rows", lambda *_: pytest.fail("went on to read"))
+    asked = Asked(str(table[0]), test_share=0.2, rows=rows, split_seed=0)
+    with pytest.raises(Failure, match="too much"):
+        read(asked, check)
+    assert seen == [(rows or 72, 3)]
+    with pytest.raises(Failure):
+        read(Asked("synthetic-moons", rows=10, split_seed=0), check)
+    assert seen[1] == (10, 2)
+
+
+def test_a_table_too_large_for_certified_training_is_refused_unread(equipoise, tmp_path, monkeypatch):
+    table = write_flowers(tmp_path / "f.csv")
+    monkeypatch.setattr("equipoise.data.tables.read_numbers", lambda *_: pytest.fail("was read"))
+    result = equipoise("fit", table, "--width", "10000000000")
+    assert result.exit_code == 1
+    assert "More memory would be needed than there is" in result.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_rows_are_read_of_a_table_that_does_not_fit_as_a_whole(table, monkeypatch):
+    monkeypatch.setattr("equipoise.memory.available", lambda: 16.0 * 3 * 40)
+    assert len(read(Asked(str(table[0]), test_share=0.2, rows=20, split_seed=0)).train[0]) == 20
+    with pytest.raises(ValueError, match="of which 90 rows of 3 numbers are wanted, is too large"):
+        read(Asked(str(table[0]), test_share=0.2, split_seed=0))
