@@ -31,6 +31,7 @@ from equipoise.plots import new_figure
 
 KEYS = [e.key for e in catalogue.experiments()]
 TINY = Settings("tiny", ("digits",))
+PLACE = r"(§|Figure |Table |Theorem |Corollary |Conjecture |Appendix |[A-D]\.[0-9])"
 
 NAMED = {
     "gao2022": ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "table1", "conditions"],
@@ -58,9 +59,10 @@ def test_an_experiment_runs_at_a_tiny_size(key, out):
     result = run_one(catalogue.experiment(key), TINY, out)
     assert not result.error, result.error
     assert result.judgements
-    assert result.verdict in ("agree", "differs", "not reproducible here")
+    assert result.verdict in ("agree", "differs", "undecided in part", "undecided")
     for j in result.judgements:
         assert j.claim
+        assert re.match(PLACE, j.paper), j.paper  # where the paper says it
         assert j.tolerance
         assert "nan" not in j.measured
     assert result.figures or result.tables
@@ -107,13 +109,14 @@ def test_a_result_is_headed_by_the_verdict_of_all_its_claims(tmp_path, decisive)
     run_one(replace(made(), judge=lambda measured: claims), TINY, tmp_path)
     write_gallery(tmp_path)
     stored = json.loads((tmp_path / "gao2022.test" / "result.json").read_text())
-    expected = "agree" if decisive else "not reproducible here"
+    expected = "agree" if decisive else "undecided in part"
     counted = "2 agree, 1 cannot be tried" if decisive else "1 agree, 1 undecided, 1 cannot be tried"
     assert stored["verdict"] == expected
     assert f"| gao2022.test | title | {expected} | {counted} | tiny |" in (tmp_path / "index.md").read_text()
     page = (tmp_path / "index.html").read_text()
     assert f"<td>{counted}</td>" in page
     assert f"Of 3 claims: {counted}." in page
+    assert f'<span class="soft">({counted})</span></h3>' in page
     assert '<td data-name="scale">tiny</td>' in page
     assert page.count('<span class="badge agree">') == (4 if decisive else 1)  # two of them head the result
 

@@ -14,7 +14,7 @@ from equipoise.papers.gao2022_table import MOST_BETA, PRECISION, TABLE_1, _certi
 from equipoise.papers.images import Split
 from equipoise.papers.page import Page
 
-AGREE, DIFFERS, OPEN = "agree", "differs", "not reproducible here"
+AGREE, DIFFERS, OPEN = "agree", "differs", "undecided"
 
 
 def judge(key, measured):
@@ -60,18 +60,16 @@ def test_a_larger_gamma_must_have_the_lower_loss(key):
     assert verdicts(key, of(seeds(2.0, 2.1), reverse)) == [DIFFERS, DIFFERS, AGREE]
     assert verdicts(key, of(seeds(2.7, 2.8)))[2] == DIFFERS  # above γ = .5, surely
     assert verdicts(key, of(seeds(2.3, 2.72)))[2] == OPEN  # the seeds of γ = .8 do not agree
-    assert verdicts(key, of(seeds(2.0, 2.1, stopped="step 7: no equilibrium")))[2] == DIFFERS
+    assert verdicts(key, of(seeds(2.0, 2.1, stopped="step 7: no equilibrium")))[2] == OPEN  # two seeds
 
 
 @pytest.mark.parametrize("key", ["fig3", "fig5"])
-def test_a_step_size_is_judged_by_rises_and_by_the_last_loss(key):
+def test_a_step_size_is_judged_by_rises(key):
     of = lambda large, paper, small: {"data": {"x": {"10": large, "1": paper, "0.1": small}}}
     rising, good, slow = seeds(200.0, 200.0), seeds(1.0, 1.1), seeds(50.0, 51.0)
-    assert verdicts(key, of(rising, good, slow)) == [AGREE] * 3
+    assert verdicts(key, of(rising, good, slow)) == [AGREE] * 2  # of η = .1/N the paper says nothing
     assert verdicts(key, of(rising, seeds(1.0, 1.1, way=(0.9,)), slow))[0] == DIFFERS
     assert verdicts(key, of(good, good, slow))[1] == DIFFERS
-    assert verdicts(key, of(rising, slow, good))[2] == DIFFERS
-    assert verdicts(key, of(rising, seeds(1.0, 1.5), seeds(1.2, 1.4)))[2] == OPEN
 
 
 # -- table 1 -------------------------------------------------------------------------------------------------
@@ -105,14 +103,15 @@ def table(begun, along, name="mnist"):
 
 
 def test_table_1_is_judged_against_the_counts_of_training():
-    assert table(start(), training()) == [AGREE] * 4
+    assert table(start(), training()) == [AGREE] * 3
     assert table(start(), training((5, 5), (8, 9), (12, 13.9), (36, 70)))[2] == DIFFERS  # 15 is out of reach
     assert table(start(), training((5, 5), (8, 9), (13, 14), (50, 70)))[2] == DIFFERS  # 47.5 as well
-    assert table(start(), training(sample=1.0))[3] == DIFFERS  # the norm could be that of a sample
-    assert table(start(), training(N=100))[2:] == [OPEN, OPEN]  # a mean over training, and none of ours
-    assert table(start(N=200), training(N=200)) == [AGREE, AGREE, OPEN]
-    off = start(**{"0.8": {"batch": 36, "predicted": 35, "sample": 18.0}})
-    assert table(off, training())[0] == DIFFERS
+    assert table(start(), training(N=100))[2] == OPEN  # a mean over training, and none of ours
+    assert table(start(N=200), training(N=200)) == [AGREE, AGREE, "cannot be tried here"]
+    fewer = start(**{"0.8": {"batch": 13, "predicted": 13, "sample": 6.0}})
+    assert table(fewer, training())[0] == DIFFERS  # no more than γ = .5 takes
+    found = judge("table1", {"data": {"mnist": [start(), training()]}})[2]
+    assert "with that of one sample means 2.5 / 4.25 / 6.75 / 26.5" in found.measured
 
 
 def test_counts_grow_for_one_gamma_and_shrink_for_none():
@@ -193,7 +192,6 @@ def test_a_run_learned_did_not_learn_or_was_lost(tmp_path, monkeypatch):
         in found[1].measured
     )
     assert "the loss at the end: 10 ± 0, 1 of 3 lost;" in found[1].measured
-    assert found[2].measured == "lost against 0.2 ± 0.14"
     some = {
         "γ = 0.1": [idle, idle],
         "γ = 0.3": [lost, idle],
@@ -231,11 +229,11 @@ def test_a_curve_ends_at_the_number_of_the_table(tmp_path, monkeypatch):
 
 def test_a_verdict_can_be_computed_from_what_is_shown():
     """Means, deviations, and the differences with the errors that are compared, paired by seed."""
-    curves = {"m = 1": seeds(20.0, 30.0), "m = 2": seeds(10.0, 22.0)}
+    curves = {"m = 1": seeds(20.0, 30.0), "m = 2": seeds(10.0, 21.0)}
     found = judge("fig1", {"data": {"x": curves}})[0]
-    assert "m = 1: 2.5 ± 0.71, m = 2: 1.6 ± 0.85" in found.measured
-    assert "from each to the next −0.9 ± 0.1 (± standard error)" in found.measured
-    assert found.verdict == AGREE
+    assert "m = 1: 2.5 ± 0.71, m = 2: 1.55 ± 0.78" in found.measured
+    assert "from each to the next −0.95 ± 0.05 (± standard error)" in found.measured
+    assert found.verdict == AGREE  # 19 standard errors of two seeds, and 12.7 are needed
 
 
 def test_what_differs_has_a_reason():
@@ -259,7 +257,7 @@ def test_what_differs_has_a_reason():
 
 
 def test_nothing_is_decided_by_runs_of_six_epochs():
-    measured = {"data": {"x": {"m = 1": seeds(1.0), "m = 2": seeds(2.0)}}}
+    measured = {"data": {"x": {"m = 1": seeds(1.0, 1.1), "m = 2": seeds(2.0, 2.1)}}}
     assert verdicts("fig1", {**measured, "scale": "tiny"}) == [OPEN] * 3
     found = judge("fig1", {**measured, "scale": "tiny"})[0]
     assert found.reason == "undecided: runs of the scale tiny are too short or small to tell"

@@ -29,7 +29,7 @@ def test_a_multiscale_deq_tells_images_apart_at_every_scale(scale):
     assert float(scores.std(dim=0).min()) > 1e-3
 
 
-OPEN = "not reproducible here"  # undecided
+OPEN = "undecided"
 
 
 def toy():
@@ -69,7 +69,7 @@ def test_nothing_measured_is_no_agreement():
     run = {"loss": [1.0], "linear": [1.0], "moments": [], "step": 0.1, "flips": 0}
     run |= {"stopped": "step 1: no equilibrium", "certified": certified()}
     found = [j.verdict for j in monotone.judge_monotone({"runs": [run]})]
-    assert found == [OPEN, OPEN, "differs", OPEN, "agree", "agree"]  # a run that stopped did not converge
+    assert found == [OPEN, "differs", "agree"]  # a run that stopped did not converge
 
 
 def flow(loss, rate=0.01, stopped=""):
@@ -82,37 +82,36 @@ def flow(loss, rate=0.01, stopped=""):
 
 def test_linear_convergence_is_told_from_a_power_law():
     k = np.arange(301)
-    verdicts = lambda *runs: [j.verdict for j in monotone.judge_monotone({"runs": list(runs)})][2:4]
+    verdict = lambda *runs: monotone.judge_monotone({"runs": list(runs)})[1].verdict
     at = lambda share: np.exp(-share * 0.01 * k)
-    assert verdicts(flow(at(1.0))) == ["agree", "agree"]
-    assert verdicts(flow(at(0.96))) == ["agree", "agree"]
-    assert verdicts(flow(at(0.94))) == ["agree", "differs"]  # linear, and slower than λ_min(K)
-    assert verdicts(flow(at(0.49))) == ["differs", "differs"]
-    assert verdicts(flow(at(2.0)), flow(at(0.49))) == ["differs", "differs"]  # every seed
+    assert verdict(flow(at(1.0))) == verdict(flow(at(0.94))) == "agree"  # at λ_min(K), or slower
+    assert verdict(flow(at(0.49))) == verdict(flow(at(2.0)), flow(at(0.49))) == "differs"  # every seed
     for power in (0.5, 1.0):  # fast at first, and then ever slower
-        assert verdicts(flow((k + 1.0) ** -power)) == ["differs", "differs"]
-    assert verdicts(flow(at(1.0), stopped="step 300: the loss is not finite")) == ["differs", "agree"]
-    assert verdicts(flow(at(1.0) * (1 + 0.2 * (k == 155)))) == ["agree", "differs"]  # a rise
-    short = monotone.judge_monotone({"runs": [flow(at(1.0), rate=1e-3)]})[2]
+        assert verdict(flow((k + 1.0) ** -power)) == "differs"
+    assert verdict(flow(at(1.0), stopped="step 300: the loss is not finite")) == "differs"
+    assert verdict(flow(at(1.0) * (1 + 0.2 * (k == 155)))) == "agree"  # a rise between moments
+    short = monotone.judge_monotone({"runs": [flow(at(1.0), rate=1e-3)]})[1]
     assert short.verdict == OPEN
     assert "too short" in short.reason
-    assert verdicts(flow(at(0.04), rate=1e-3))[0] == "differs"  # too slow, however short
+    assert verdict(flow(at(0.04), rate=1e-3)) == "differs"  # too slow, however short
 
 
-def test_the_kernel_and_the_proof_are_judged():
-    def judge(lambdas=(1.0, 1.0), **proof):
-        run = flow(np.exp(-0.01 * np.arange(11)))
-        for moment, value in zip(run["moments"], lambdas, strict=True):
-            moment["lambda_min"] = value
-        found = monotone.judge_monotone({"runs": [run | {"certified": certified() | proof}]})
-        return [found[i].verdict for i in (1, 4, 5)]
+def test_the_proof_is_judged_and_the_rest_is_shown(tmp_path, monkeypatch):
+    run = flow(np.exp(-0.01 * np.arange(11)))
 
-    assert judge() == ["agree"] * 3
-    assert judge((1.0, 0.26))[0] == "agree"
-    assert judge((1.0, 0.24))[0] == "differs"
-    assert judge(violations=1)[1] == "differs"
-    assert judge(proved=False)[1:] == [OPEN, OPEN]  # nothing was promised
-    assert judge(loss=[1.0, 0.6])[2] == "differs"
+    def verdict(**proof):
+        return monotone.judge_monotone({"runs": [run | {"certified": certified() | proof}]})[2].verdict
+
+    assert verdict() == "agree"
+    assert verdict(violations=1) == "differs"
+    assert verdict(proved=False) == OPEN  # nothing was promised
+    monkeypatch.setattr(monotone.Page, "figure", lambda *args: None)
+    page = monotone.Page(tmp_path)
+    run["moments"][1]["lambda_min"] = 0.25 * run["moments"][0]["lambda_min"]
+    monotone.draw_monotone({"data": "d", "N": 2, "width": 3, "runs": [run]}, page)
+    row = dict(zip(page.tables[0]["columns"], page.tables[0]["rows"][0], strict=True))
+    assert (row["least λ_min(K) / first"], row["rises"], row["log gap"]) == ("0.25", "0", "0")
+    assert "That the rate is λ_min(K) it does not say" in page.notes[0]
 
 
 def test_the_linearised_run_is_that_of_a_linear_model():
@@ -174,7 +173,7 @@ def test_variance_between_classes_is_that_of_the_means():
     assert training._classes(apart, torch.tensor([0, 1, 0, 1]))["between"] == pytest.approx(0.04 / 25.04)
 
 
-def test_a_change_over_training_needs_two_standard_errors():
+def test_a_change_over_training_is_judged_over_seeds():
     moment = lambda steps, first, between: {
         "epoch": 0, "steps": steps, "first": first, "between": between,
         "neighbour": 0.5, "unsettled": 0.0, "unknown": 0.0, "wander": 1.0,
@@ -187,10 +186,9 @@ def test_a_change_over_training_needs_two_standard_errors():
 
     clear = moment(20.0, 0.5, 0.4), moment(22.0, 0.48, 0.41)
     assert verdicts(*clear) == ["agree"] * 3
-    assert verdicts(clear[0]) == ["agree"] * 3  # of one seed, by 5 %
-    assert verdicts(moment(6.1, 0.89, 0.205)) == [OPEN] * 3
-    assert verdicts(moment(4.0, 0.99, 0.1)) == ["differs"] * 3
-    assert verdicts(moment(5.5, 0.5, 0.4), moment(5.6, 0.4, 0.4)) == ["differs", "agree", "agree"]
+    assert verdicts(clear[0]) == [OPEN] * 3  # one seed
+    assert verdicts(*[moment(4.0, 0.99, 0.1)] * 2) == ["differs"] * 3
+    assert verdicts(moment(5.5, 0.5, 0.4), moment(5.51, 0.48, 0.4)) == ["differs", "agree", "agree"]
     mixed = moment(20.0, 0.85, 0.19), moment(60.0, 0.3, 0.25)
     assert verdicts(*mixed) == [OPEN] * 3  # larger, but within the spread
     assert verdicts(*(moment(20.0, 0.95, 0.1 + d) for d in (0, 0.01))) == ["agree", "differs", "differs"]

@@ -14,55 +14,60 @@ def verdicts(key, measured):
     return [j.verdict for j in catalogue.experiment(f"ling2023.{key}").judge(measured)]
 
 
-AGREE, DIFFERS, OPEN = "agree", "differs", "not reproducible here"
+AGREE, DIFFERS, OPEN = "agree", "differs", "undecided"
 
 
-def curve(loss, *, norm=0.5, lambdas=(1.0, 0.9), stopped=""):
+def curve(loss, *, norm=0.5, lambdas=(1.0, 0.9), moved=0.1, stopped=""):
     return {
         "loss": [100.0, 10 * loss],
         "N": 10,
         "at": [0, 1],
         "norm": [0.5, norm],
         "lambda": lambdas,
+        "moved": [0.0, moved, moved / 2],
         "stopped": stopped,
     }
 
 
-def fig1(same, scaled, **last):
-    """Losses of m = 5, 10, 20, n = 10: a number, or one a seed."""
+def fig1(same, scaled, moved=(0.3, 0.2, 0.1), **last):
+    """Losses of m = 5, 10, 20, n = 10, a number or one a seed; how far Gram matrices move, by width."""
     rows = lambda losses: {
-        f"m = {m}": [curve(v, **(last if m == 20 else {"lambdas": (0.0, 0.0)})) for v in np.atleast_1d(some)]
-        for m, some in zip((5, 10, 20), losses, strict=True)
+        f"m = {m}": [
+            curve(v, moved=way, **(last if m == 20 else {"lambdas": (0.0, 0.0)})) for v in np.atleast_1d(some)
+        ]
+        for m, some, way in zip((5, 10, 20), losses, moved, strict=True)
     }
     row = {"step": 1e-4, "widths": [5, 10, 20], "same": rows(same), "scaled": rows(scaled)}
     return {"data": {"x": row}}
 
 
-def test_width_must_help_with_steps_in_proportion_too():
-    better, worse = (4.0, 2.0, 1.0), (0.5, 0.7, 1.0)
-    assert verdicts("fig1", fig1(better, better)) == [AGREE] * 4
-    assert verdicts("fig1", fig1(better, worse)) == [AGREE, AGREE, AGREE, DIFFERS]  # the trend is reversed
-    assert (
-        verdicts("fig1", fig1(better, (1.1, 1.0, 1.0)))[3] == DIFFERS
-    )  # next to nothing is left of a factor 4
-    assert verdicts("fig1", fig1(better, (2.03, 1.5, 1.0)))[3] == OPEN  # half, but for 5 %
-    assert verdicts("fig1", fig1(worse, better)) == [DIFFERS, AGREE, AGREE, OPEN]  # no advantage to explain
-    seeds = ((4.0, 4.2), (2.0, 2.2), (1.0, 1.1))
-    assert verdicts("fig1", fig1(seeds, seeds)) == [AGREE] * 4
-    assert verdicts("fig1", fig1(seeds, ((9.0, 1.1), (1.0, 1.0), (1.0, 1.1))))[3] == OPEN  # seeds disagree
+SEEDS = ((4.0, 4.2), (2.0, 2.2), (1.0, 1.2))
 
 
-def test_the_norm_and_the_gram_matrix_are_judged_along_the_path():
-    same = (4.0, 2.0, 1.0)
-    assert verdicts("fig1", fig1(same, same, norm=1.01))[1] == DIFFERS
-    assert verdicts("fig1", fig1(same, same, lambdas=(1.0, 0.4, 0.9)))[2] == DIFFERS
-    lost = verdicts("fig1", fig1(same, same, stopped="step 1"))
-    assert lost == [DIFFERS, DIFFERS, AGREE, OPEN]
-    narrow = fig1(same, same)
-    for runs in narrow["data"]["x"]["same"].values():
-        runs[0]["N"] = 11
-    assert verdicts("fig1", narrow)[2] == OPEN  # no width m ≥ 2n: nothing was tried
-    assert verdicts("fig1", fig1(same, same, lambdas=(1e-11, 1e-12)))[2] == OPEN  # ε²/η = 1.4e-10: rounding
+def test_wider_networks_must_end_lower():
+    assert verdicts("fig1", fig1(SEEDS, SEEDS)) == [AGREE] * 3
+    assert verdicts("fig1", fig1(SEEDS[::-1], SEEDS))[0] == DIFFERS
+    assert verdicts("fig1", fig1(((4.0, 1.0), (2.0, 2.2), (1.0, 1.2)), SEEDS))[0] == OPEN  # seeds disagree
+    assert verdicts("fig1", fig1((4.0, 2.0, 1.0), SEEDS))[0] == OPEN  # one seed
+
+
+def test_that_gram_matrices_are_more_stable_is_measured_on_them():
+    """And not by losses, whatever the step sizes."""
+    moved = lambda *by_width, scaled=SEEDS: verdicts("fig1", fig1(SEEDS, scaled, moved=by_width))[2]
+    assert moved(0.3, 0.2, 0.1) == moved(0.3, 0.2, 0.1, scaled=SEEDS[::-1]) == AGREE
+    assert moved(0.1, 0.2, 0.3) == DIFFERS
+    assert moved(0.2, 0.2, 0.2) == OPEN
+
+
+def test_the_norm_is_judged_along_the_path():
+    assert verdicts("fig1", fig1(SEEDS, SEEDS, norm=1.01))[1] == DIFFERS
+    assert verdicts("fig1", fig1(SEEDS, SEEDS, stopped="step 1"))[1] == DIFFERS
+
+
+def test_what_width_gains_is_shown_for_both_step_sizes(tmp_path):
+    page = Page(tmp_path)
+    draw_fig1(fig1((4.0, 2.0, 1.0), (0.5, 0.7, 1.0)), page)
+    assert "x 4 with one η for all, 0.5 with η ∝ 1/m" in page.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_the_norm_and_the_gram_matrix_are_judged_along_the_path():
 def test_a_ratio_of_rounding_is_not_shown(tmp_path, lambdas, shown):
     page = Page(tmp_path)
     draw_fig1(fig1((4.0, 2.0, 1.0), (4.0, 2.0, 1.0), lambdas=lambdas), page)
-    assert [row[-1] for row in page.tables[0]["rows"]] == ["–", "–", shown]
+    assert [row[-2] for row in page.tables[0]["rows"]] == ["–", "–", shown]
 
 
 def study(**changes):
@@ -95,13 +100,14 @@ def test_the_theorems_on_width_are_judged_by_their_fits():
     assert verdicts("theorem2", study(theorem_2=[0.95, 0.85])) == [DIFFERS]
     assert verdicts("theorem4", study()) == [AGREE]  # 2√2σ_w = .8
     assert verdicts("theorem4", study(decay=0.81)) == [DIFFERS]
-    assert verdicts("theorem5", study()) == [AGREE, AGREE]
-    assert verdicts("theorem5", study(slope=-0.37)) == [DIFFERS, AGREE]
+    assert verdicts("theorem5", study()) == [AGREE]
     assert verdicts("theorem2", study(scale="tiny")) == [OPEN]  # three draws do not tell a probability
     assert verdicts("theorem4", study(scale="tiny")) == [AGREE]
-    assert verdicts("theorem5", study(scale="tiny")) == [OPEN, OPEN]
-    flat = [[[1.0, 0.5, 0.49, 0.48]] * 2] * 2  # .96 where .8² = .64 is promised
-    assert verdicts("theorem5", study(layer_errors=flat)) == [AGREE, DIFFERS]
+    assert verdicts("theorem5", study(scale="tiny")) == [OPEN]
+    flat, above = [1.0, 0.5, 0.49, 0.48], [1.0, 0.5, 0.49, 2.1]  # 5 · .8⁴ = 2.05 at the last layer
+    assert verdicts("theorem5", study(layer_errors=[[flat] * 2] * 2)) == [AGREE]  # it need not fall with l
+    assert verdicts("theorem5", study(layer_errors=[[flat] * 2, [flat, above]])) == [DIFFERS]
+    assert verdicts("theorem5", study(layer_errors=[[above] * 2, [flat] * 2])) == [AGREE]  # wide enough
 
 
 def drawn(proved, violations=0):
@@ -113,11 +119,10 @@ def drawn(proved, violations=0):
 def test_condition_1_is_judged_by_its_draws():
     of = lambda first, fixed: {"assumption1": first, "zero_readout": fixed, "width": 4, "steps": 3}
     yes, no = [drawn(True)] * 10, [drawn(False)] * 10
-    assert verdicts("condition1", of(yes, yes)) == [AGREE, AGREE, AGREE]
-    assert verdicts("condition1", of(no, yes)) == [DIFFERS, AGREE, AGREE]
-    assert verdicts("condition1", of(no, [*yes[:7], *no[:3]])) == [DIFFERS, DIFFERS, AGREE]
-    assert verdicts("condition1", of(no, no)) == [DIFFERS, DIFFERS, OPEN]  # no run to look at
-    assert verdicts("condition1", of(yes, [*yes, drawn(True, violations=1)]))[2] == DIFFERS
+    assert verdicts("condition1", of(yes, yes)) == [AGREE, AGREE]
+    assert verdicts("condition1", of(no, [*yes[:7], *no[:3]])) == [DIFFERS, AGREE]
+    assert verdicts("condition1", of(no, no)) == [DIFFERS, OPEN]  # no run to look at
+    assert verdicts("condition1", of(yes, [*yes, drawn(True, violations=1)]))[1] == DIFFERS
 
 
 def test_a_lost_run_is_a_word_and_a_curve_ends_at_the_number_of_the_table(tmp_path, monkeypatch):

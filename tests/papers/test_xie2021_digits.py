@@ -44,7 +44,7 @@ def test_unknown_scales_and_columns_are_named():
 # -- verdicts ------------------------------------------------------------------------------------------------
 
 SEEDS = (-0.01, 0.0, 0.01)
-OPEN = "not reproducible here"  # undecided
+OPEN = "undecided"
 SMALL = {"λ‖z‖₁": (3.0, 2.0, 1.0), "λ‖z‖²": (9.0, 3.0, 1.0)}
 
 

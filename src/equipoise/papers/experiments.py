@@ -119,7 +119,7 @@ def _told(found: Judgement, scale: str, least: str) -> Judgement:
     """Undecided below the scale `least`; a difference for which none is known says so."""
     if SCALES.index(scale) < SCALES.index(least) and found.verdict in ("agree", "differs"):
         reason = f"undecided: runs of the scale {scale} are too short or small to tell"
-        return replace(found, verdict="not reproducible here", reason=reason)
+        return replace(found, verdict="undecided", reason=reason)
     unexplained = found.verdict == "differs" and not found.reason
     return replace(found, reason="measured, and not explained") if unexplained else found
 
@@ -388,5 +388,5 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
-        judgements = tuple(Judgement(**j) for j in data["judgements"])
+        judgements = tuple(Judgement.from_dict(j) for j in data["judgements"])
         return cls(**{**data, "judgements": judgements})

@@ -36,11 +36,9 @@ def duration(seconds: float) -> str:
 
 def counts(judgements: Iterable[Judgement]) -> str:
     """How many claims agree, differ, are undecided, and cannot be tried."""
-    words = {"agree": "agree", "differs": "differ"}
-    found = Counter(
-        words.get(j.verdict, "undecided" if j.undecided else "cannot be tried") for j in judgements
-    )
-    kinds = ("agree", "differ", "undecided", "cannot be tried")
+    words = {"agree": "agree", "differs": "differ", "undecided": "undecided"}
+    found = Counter(words.get(j.verdict, "cannot be tried") for j in judgements)
+    kinds = (*words.values(), "cannot be tried")
     return ", ".join(f"{found[kind]} {kind}" for kind in kinds if kind in found)
 
 

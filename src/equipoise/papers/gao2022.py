@@ -15,7 +15,6 @@ from .gao2022_runs import (
     GAMMAS,
     STEP,
     ended,
-    final,
     finals,
     finals_test,
     grid,
@@ -29,6 +28,14 @@ from .verdicts import BELOW, FALLING, Judgement, below, falling, judged
 
 NORM_DRIFT = 0.25  # "about its initial value": γ‖A(k)‖ within 25 % of γ
 RATES = (10.0, 1.0, 0.1)  # ηN of Fig 3
+WIDER = (
+    "§7.1, Figures 1 and 4: better convergence rates as m becomes larger",
+    "§7.1, Figures 1 and 4: lower test loss as m becomes larger",
+)
+LARGER = (
+    "§7.2, Figures 2 and 6: lower training loss by relatively larger γ",
+    "§7.2, Figures 2 and 6: the test loss is also lower when γ becomes larger",
+)
 LATE = 0.1  # of the epochs: a loss that rises there is still unsteady at the last
 
 
@@ -60,12 +67,13 @@ def judge_width(measured: Measured) -> list[Judgement]:
             for k, v in zip(r["at"], r["norm"], strict=True)
         )
         found += [
-            _falling(f"{name}: wider networks train faster", curves),
-            _falling(f"{name}: wider networks have a lower test loss", curves, test=True),
+            _falling(f"{name}: wider networks train faster", curves, WIDER[0]),
+            _falling(f"{name}: wider networks have a lower test loss", curves, WIDER[1], test=True),
             judged(
                 f"{name}: γ‖A(k)‖ stays about γ",
                 drift <= NORM_DRIFT,
-                paper="about its initial value, γ = .1",
+                paper="§7.1, Figures 1 and 4: changed throughout, but approximately equal to their "
+                "initialization, γ = .1",
                 measured=f"at most {drift:.1%} away from γ, over all widths and seeds",
                 tolerance=f"within {NORM_DRIFT:.0%} of γ at every epoch measured",
                 reason=""
@@ -81,14 +89,16 @@ def judge_width(measured: Measured) -> list[Judgement]:
     return found
 
 
-def _falling(claim: str, curves: Mapping[str, Sequence[Measured]], test: bool = False) -> Judgement:
+def _falling(
+    claim: str, curves: Mapping[str, Sequence[Measured]], paper: str, test: bool = False
+) -> Judgement:
     value, what = (finals_test, "test loss") if test else (finals, "training loss")
     groups = {label: value(runs) for label, runs in curves.items()}
     falls = falling(list(groups.values()))
     return judged(
         claim,
         falls,
-        paper="falls from each value to the next",
+        paper=paper,
         measured=f"{what} a sample at the end: {compared(groups)}{_idle(curves)}",
         tolerance=FALLING,
         reason=_why(curves, test) if falls is False else "",
@@ -232,26 +242,26 @@ def judge_gamma(measured: Measured) -> list[Judgement]:
         small, largest, calm = labels[:3], labels[3], labels[4]
         some = {label: curves[label] for label in small}
         found += [
-            _falling(f"{name}: training loss falls with γ up to .5", some),
-            _falling(f"{name}: test loss falls with γ up to .5", some, test=True),
+            _falling(f"{name}: training loss falls with γ up to .5", some, LARGER[0]),
+            _falling(f"{name}: test loss falls with γ up to .5", some, LARGER[1], test=True),
         ]
         bad = [r for r in curves[largest] if not learned(r)]
-        best = min(small, key=lambda label: final(curves[label]))
         limit = float(np.mean([r["stable_step"] for r in curves[largest]]))
-        ours, other = finals(curves[largest]), finals(curves[best])
-        lowest = below(ours, other)
+        ours, other = finals(curves[largest]), finals(curves[small[-1]])
+        trained = [v if learned(r) else np.inf for v, r in zip(ours, curves[largest], strict=True)]
+        lower = below(trained, other)
         found.append(
             judged(
-                f"{name}: γ = .8 at η = 1/N has the lowest training loss",
-                lowest,
-                paper="lowest of the four",
-                measured=f"{shown(ours)} against {shown(other)} of {best}{apart(ours, other)}"
+                f"{name}: γ = .8 at η = 1/N has a lower training loss than γ = .5",
+                lower,
+                paper=LARGER[0],
+                measured=f"{shown(ours)} against {shown(other)} of {small[-1]}{apart(ours, other)}"
                 + _idle({largest: curves[largest]})
                 + (f"; {bad[0]['stopped'].split(' after ')[0]}" if bad and bad[0]["stopped"] else "")
                 + f"; at η = {CALM:g}/N it ends at {shown(finals(curves[calm]))}",
-                tolerance=f"below the least of γ = .1, .3 and .5, {BELOW}; a lost run is above all",
+                tolerance=f"below it, {BELOW}; a run that is lost or does not learn is above all",
                 reason=""
-                if lowest
+                if lower
                 else f"the first steps are stable for η < 2(1−γ)²/‖Φ‖² = {limit:.2f}/N only"
                 if bad or limit < STEP
                 else "",
@@ -263,7 +273,7 @@ def judge_gamma(measured: Measured) -> list[Judgement]:
 @register(
     "gao2022.fig2",
     "Figure 2: γ, on MNIST",
-    "A larger γ of .1, .3, .5, .8 gives a lower training and test loss, at m = N and η = 1/N.",
+    "A larger γ of .1, .3, .5, .8 gives a lower training and test loss, at m = N = 1000.",
     judge=judge_gamma,
     draw=draw_curves,
     least="small",
@@ -305,19 +315,19 @@ def _rate(context: Context, names: Sequence[str], seeds: int) -> Measured:
 def judge_rate(measured: Measured) -> list[Judgement]:
     found = []
     for name, curves in measured["data"].items():
-        large, paper, small = curves.values()
+        large, paper, _ = curves.values()
         rose = [bool(len(rises(r["loss"]))) for r in large]
         lost, idle = (
             sum(1 for r in large if ended(r) == there and not learned(r)) for there in (False, True)
         )
         worst = max((rises(r["loss"]) for r in paper), key=len)
         when = f", from {worst[0]} to {worst[-1]} of {len(paper[0]['loss']) - 1}" if len(worst) else ""
-        ours, slow = finals(paper), finals(small)
+        ours = finals(paper)
         found += [
             judged(
                 f"{name}: the loss falls at every epoch for η = 1/N",
                 all(map(learned, paper)) and not len(worst),
-                paper="consistent descent",
+                paper="§7: η = 1/N ensures consistent descent in the loss function",
                 measured=f"it rose in {len(worst)} epochs of the worst seed{when}; the loss at the end is "
                 f"{shown(ours)}",
                 tolerance="no epoch of any seed rises by more than 10⁻⁴ of the loss",
@@ -326,18 +336,12 @@ def judge_rate(measured: Measured) -> list[Judgement]:
             judged(
                 f"{name}: at η = 10/N the loss does not fall consistently",
                 all(up or not learned(r) for up, r in zip(rose, large, strict=True)),
-                paper="unstable; γ‖A‖ rises fast",
+                paper="§7.3, Figures 3 and 5: does not consistently decrease at a larger step; γ‖A‖ raises "
+                "fast to a relatively large value",
                 measured=f"of {len(large)} seeds {lost} were lost, {idle} came to the end with a loss no "
                 f"lower than the first; in {sum(rose)} the loss rose at an epoch; the loss at the end: "
                 f"{shown(finals(large))}; γ‖A‖ reached {max(max(r['norm']) for r in large):.2f}",
                 tolerance="every seed is lost, does not learn, or rises at an epoch",
-            ),
-            judged(
-                f"{name}: η = 0.1/N is slower than η = 1/N",
-                below(ours, slow),
-                paper="slower",
-                measured=f"{shown(slow)} against {shown(ours)}{apart(slow, ours)}",
-                tolerance=f"the mean loss at the end is higher, {BELOW}",
             ),
         ]
     return found
@@ -346,7 +350,7 @@ def judge_rate(measured: Measured) -> list[Judgement]:
 @register(
     "gao2022.fig3",
     "Figure 3: step size, on FashionMNIST",
-    "η = 1/N descends consistently, ten times as much does not, a tenth is slower.",
+    "η = 1/N descends consistently, and ten times as much does not.",
     judge=judge_rate,
     draw=draw_curves,
     least="small",

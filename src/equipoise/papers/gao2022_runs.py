@@ -157,10 +157,6 @@ def finals_test(runs: Sequence[Measured]) -> list[float]:
     return [math.inf if v is None else v for v in values]
 
 
-def final(runs: Sequence[Measured]) -> float:
-    return float(np.mean(finals(runs)))
-
-
 def rises(loss: Sequence[float | None]) -> np.ndarray:
     """The epochs at which the loss rose by more than 10⁻⁴ of it."""
     values = np.array(loss, dtype=float)

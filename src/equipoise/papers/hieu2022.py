@@ -96,14 +96,14 @@ def judge_residuals(measured: Measured) -> list[Judgement]:
         judged(
             "from N(0, 1) weights the iteration does not settle",
             min(last["std 1"]) >= 1e-2,
-            paper="residuals stay large",
+            paper="§4.1.1, Figure 4.1: more chaotic in the normal initialization",
             measured=f"relative residual after {measured['steps']} Anderson steps {shown['std 1']}, by seed",
             tolerance="at least 10⁻² for every seed",
         ),
         judged(
             "from small weights it converges",
             max(last["std 0.01"]) <= 1e-4,
-            paper="N(0, 0.01): residuals fall quickly",
+            paper="§4.1.1, Figure 4.1: weights need smaller values, N(0, 0.01)",
             measured=f"standard deviation .01: {shown['std 0.01']}; variance .01: {shown['std 0.1']}",
             tolerance="at most 10⁻⁴ for every seed, with .01 read as the standard deviation",
         ),
@@ -140,7 +140,7 @@ def judge_paths(measured: Measured) -> list[Judgement]:
         judged(
             "from small weights the state is steady after the first step",
             steady,
-            paper="steady after the first step",
+            paper="§4.1.1, Figure 4.2: quite steady after the first step",
             measured=f"{_shown([100 * f for f in first])} % of the way is the first step",
             tolerance=f"more than 90 %, mean over images, {BELOW}",
             reason="the cell is no constant, however small its weights, and the steps after the first are "
@@ -151,7 +151,7 @@ def judge_paths(measured: Measured) -> list[Judgement]:
         judged(
             "from N(0, 1) weights the way is erratic",
             below([3 * w for w in straight], erratic),
-            paper="more chaotic",
+            paper="§4.1.1, Figure 4.2: more chaotic in the normal initialization",
             measured=f"length over distance {_shown(erratic, '.2f')} against {_shown(straight, '.2f')}",
             tolerance=f"more than three times as long, relative to the distance between its ends, {BELOW}",
         ),
@@ -298,7 +298,7 @@ def judge_training(measured: Measured) -> list[Judgement]:
         judged(
             "the solver needs more steps as training goes on",
             below([1.2 * steps for steps in by_seed("steps", 0)], by_seed("steps", -1)),
-            paper="the dynamics become more complex",
+            paper="§4.1.2, Figure 4.3: the dynamics become more complex",
             measured=f"{of('steps', 0):.1f} → {of('steps', -1):.1f} steps to 10⁻³ ({shown['steps', -1]}), "
             f"those not there after 100 ({of('unsettled', -1):.0%}) counted as 100; test accuracy "
             f"{np.mean(accuracies):.1%}",
@@ -307,7 +307,7 @@ def judge_training(measured: Measured) -> list[Judgement]:
         judged(
             "the path is less of a single leap",
             below(by_seed("first", -1), by_seed("first", 0)),
-            paper="one leap at the start of training, orbits near the fixed point later",
+            paper="§4.1.2, Figure 4.3: a single leap at initialization, orbits near the fixed points later",
             measured=f"share of the first step {of('first', 0):.0%} → {of('first', -1):.0%} "
             f"({shown['first', -1]}); length over distance {of('wander', 0):.2f} → {of('wander', -1):.2f}",
             tolerance=f"a smaller share at the end, {BELOW}",
@@ -315,7 +315,7 @@ def judge_training(measured: Measured) -> list[Judgement]:
         judged(
             "classes are in different regions after the first epoch",
             below(by_seed("between", 0), by_seed("between", 1)),
-            paper="moved to different regions",
+            paper="§4.1.2, Figure 4.3: moved to a different region after the first epoch",
             measured=f"variance of equilibria between classes: {of('between', 0):.0%} before, "
             f"{of('between', 1):.0%} after one epoch ({shown['between', 1]}), {of('between', -1):.0%} at the "
             f"end; nearest neighbour of the same class: {of('neighbour', 0):.0%}, {of('neighbour', 1):.0%}, "

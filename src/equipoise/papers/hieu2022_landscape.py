@@ -175,14 +175,14 @@ def judge_basins(measured: Measured) -> list[Judgement]:
         judged(
             "the region of small loss grows from 6 to 11 to 18 repeats to the DEQ",
             grows,
-            paper="expands with the number of repeats",
+            paper="§4.2.1, Figure 4.4: expands as the number of repetitions increases",
             measured=f"share of [−1, 1]² with a loss of at most {LEVEL:.2f}: {shown}; steps {steps}",
             tolerance=f"from the DEQ down to repeat-6: {FALLING}; {OPEN}",
         ),
         judged(
             "the DEQ has a larger region of small loss than repeat-6",
             larger,
-            paper="larger",
+            paper="§4.2.1, Figure 4.4: this suggests the superiority of training DEQs",
             measured=f"difference {signed(*gain(least, shares['repeat-6']))} with open points as high, "
             f"{signed(*gain(most, shares['repeat-6']))} as low; "
             f"{signed(*gain(_among(models['DEQ']), shares['repeat-6']))} among those known; "

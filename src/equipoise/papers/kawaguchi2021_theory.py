@@ -156,7 +156,8 @@ def judge_convergence(measured: Measured) -> list[Judgement]:
     there = [r for r in runs if _reached(r["rest"]["loss"], star)]
     stuck = [r for r in runs if r not in there and _still(r)]
     stays = kind == "Gaussian"
-    words = "stays above it" if stays else "reaches it"
+    words = "converges to a value above it" if stays else "converges to it"
+    figure = "§4, Figure 2a" if stays else "§4, Figure 2b"
     reaches = None if bool(there) == bool(stuck) else bool(there)
     holds = reaches if reaches is None else reaches != stays
     taken = [r["rest"]["steps"] for r in there]
@@ -164,7 +165,7 @@ def judge_convergence(measured: Measured) -> list[Judgement]:
         judged(
             f"{kind} data: the DELM reaches the least loss from every start",
             all(_reached(loss[-1], star) for loss in measured["loss"].values()),
-            paper="from the identity and three random starts",
+            paper=f"{figure}: from the identity and three random starts",
             measured=", ".join(f"{name}: {_above(loss[-1], star)}" for name, loss in measured["loss"].items())
             + f"; L* = {star:.6g}",
             tolerance=f"at most {REACHED:.0%} above L* after {steps} steps",
@@ -172,7 +173,7 @@ def judge_convergence(measured: Measured) -> list[Judgement]:
         judged(
             f"{kind} data: a linear ResNet started at the identity {words}",
             holds,
-            paper=f"{words}, in a figure of 2000 steps; depth and step size are not stated",
+            paper=f"{figure}: {words}, in a figure of 2000 steps; depth and step size are not stated",
             measured=f"of {len(runs)} combinations of depth and step size {early} are at it after {steps} "
             f"steps, and {len(there)} when trained on"
             + (f", after {min(taken)} to {max(taken)} steps" if taken else "")
@@ -265,7 +266,7 @@ _FIG2 = "DELMs reach the global minimum from every start; a linear ResNet from t
 @register(
     "kawaguchi2021.fig2a",
     "Figure 2a: convergence on Gaussian data",
-    _FIG2 + "stays at a suboptimal value.",
+    _FIG2 + "converges to a suboptimal value.",
     judge=judge_convergence,
     draw=draw_convergence,
     least="small",
@@ -277,7 +278,7 @@ def fig2a(context: Context) -> Measured:
 @register(
     "kawaguchi2021.fig2b",
     "Figure 2b: convergence on uniform data",
-    _FIG2 + "reaches it too on these data.",
+    _FIG2 + "reaches it too.",
     judge=judge_convergence,
     draw=draw_convergence,
     least="small",

@@ -1,22 +1,25 @@
-"""mean(a) < mean(b) by two standard errors: agree; the reverse: differs; neither: not decided here.
+"""mean(a) < mean(b) by Student's t at the level LEVEL: agree; the reverse: differs; neither: undecided.
 
-One rule for every comparison of runs over seeds, so that no verdict is decided by chance or by eye.
+One rule for every comparison of runs over seeds, so that no verdict is decided by chance or by eye. Of two
+sides that do not differ at most LEVEL are taken to do so, whatever the number of seeds; one seed decides
+nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from scipy.special import stdtrit
 
-Verdict = Literal["agree", "differs", "not reproducible here"]
+Verdict = Literal["agree", "differs", "undecided", "cannot be tried here"]
 
 NOT_MEASURED = "not measured"
-ONE_SEED = 0.05  # of the larger value: what a difference must be where there is no error to compare it with
+LEVEL = 0.05  # the share of equal pairs that is decided, both ways together
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,13 @@ class Judgement:
         """Whether there are numbers; they may leave the claim undecided."""
         return self.measured != NOT_MEASURED
 
-    @property
-    def undecided(self) -> bool:
-        return self.tried and self.verdict == "not reproducible here"
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Judgement:
+        """A stored one; formerly one verdict stood for what is undecided and for what cannot be tried."""
+        found = cls(**data)
+        if data["verdict"] != "not reproducible here":
+            return found
+        return cls(**{**data, "verdict": "undecided" if found.tried else "cannot be tried here"})
 
 
 def judged(
@@ -47,69 +54,91 @@ def judged(
     if holds is None:
         words = "undecided at this size: the numbers say neither yes nor no"
         reason = f"{words}. {reason}" if reason else words
-        return Judgement(claim, paper, measured, tolerance, "not reproducible here", reason)
+        return Judgement(claim, paper, measured, tolerance, "undecided", reason)
     return Judgement(claim, paper, measured, tolerance, "agree" if holds else "differs", reason)
 
 
 def impossible(claim: str, *, paper: str, reason: str) -> Judgement:
     """What cannot be tried with the data or the machine at hand."""
-    return Judgement(claim, paper, NOT_MEASURED, "none", "not reproducible here", reason)
+    return Judgement(claim, paper, NOT_MEASURED, "none", "cannot be tried here", reason)
 
 
-def overall(judgements: Iterable[Judgement]) -> Verdict:
-    """differs if one claim does, agree if every claim that was tried does, else not reproducible here.
+def overall(judgements: Iterable[Judgement]) -> str:
+    """differs if one claim does, agree if every claim that was tried does; else what is undecided.
 
     One that cannot be tried decides nothing; one that is undecided was tried, and does not agree.
     """
     found = {j.verdict for j in judgements if j.tried}
-    if "differs" in found:
-        return "differs"
-    return "agree" if found == {"agree"} else "not reproducible here"
+    if not found:
+        return "cannot be tried here"
+    if len(found) == 1 or "differs" in found:
+        return "differs" if "differs" in found else found.pop()
+    return "undecided in part"
 
 
 # -- comparisons over seeds --------------------------------------------------------------------------------
 
 
-def below(a: Sequence[float], b: Sequence[float], margin: float = ONE_SEED) -> bool | None:
+def below(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> bool | None:
     """Whether mean(a) < mean(b); None where the numbers say neither that nor the reverse.
 
     `a` and `b` hold one number a seed, paired by seed where there are as many. The difference of the means
-    must exceed two of its standard errors or, of one seed each, `margin` of the larger. A run that was lost,
-    NaN or ∞, is larger than every number.
+    must exceed its standard error times the quantile of Student's t, two-sided at `level`; of seeds that are
+    not paired, with the degrees of freedom of the side that has fewer, which keeps the level for any two
+    spreads. A run that was lost, NaN or ∞, is larger than every number, and decides where all of one side
+    were lost and none of the other, if of n equal pairs that happens to 2/4^n ≤ `level` of them at most.
     """
-    lost = [not np.isfinite(values).all() for values in (a, b)]
+    fewest = min(len(a), len(b))
+    if fewest < 2:
+        return None
+    lost = [sum(not math.isfinite(v) for v in values) for values in (a, b)]
     if any(lost):
-        return None if all(lost) else lost[1]
+        whole = lost in ([len(a), 0], [0, len(b)]) and 2 / 4**fewest <= level
+        return lost[1] > 0 if whole else None
     difference = float(np.mean(a) - np.mean(b))
     size = max(abs(float(np.mean(a))), abs(float(np.mean(b))))
-    error = error_of_difference(a, b)
-    least = margin * size if error is None else max(2 * error, 1e-6 * size)  # rounding is no difference
+    quantile = float(stdtrit(fewest - 1, 1 - level / 2))
+    least = max(quantile * (error_of_difference(a, b) or 0.0), 1e-6 * size)  # rounding is no difference
     return None if abs(difference) <= least else difference < 0
 
 
 BELOW = (
-    "by more than two standard errors of the difference, paired by seed where both have as many; "
-    f"of one seed, by {100 * ONE_SEED:g} %"
+    f"by Student's t, two-sided at {100 * LEVEL:g} %, paired by seed where both have as many; one seed "
+    "decides nothing"
 )
 
 
-def falling(groups: Sequence[Sequence[float]], margin: float = ONE_SEED) -> bool | None:
-    """Whether the means fall along the groups, `below` deciding: the last is below the first, and none is
-    above the one before it, by more than 2 %. None where nothing rises, and the fall is too small to tell."""
-    rises = (below(a, b, margin) and not np.mean(b) <= _RIPPLE * np.mean(a) for a, b in pairwise(groups))
-    if any(rises) or below(groups[0], groups[-1], margin):
+def falling(groups: Sequence[Sequence[float]]) -> bool | None:
+    """Whether the means fall along the groups: the last is below the first, and none is above the one before
+    it by more than 2 %. None where nothing rises, and the fall is too small to tell.
+
+    A fall is judged as by `below`. That something rises is judged of each step, and from the first to the
+    last, at LEVEL over their number: so all equal groups together are decided at LEVEL at most.
+    """
+    level = LEVEL / (len(groups) if len(groups) > 2 else 1)
+    rises = (below(a, b, level) and not np.mean(b) <= _RIPPLE * np.mean(a) for a, b in pairwise(groups))
+    if any(rises) or below(groups[0], groups[-1], level):
         return False
     lost = not np.isfinite(groups[0]).all()  # which is no evidence that the others fell
-    return None if lost else below(groups[-1], groups[0], margin)
+    return None if lost else below(groups[-1], groups[0]) or None
 
 
 _RIPPLE = 1.02
-FALLING = f"the last below the first, and none above the one before it by over 2 %, {BELOW}"
+FALLING = (
+    f"the last below the first, and none above the one before it by over 2 %, {BELOW}; a rise at "
+    f"{100 * LEVEL:g} % over the number of comparisons"
+)
 
 
-def every(found: Iterable[bool | None]) -> bool | None:
-    """False if one is, None if one is and none is False, else True."""
-    return min(found, key=(False, None, True).index)
+def all_below(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> bool | None:
+    """Whether mean(a) < mean(b) for every pair, as by `below`; False if one is above, at LEVEL over their
+    number: so equal pairs together are decided at LEVEL at most."""
+    if any(below(a, b, LEVEL / len(pairs)) is False for a, b in pairs):
+        return False
+    return True if all(below(a, b) for a, b in pairs) else None
+
+
+ALL_BELOW = f"{BELOW}; that one is not, at {100 * LEVEL:g} % over the number of comparisons"
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -127,11 +156,8 @@ def with_error(mean: float, error: float | None, form: str = ".1f") -> str:
 
 
 def error_of_difference(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Of paired seeds that of their differences; one seed beside several is taken to spread like them."""
+    """Of paired seeds that of their differences; None where a side has one seed."""
     if len(a) == len(b):
         return standard_error(np.asarray(a, dtype=float) - np.asarray(b, dtype=float))
-    errors = [
-        standard_error(values) if len(values) > 1 else float(np.std(other, ddof=1))
-        for values, other in ((a, b), (b, a))
-    ]
-    return joint(*errors)
+    errors = standard_error(a), standard_error(b)
+    return None if None in errors else joint(*errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,25 +60,16 @@ def objective(context: Context) -> Measured:
 
 
 def judge_objective(measured: Measured) -> list[Judgement]:
-    found = []
-    for name, row in measured.items():
-        found += [
-            judged(
-                f"{name}: the equilibrium is the minimiser",
-                row["off"] <= 1e-6,
-                paper="Theorem 1" if name == "one layer" else "Corollary 1, with the factor α restored",
-                measured=f"relative distance to the solution of a quadratic programme {row['off']:.1e}",
-                tolerance="at most 10⁻⁶",
-            ),
-            judged(
-                f"{name}: the objective falls at every iteration",
-                row["rises"] == 0,
-                paper="proximal steps",
-                measured=f"{row['rises']} rises; from {number(row['gap'][0])} to {row['gap'][-1]:.1e}",
-                tolerance="no sample rises by more than 10⁻¹²",
-            ),
-        ]
-    return found
+    return [
+        judged(
+            f"{name}: the equilibrium is the minimiser",
+            row["off"] <= 1e-6,
+            paper="Theorem 1" if name == "one layer" else "Corollary 1, with the factor α restored",
+            measured=f"relative distance to the solution of a quadratic programme {row['off']:.1e}",
+            tolerance="at most 10⁻⁶",
+        )
+        for name, row in measured.items()
+    ]
 
 
 def draw_objective(measured: Measured, page: Page) -> None:
@@ -92,12 +84,17 @@ def draw_objective(measured: Measured, page: Page) -> None:
     if least <= 0:
         words += f" A curve ends before its first value of 0 or less, where all is rounding ({least:.1e})."
     page.figure("objective", figure, words)
+    told = ", ".join(
+        f"{name} {row['rises']} times, from {number(row['gap'][0])} to {row['gap'][-1]:.1e}"
+        for name, row in measured.items()
+    )
+    page.note(f"How often the objective of a sample rose by more than 10⁻¹²: {told}.")
 
 
 @register(
     "xie2021.theorem3",
     "Theorem 3: the limit α → 0 is a wide OptEq",
-    "As α → 0 the equilibrium of the deep network tends to that of the wide one, with an error O(α).",
+    "As α → 0 the equilibrium of the deep network tends to that of the wide one.",
     judge=lambda measured: judge_theorem3(measured),
     draw=lambda measured, page: draw_theorem3(measured, page),
 )
@@ -126,11 +123,13 @@ def judge_theorem3(measured: Measured) -> list[Judgement]:
     slope = float(np.polynomial.polynomial.polyfit(alphas[-3:], off[-3:], 1)[1])
     return [
         judged(
-            "the distance to the wide network falls as α",
-            abs(slope - 1) <= 0.1,
-            paper="error O(α)",
-            measured=f"exponent {slope:.3f}; {number(measured['off'][-1])} at α = {measured['alphas'][-1]:g}",
-            tolerance="exponent of the three smallest α within .1 of 1",
+            "the equilibrium tends to that of the wide network as α → 0",
+            bool((np.diff(off) < 0).all()) and measured["off"][-1] <= 0.01,
+            paper="Theorem 3",
+            measured=f"relative distance {number(measured['off'][0])} at α = {measured['alphas'][0]:g}, "
+            f"{number(measured['off'][-1])} at α = {measured['alphas'][-1]:g}; at the three smallest α it "
+            f"falls as α to the power {slope:.3f}",
+            tolerance="smaller at each smaller α, and at most .01 at the smallest",
         )
     ]
 
@@ -150,7 +149,7 @@ def draw_theorem3(measured: Measured, page: Page) -> None:
 @register(
     "xie2021.sam",
     "Theorem 4: SAM against plain iteration, where fixed points are many",
-    "SAM tends to the fixed point that the regulariser prefers; K = 20 steps are used in training.",
+    "SAM converges to the fixed point that the regulariser prefers.",
     judge=lambda measured: judge_sam(measured),
     draw=lambda measured, page: draw_sam(measured, page),
 )
@@ -178,27 +177,16 @@ def sam(context: Context) -> Measured:
 
 
 def judge_sam(measured: Measured) -> list[Judgement]:
-    at = dict(zip(measured["counts"], measured["SAM"], strict=True))
-    plain = measured["plain"][-1]
-    steps, off = (np.log([part[-2], part[-1]]) for part in (measured["counts"], measured["SAM"]))
-    power = float((off[1] - off[0]) / (steps[1] - steps[0]))
+    plain, off = measured["plain"][-1], measured["SAM"]
     return [
         judged(
-            "SAM comes nearer to the preferred fixed point than plain iteration",
-            measured["SAM"][-1] < 0.5 * plain,
-            paper="Theorem 4: it tends to it",
-            measured=f"distance {number(measured['SAM'][-1])} after {measured['counts'][-1]} steps, "
-            f"plain iteration {number(plain)}",
-            tolerance="at most half as far at the end",
-        ),
-        judged(
-            "K = 20 steps select it",
-            at[20] <= 0.1,
-            paper="K = 20 in every experiment",
-            measured=f"distance {number(at[20])} after 20 steps, of a fixed point of norm 1",
-            tolerance="at most .1",
-            reason="" if at[20] <= 0.1 else f"its error falls by the steps to the power {power:.2f} only",
-        ),
+            "SAM comes ever nearer to the preferred fixed point, plain iteration does not",
+            all(a > b for a, b in pairwise(off)) and off[-1] < 0.5 * plain,
+            paper="Theorem 4: the sequence converges to it",
+            measured=f"distance {number(off[0])} after {measured['counts'][0]} steps, {number(off[-1])} "
+            f"after {measured['counts'][-1]}; plain iteration {number(plain)}",
+            tolerance="nearer at each larger number of steps, and at most half as far as plain at the end",
+        )
     ]
 
 
@@ -208,3 +196,10 @@ def draw_sam(measured: Measured, page: Page) -> None:
         draw(axes[0, 0], (measured["counts"], measured[name]), name, at=at, log=True)
     finish(figure, axes[0, 0], x="steps", y="distance to the preferred one", log_x=True, log_y=True)
     page.figure("sam", figure, "f projects on a hyperplane; R = ½‖z‖² prefers its point of least norm.")
+    away = dict(zip(measured["counts"], measured["SAM"], strict=True))
+    steps, off = (np.log([part[-2], part[-1]]) for part in (measured["counts"], measured["SAM"]))
+    page.note(
+        "The paper takes the K-th iterate for an approximation, K = 20 in its experiments (§4.2 and §5), "
+        f"and does not say how good: here it is {number(away[20])} away after 20 steps, from a point of norm "
+        f"1, and this falls as the steps to the power {float((off[1] - off[0]) / (steps[1] - steps[0])):.2f}."
+    )

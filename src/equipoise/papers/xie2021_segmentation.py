@@ -245,7 +245,7 @@ def judge_scores(measured: Measured) -> list[Judgement]:
             judged(
                 f"the OptEq has a higher {key} than the FCN",
                 better,
-                paper=f"{PAPER['OptEq'][at]} against {PAPER['FCN'][at]} (Cityscapes)",
+                paper=f"§5.3, Table 2: {PAPER['OptEq'][at]} against {PAPER['FCN'][at]} (Cityscapes)",
                 measured=f"{with_error(*_mean(models['OptEq'], key))} against "
                 f"{with_error(*_mean(models['FCN'], key))} %: {difference(opteq, fcn)} points",
                 tolerance=f"higher, {BELOW}",
