@@ -13,6 +13,7 @@ import equipoise as eq
 
 SOURCE = Path(eq.__file__).parent
 HOUSE = [
+    "files",
     "memory",
     "linalg",
     "solve",

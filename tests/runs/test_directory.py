@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise.files import Damaged
 from equipoise.runs import Run, RunBusy, free_directory, list_runs
 from equipoise.runs.metrics import Metrics
 from equipoise.runs.toml import to_toml
-from equipoise.train.checkpoint import Damaged
 
 CONFIG = {
     "data": {"source": 'a "b"\n.csv', "target": None, "test_share": 0.2},

@@ -13,12 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.train.checkpoint import (
-    Checkpoints,
-    CheckpointWarning,
-    remove_leftovers,
-    write_atomically,
-)
+from equipoise.files import remove_leftovers, write_atomically
+from equipoise.train.checkpoint import Checkpoints, CheckpointWarning
 from processes import small_files
 
 

@@ -91,9 +91,9 @@ def command(function: F) -> F:
 def explain(error: BaseException) -> Failure:
     """What to tell the user of an error."""
     from ..data.errors import DataError
+    from ..files import Damaged
     from ..runs.directory import RunBusy
     from ..solve import EquilibriumError
-    from ..train.checkpoint import Damaged
 
     said = str(error) or type(error).__name__
     if isinstance(error, Failure):

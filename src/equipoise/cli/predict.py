@@ -57,7 +57,7 @@ def predict(
     """
     import numpy as np
 
-    from ..train.checkpoint import write_atomically
+    from ..files import write_atomically
     from .output import Output
     from .rows import read_rows
     from .stored import load_fitted

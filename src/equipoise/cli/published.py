@@ -22,8 +22,8 @@ def publish(
     The figures are drawn first, in a directory of their own. Then the former ones are removed, the numbers
     replaced, and the new figures put beside them: at no moment do numbers and figures contradict each other.
     """
+    from ..files import write_atomically
     from ..plots import save
-    from ..train.checkpoint import write_atomically
 
     where.mkdir(parents=True, exist_ok=True)
     numbers = where / f"{name}.json"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files import Damaged
 from ..runs import Run
-from ..train.checkpoint import Damaged
 from .failures import Code, Failure
 from .sources import Asked, Sample, read
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..files import Damaged, in_fixed_order, parse_json, write_atomically
 
 _FORMAT = "equipoise.model.1"
 
@@ -42,15 +45,10 @@ class Saved(nn.Module):
         solved for, and the failure policy. `load(path, solver=…, gradient=…, on_failure=…)` says them again.
         The tolerance is kept, and so are unrolled steps, SAM and phantom gradients.
         """
-        path = Path(path)
         tensors = {name: t.detach().contiguous() for name, t in self.state_dict().items()}
-        metadata = {"format": _FORMAT, "family": type(self).__name__, "config": json.dumps(self.config())}
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            save_file(tensors, part, metadata)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        config = json.dumps(self.config(), sort_keys=True)
+        about = {"format": _FORMAT, "family": type(self).__name__, "config": config}
+        write_atomically(path, in_fixed_order(safetensors.torch.save(tensors, about)))
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu", **overrides: Any) -> Self:
@@ -62,27 +60,59 @@ class Saved(nn.Module):
 
 
 def load(path: str | Path, device: torch.device | str = "cpu", **overrides: Any) -> Saved:
-    """The model that `save` wrote, of whichever family the file names."""
+    """The model that `save` wrote, of whichever family the file names.
+
+    A file whose configuration cannot be that of its own tensors is `Damaged`; it is refused before anything
+    larger than the file is made.
+    """
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist.")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
+            about = file.metadata() or {}
+            if about.get("format") != _FORMAT:
+                raise ValueError(
+                    f"{path} must be a model written by model.save (format {_FORMAT!r}). "
+                    f"Got format {about.get('format')!r} instead."
+                )
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    if metadata.get("format") != _FORMAT:
-        raise ValueError(
-            f"{path} must be a model written by model.save (format {_FORMAT!r}). "
-            f"Got format {metadata.get('format')!r} instead."
-        )
-    family = Saved.families.get(metadata["family"])
+        raise Damaged(f"{path} is not a safetensors file: {error}") from None
+    family = Saved.families.get(about.get("family", ""))
     if family is None:
-        known = ", ".join(sorted(Saved.families))
-        raise ValueError(f"{path} holds an unknown family {metadata['family']!r}. Known here: {known}.")
+        known = ", ".join(sorted(name for name in Saved.families if not name.startswith("_")))
+        raise Damaged(f"{path} holds an unknown family {about.get('family')!r}. Known here: {known}.")
+    config = parse_json(about.get("config", ""), f"the configuration in {path}") | overrides
     floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
-    config = json.loads(metadata["config"]) | overrides
-    model = family(**config, dtype=floating[0] if floating else None, device=device)
-    model.load_state_dict(tensors)
+    try:
+        with _Within(8 * sum(t.numel() for t in tensors.values()) + 10_000):
+            model = family(**config, dtype=floating[0] if floating else None, device=device)
+        model.load_state_dict(tensors)
+    except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if overrides or "must be" in str(error):
+            raise  # what was passed does not fit, or the family says itself what the file cannot hold
+        raise Damaged(
+            f"{path} is damaged: its configuration is not that of a {family.__name__} with these tensors. "
+            f"{error}"
+        ) from None
     return model
+
+
+class _Within(TorchDispatchMode):
+    """Refuses to make tensors of more entries than `most` in all, before they are made."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.left = most
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__.startswith(_MAKERS):
+            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+            shape = given.get("size", [given.get("n", 0), given.get("m", given.get("n", 0))])
+            self.left -= math.prod(shape)
+            if self.left < 0:
+                raise RuntimeError(f"A tensor of shape {tuple(shape)} is larger than the whole file.")
+        return func(*args, **(kwargs or {}))
+
+
+_MAKERS = ("empty", "new_", "rand", "zeros", "ones", "full", "normal", "eye")

@@ -28,8 +28,8 @@ from .. import __version__
 from ..data import Dataset, MissingData, load
 from ..data.load import check_name
 from ..data.registry import DIGITS_SHA256
+from ..files import write_atomically
 from ..runs.directory import locked
-from ..train.checkpoint import write_atomically
 from .claims import PAPERS
 from .page import Page
 from .verdicts import Judgement, overall

@@ -15,7 +15,7 @@ from jinja2 import Environment
 from .. import __version__
 from ..data import DataError
 from ..data.errors import DataWarning
-from ..train.checkpoint import write_atomically
+from ..files import write_atomically
 from .claims import PAPERS
 from .experiments import SCALES, Result
 from .page import markdown

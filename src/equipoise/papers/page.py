@@ -12,9 +12,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..files import write_atomically
 from ..plots import LIGHT, save
 from ..plots.style import FONT, SMALL
-from ..train.checkpoint import write_atomically
 
 
 @dataclass

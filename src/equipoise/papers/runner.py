@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..data import DataError
-from ..train.checkpoint import write_atomically
+from ..files import write_atomically
 from .experiments import (
     SCALES,
     Context,

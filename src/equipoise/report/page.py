@@ -11,10 +11,10 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..files import write_atomically
 from ..plots import DARK, LIGHT, variables
 from ..runs import Run
 from ..theory import Certificate
-from ..train.checkpoint import write_atomically
 from .figures import gather, relative
 from .network import NETWORK
 from .reading import Record, part, read

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from .. import __version__
-from ..train.checkpoint import Checkpoints, Damaged, remove_leftovers, write_atomically
+from ..files import Damaged, remove_leftovers, write_atomically
+from ..train.checkpoint import Checkpoints
 from .metrics import Metrics
 from .toml import to_toml
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from ..files import write_atomically
 from ..history import History
 from ..models.affine import AffineFamily
 from ..models.saving import load as load_model
 from ..theory import Certificate
-from ..train.checkpoint import write_atomically
 from .fitting import Fitted
 from .preparation import Preparation
 from .recipe import Recipe

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..train.checkpoint import Damaged, write_atomically
+from ..files import Damaged, write_atomically
 
 
 class Metrics:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.errors import DataError
-from ..train.checkpoint import write_atomically
-from .recipe import Kind
+from ..files import Damaged, in_fixed_order, write_atomically
+from .recipe import Kind, Recipe
 
 Array = NDArray[Any]
 
@@ -158,7 +158,7 @@ class Preparation:
             "flat": json.dumps(self.flat),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
-        write_atomically(path, safetensors.numpy.save(tensors, about))
+        write_atomically(path, in_fixed_order(safetensors.numpy.save(tensors, about)))
 
     @classmethod
     def load(cls, path: str | Path) -> Preparation:
@@ -166,25 +166,45 @@ class Preparation:
         try:
             with safetensors.safe_open(path, framework="numpy") as file:
                 about: Mapping[str, str] = file.metadata() or {}
-                names = list(file.keys())
-                arrays = {name: file.get_tensor(name) for name in names}
+                arrays = {name: file.get_tensor(name) for name in list(file.keys())}
         except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file: {error}") from None
-        if about.get("format") != _FORMAT or set(names) != {*_ARRAYS, "low, high, sharpness"}:
+            raise Damaged(f"{path} is not a safetensors file: {error}") from None
+        if about.get("format") != _FORMAT:
             raise ValueError(f"{path} must be of format {_FORMAT!r}. Got {about.get('format')!r} instead.")
-        labels = json.loads(about["classes"])
-        classes = None if labels is None else np.array(labels["labels"], dtype=_LABELS[labels["kind"]])
-        low, high, sharpness = arrays["low, high, sharpness"].tolist()
-        return cls(
-            **{n: arrays[n] for n in _ARRAYS},
-            classes=classes,
-            outputs=json.loads(about["outputs"]),
-            flat=json.loads(about["flat"]),
-            low=low,
-            high=high,
-            sharpness=sharpness,
-            dtype=getattr(torch, about["dtype"]),
-        )
+        try:
+            labels = json.loads(about["classes"])
+            classes = None if labels is None else np.array(labels["labels"], dtype=_LABELS[labels["kind"]])
+            low, high, sharpness = arrays.pop("low, high, sharpness").tolist()
+            found = cls(
+                **arrays,
+                classes=classes,
+                outputs=json.loads(about["outputs"]),
+                flat=json.loads(about["flat"]),
+                low=low,
+                high=high,
+                sharpness=sharpness,
+                dtype=Recipe.DTYPES[about["dtype"]],
+            )
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise Damaged(f"{path} is damaged: its metadata cannot be used ({error!r})") from None
+        if found._misfits():
+            raise Damaged(f"{path} is damaged: {found._misfits()}")
+        return found
+
+    def _misfits(self) -> str:
+        """What does not go together in it, in words."""
+        columns, targets, classes = self.mean.shape, self.target_mean.shape, self.classes
+        if self.scale.shape != columns or len(columns) != 1 or self.target_scale.shape != targets:
+            return "means and scales are not of the same columns"
+        if type(self.flat) is not bool or type(self.outputs) is not int or self.outputs < 1:
+            return f"{self.outputs!r} outputs (flat: {self.flat!r}) are not a count of columns"
+        if classes is None and targets != (self.outputs,):
+            return f"{self.outputs} outputs have target means of shape {targets}"
+        if classes is not None and (
+            classes.ndim != 1 or self.outputs not in ({1, 2} if len(classes) == 2 else {len(classes)})
+        ):
+            return f"{self.outputs} outputs cannot tell {classes.size} classes apart"
+        return ""
 
 
 _ARRAYS = ("mean", "scale", "target_mean", "target_scale")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
+from ..files import write_atomically
 from ..linalg import Interval
 from ..models.saving import Saved
 from .claim import Claim, ends_from_json, ends_to_json
@@ -207,15 +208,8 @@ class Certificate:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON with a digest of it: whole, or not at all."""
         target, content = Path(path), self.to_dict()
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                json.dump({**content, "sha256": digest_of(content)}, file, indent=1, ensure_ascii=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        sealed = {**content, "sha256": digest_of(content)}
+        write_atomically(target, json.dumps(sealed, indent=1, ensure_ascii=False).encode())
         return target
 
     @classmethod
@@ -227,7 +221,7 @@ class Certificate:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path} is not a certificate: {error}") from None
         if isinstance(data, dict) and data.pop("sha256", None) != digest_of(data):
             raise ValueError(f"{path} was altered: its content does not agree with its digest.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ..files import Damaged, make_directory, remove_leftovers, write_atomically
+
 _FORMAT = "equipoise.checkpoint.1"
 _NAME = re.compile(r"step-(\d{8,})\.(?:safetensors|json)")
 _SEALED = '{{"sha256": "{digest}", "checkpoint": {content}}}\n'
@@ -28,10 +29,6 @@ _SEALED = '{{"sha256": "{digest}", "checkpoint": {content}}}\n'
 
 class CheckpointWarning(UserWarning):
     """A checkpoint is damaged or was not finished being written."""
-
-
-class Damaged(ValueError):
-    """A file does not hold what was written to it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Checkpoints:
             "facts": dict(facts),
         }
         sealed = _seal(json.dumps(known))
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         remove_leftovers(self.directory)
         path = self._path(step)
         path.unlink(missing_ok=True)  # a pair is never of two saves
@@ -153,37 +150,3 @@ def _unseal(path: Path) -> dict[str, Any]:
     if text != _seal(content):
         raise Damaged(f"{path} is damaged: it does not hold what its SHA-256 says")
     return dict(json.loads(content))
-
-
-def write_atomically(path: str | Path, content: bytes) -> None:
-    """Put `content` at `path`: after a crash at any moment there is the old file or the new one, whole."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        _sync(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, f"could not be written ({error.strerror})", str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def remove_leftovers(directory: str | Path) -> None:
-    """Remove what a killed writer left behind. The caller is the directory's only writer."""
-    for part in Path(directory).glob(".*.part"):
-        part.unlink(missing_ok=True)
-
-
-def _sync(directory: Path) -> None:
-    """Have the directory's entries reach the disk, where the platform lets one ask for it."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
