@@ -5,7 +5,7 @@ import torch
 
 import equipoise as eq
 from equipoise.differentiate import Method
-from equipoise.models.adjoint import MaskedMap, linear_stop, solve_linear, transposed
+from equipoise.models.adjoint import MaskedMap, solve_linear, transposed
 from equipoise.models.affine import AffineFamily, norm_estimate
 from equipoise.models.blocks import pairs, readout_block, squeeze_blocks, weigh
 from problems import contraction, monotone_weight
@@ -27,7 +27,7 @@ def masked_problem(n=30, m=12, seed=0, weight=None):
 @pytest.mark.parametrize("precision", ["native", "mixed"])
 def test_a_masked_map_is_solved_row_by_row_by_every_solver(solver, precision):
     problem, exact = masked_problem()
-    how = Method(solver, linear_stop(eq.Stop(rtol=1e-11, max_steps=3000)), precision)
+    how = Method(solver, eq.Stop(rtol=1e-11, max_steps=3000), precision)
     solution = solve_linear(problem, how).raise_if_failed()
     error = (solution.value - exact).norm(dim=1)
     assert (error <= 1e-9 * exact.norm(dim=1)).all()
@@ -47,14 +47,8 @@ def test_a_masked_map_of_large_norm_is_solved_by_splitting_with_transposed_facto
 
     for name in ("inv", "eigvalsh", "svdvals"):
         monkeypatch.setattr(torch.linalg, name, forbidden)
-    found = solve_linear(problem, Method(solver, linear_stop(eq.Stop(rtol=1e-11)))).raise_if_failed().value
+    found = solve_linear(problem, Method(solver, eq.Stop(rtol=1e-11))).raise_if_failed().value
     assert ((found - exact).norm(dim=1) <= 1e-9 * exact.norm(dim=1)).all()
-
-
-def test_the_stop_of_a_linear_solve_is_relative_unless_asked_otherwise():
-    assert linear_stop(None).atol == 0
-    assert linear_stop(eq.Stop(rtol=1e-5, max_steps=7)) == eq.Stop(rtol=1e-5, atol=0.0, max_steps=7)
-    assert linear_stop(eq.Stop(atol=1e-9)) == eq.Stop(atol=1e-9)
 
 
 def test_pairs_and_weights_of_one_and_of_many_outputs():

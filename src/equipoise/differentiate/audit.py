@@ -349,7 +349,7 @@ def _refuse_single_precision(cell: Any) -> None:
 
 
 def _finest(steps: int) -> Stop:
-    return Stop(rtol=_RTOL, atol=1e-15, max_steps=steps)
+    return Stop(rtol=_RTOL, max_steps=steps)
 
 
 def _double(value: Any) -> Any:

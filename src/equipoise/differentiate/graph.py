@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..solve.driver import _compute_dtype
+from ..solve.autocast import compute_dtype
+from ..solve.norms import row_distances, row_norms
+from ..solve.solution import Solution
 from .equation import Equation
 
 
@@ -25,7 +27,7 @@ class Graph:
     def of(cls, equation: Equation, z: Tensor, tensors: Sequence[Tensor]) -> Graph:
         leaf = z.detach().requires_grad_()
         with torch.enable_grad():
-            return cls(leaf, tensors, equation(leaf, *tensors), _compute_dtype(z))
+            return cls(leaf, tensors, equation(leaf, *tensors), compute_dtype(z))
 
     def pull(self, u: Tensor) -> Tensor:
         """(∂f/∂z)ᵀ u."""
@@ -65,13 +67,16 @@ def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, .
     return tuple(t.detach().requires_grad_(yes) for t, yes in zip(tensors, wanted, strict=True))
 
 
-def refuse_unsteady(equation: Equation, z: Tensor, graph: Graph) -> None:
+def refuse_unsteady(equation: Equation, z: Tensor, graph: Graph, solution: Solution | None) -> None:
     """A cell that answers differently each time has no equilibrium: the evaluation after the solve tells."""
     if equation.method.on_failure.policy in ("warn", "accept"):
         return  # z need not be an equilibrium
     fz = graph.fz.detach()
-    scale, gap = fz.norm(dim=1), (fz - z).norm(dim=1)
-    allowed = 10 * equation.method.stop.resolve(graph.dtype).tolerance(scale)
+    scale, gap = row_norms(fz), row_distances(fz, z)
+    floor = None if solution is None else solution.floor
+    if solution is not None and floor is not None and len(floor) > len(z):  # rows that failed were left out
+        floor = floor[solution.converged]
+    allowed = 10 * equation.method.stop.resolve(graph.dtype).tolerance(scale, floor)
     off = gap > allowed + torch.finfo(graph.dtype).eps ** 0.5 * scale
     if bool(off.any()):
         row = int(torch.nonzero(off)[0])

@@ -85,7 +85,7 @@ class Implicit(SolvedGradient):
         graph, record.graph = record.graph, None
         if graph is None:
             graph = Graph.of(equation, z, leaves(tensors, [t.requires_grad for t in tensors]))
-            refuse_unsteady(equation, z, graph)
+            refuse_unsteady(equation, z, graph, record.forward)
         if graph.foreign():
             graph = Graph.of(equation, z, tensors)  # goes on beyond the tensors, into the program around
             return _ClosedOver.apply(_Task(self, equation, record, graph), z, graph.fz)

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..solve import Solution, Solver, Stop, fixed_point
 from ..solve.driver import approach, confirm, finish
 from ..solve.krylov import gmres
-from ..solve.solution import Counts, Status
+from ..solve.norms import row_norms
+from ..solve.solution import SHARE, Counts, Status
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def _scaled(found: Solution, size: Tensor) -> Solution:
         value=found.value * size[:, None],
         residual=found.residual * size,
         scale=found.scale * size,
+        floor=None if found.floor is None else found.floor * size,
         image=None,
     )
 
@@ -108,15 +110,16 @@ def _solve_by_gmres(product: Callable[[Tensor], Tensor], b: Tensor, solver: GMRE
         return u - product(u)
 
     assert stop.rtol is not None
-    assert stop.atol is not None
+    floor = SHARE * row_norms(b)
     solve = functools.partial(gmres, operator, b, max_steps=stop.max_steps, restart=solver.restart)
-    found = solve(rtol=stop.rtol, atol=stop.atol)
-    steps, scale = found.steps, found.value.norm(dim=1)
-    if bool((found.residual > stop.tolerance(scale)).any()):  # u is smaller than b: its tolerance is tighter
-        found = solve(found.value, rtol=0.0, atol=stop.tolerance(scale))
-        steps, scale = steps + found.steps, found.value.norm(dim=1)
+    found = solve(rtol=stop.rtol, atol=stop.atol or 0.0)
+    steps, scale = found.steps, row_norms(found.value)
+    tolerance = stop.tolerance(scale, floor)
+    if bool((found.residual > tolerance).any()):  # u is smaller than b: its tolerance is tighter
+        found = solve(found.value, rtol=0.0, atol=tolerance)
+        steps, scale = steps + found.steps, row_norms(found.value)
     status = torch.full_like(steps, int(Status.stalled), dtype=torch.int8)
     status[steps >= stop.max_steps] = int(Status.max_steps)
-    status[found.residual <= stop.tolerance(scale)] = int(Status.converged)
+    status[found.residual <= stop.tolerance(scale, floor)] = int(Status.converged)
     status[~torch.isfinite(found.residual)] = int(Status.nonfinite)
-    return Solution(found.value, status, found.residual, scale, steps, counts, stop, "GMRES")
+    return Solution(found.value, status, found.residual, scale, steps, counts, stop, "GMRES", floor=floor)

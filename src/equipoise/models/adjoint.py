@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..differentiate import Method, Record
-from ..solve import Activation, AffineMap, EquilibriumError, Solution, Solver, Stop, fixed_point
+from ..solve import Activation, AffineMap, EquilibriumError, Solution, Solver, fixed_point
 
 
 class MaskedMap(AffineMap):
@@ -77,12 +77,6 @@ class Task:
 
 def solve_linear(problem: MaskedMap, how: Method, start: Tensor | None = None) -> Solution:
     return fixed_point(problem, start, solver=how.solver, stop=how.stop, precision=how.precision)
-
-
-def linear_stop(stop: Stop | None) -> Stop:
-    """The same test, relative alone unless an atol was asked for: gradients are small where training ends."""
-    stop = stop or Stop()
-    return replace(stop, atol=0.0) if stop.atol is None else stop
 
 
 def _tensor(solution: Solution) -> Tensor:

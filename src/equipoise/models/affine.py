@@ -25,7 +25,8 @@ from ..linalg import estimate_norm
 from ..solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Solver, Stop, fixed_point
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
-from .adjoint import MaskedMap, Task, differentiable_equilibrium, linear_stop, solve_linear, transposed
+from ..solve.norms import row_norms
+from .adjoint import MaskedMap, Task, differentiable_equilibrium, solve_linear, transposed
 from .saving import Saved
 
 Solvers = Solver | Sequence[Solver]
@@ -133,7 +134,6 @@ class AffineFamily(Saved, ABC):
         """Z (N, m), differentiable."""
         self._check_inputs(X)
         how = Method(solver, stop or Stop(), precision)
-        linear = replace(how, stop=linear_stop(stop))
         z0 = self._check_start(start, (len(X), self.width))
         record = self._last = Record()
         if not (needs_gradient((X, *self.parameters())) or under_transform()):
@@ -146,7 +146,7 @@ class AffineFamily(Saved, ABC):
             return Z, self._masks(problem, Z, image)
 
         weight, u = self.weight(), self.injection(X)
-        return differentiable_equilibrium(weight, u, z0, Task(solve, self.default_solver, linear, record))
+        return differentiable_equilibrium(weight, u, z0, Task(solve, self.default_solver, how, record))
 
     @uncompiled
     @torch.no_grad()
@@ -242,7 +242,7 @@ class AffineFamily(Saved, ABC):
             rows = weights.reshape(N, k) @ a
         linear = MaskedMap(problem.weight.T, rows, D)
         linear.cache = transposed(problem.cache)
-        how = Method(solver or self.default_solver(linear), linear_stop(stop), precision)
+        how = Method(solver or self.default_solver(linear), stop or Stop(), precision)
         solution = solve_linear(linear, how, None if v0 is None else v0.reshape(len(rows), m))
         return solution if len(shape) == 2 else _by_sample(solution, N, k, m)
 
@@ -281,7 +281,7 @@ class AffineFamily(Saved, ABC):
     def _error(self, problem: AffineMap, change: Tensor) -> Tensor:
         """About ‖z − z*‖ of each row from f(z) − z: ‖f(z) − z‖ / (1 − ‖W‖), with ‖W‖ from a few products."""
         q = min(norm_estimate(problem.weight), 0.999)
-        return change.norm(dim=1) / (1 - q)
+        return row_norms(change) / (1 - q)
 
     # -- housekeeping ------------------------------------------------------------------------------------
 
@@ -384,7 +384,8 @@ def _by_sample(solution: Solution, N: int, k: int, m: int) -> Solution:
         solution,
         value=solution.value.reshape(N, k, m),
         status=solution.status.reshape(N, k).amax(dim=1),
-        residual=solution.residual.reshape(N, k).norm(dim=1),
-        scale=solution.scale.reshape(N, k).norm(dim=1),
+        residual=row_norms(solution.residual.reshape(N, k)),
+        scale=row_norms(solution.scale.reshape(N, k)),
+        floor=None,
         steps=solution.steps.reshape(N, k).amax(dim=1),
     )

@@ -18,6 +18,7 @@ from ..differentiate.equation import under_transform
 from ..solve import IDENTITY, AffineMap, Counts, Solution, Status, Stop
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
+from ..solve.norms import row_norms
 from .affine import AffineFamily, Solvers, open_unit, refuse_nonfinite, spectral_norm
 from .blocks import readout_block, squeeze_blocks, weigh
 
@@ -259,10 +260,10 @@ class LinearEquilibrium(AffineFamily):
 def _direct(Z: Tensor, fZ: Tensor, stop: Stop | None) -> Solution:
     """A solution by factorisation, with its residual measured as any other's."""
     limit = (stop or Stop()).resolve(Z.dtype)
-    residual, scale = ((T.flatten(1) if len(T) else T.reshape(0, 1)).norm(dim=1) for T in (fZ - Z, fZ))
+    residual, scale = (row_norms(T.flatten(1) if len(T) else T.reshape(0, 1)) for T in (fZ - Z, fZ))
     good = residual <= limit.tolerance(scale)
     status = torch.where(good, int(Status.converged), int(Status.stalled)).to(torch.int8)
-    status[~torch.isfinite(residual)] = int(Status.nonfinite)
+    status[~torch.isfinite(residual + scale)] = int(Status.nonfinite)
     steps = torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
     return Solution(Z, status, residual, scale, steps, Counts(1, len(Z)), limit, "LU")
 
@@ -324,7 +325,7 @@ def _right_solve(B: Tensor, umat: Tensor, LU: Tensor, pivots: Tensor, adjoint: b
     matrix, limit = umat.T if adjoint else umat, 16 * torch.finfo(umat.dtype).eps
     for _ in range(_CORRECTIONS):
         rest = B - M @ matrix
-        if bool((rest.norm(dim=1) <= limit * (B.norm(dim=1) + M.norm(dim=1))).all()):
+        if bool((row_norms(rest) <= limit * (row_norms(B) + row_norms(M))).all()):
             return M
         M = M + solve(rest)
     return torch.linalg.solve(matrix, B, left=False)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..linalg import estimate_norm
 from ..solve import AffineMap, Newton, PeacemanRachford, Stop
+from ..solve.norms import row_norms
 from .affine import AffineFamily, Solvers, choice, refuse_nonfinite, slope_at_zero, spectral_norm
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
@@ -124,7 +125,7 @@ class Monotone(AffineFamily):
 
     def _error(self, problem: AffineMap, change: Tensor) -> Tensor:
         """‖z − z*‖ ≤ ‖f(z) − z‖ + ‖W(f(z) − z)‖/μ, valid where ‖W‖ > 1 too."""
-        return change.norm(dim=1) + (change @ problem.weight.T).norm(dim=1) / self.margin
+        return row_norms(change) + row_norms(change @ problem.weight.T) / self.margin
 
     def resolvent_bound(self) -> float:
         """1/μ."""

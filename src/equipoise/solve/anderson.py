@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .norms import unit_of
 from .problem import Map
 from .solver import Solver, SolverState, shared
 
@@ -14,10 +15,11 @@ from .solver import Solver, SolverState, shared
 @dataclass
 class AndersonState(SolverState):
     df: Tensor  # (n, memory, D) differences of f(z)
-    dg: Tensor  # (n, memory, D) differences of g = f(z) − z
+    dg: Tensor  # (n, memory, D) differences of g = f(z) − z, in units of `unit`
     gram: Tensor  # (n, memory, memory) = dg dgᵀ, kept up to date a row at a time
     f_last: Tensor  # (n, D)
     g_last: Tensor  # (n, D)
+    unit: Tensor | None = None  # (n, 1), where the squares of g are out of range
     step: int = shared(default=0)
 
 
@@ -54,6 +56,10 @@ class Anderson(Solver):
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: AndersonState) -> tuple[Tensor, AndersonState]:
         g = fz - z
+        if state.step == 0:
+            state.unit = unit_of(g)
+        if state.unit is not None:
+            g = g / state.unit
         if state.step > 0:
             slot = (state.step - 1) % self.memory
             torch.sub(fz, state.f_last, out=state.df[:, slot])
@@ -69,7 +75,8 @@ class Anderson(Solver):
         weights = self._weights(f, state.gram[:, :used, :used], torch.einsum("nkd,nd->nk", dg, g))
         accelerated = fz - torch.einsum("nk,nkd->nd", weights, df)
         if self.damping < 1:
-            accelerated -= (1 - self.damping) * (g - torch.einsum("nk,nkd->nd", weights, dg))
+            rest = g - torch.einsum("nk,nkd->nd", weights, dg)
+            accelerated -= (1 - self.damping) * (rest if state.unit is None else rest * state.unit)
         return accelerated, state
 
     def _weights(self, f: Map, gram: Tensor, rhs: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .norms import row_norms, unit_of
 from .problem import Map
 from .solver import Solver, SolverState, shared
 
@@ -25,6 +26,7 @@ class BroydenState(SolverState):
     best: Tensor  # (n,) lowest ‖g‖
     z_best: Tensor  # (n, D) where it was found
     f_best: Tensor  # (n, D) f of that point
+    unit: Tensor | None = None  # (n, 1) of steps and of g, where their squares are out of range
     started: bool = shared(default=False)
 
 
@@ -62,7 +64,11 @@ class Broyden(Solver):
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: BroydenState) -> tuple[Tensor, BroydenState]:
         g = fz - z
-        size = torch.linalg.vector_norm(g, dim=1)
+        if not state.started:
+            state.unit = unit_of(g)
+        if state.unit is not None:
+            g = g / state.unit
+        size = row_norms(g)
         lower = size <= state.best  # of equals the latest, which has moved on
         state.best = torch.where(lower, size, state.best)
         state.z_best = torch.where(lower[:, None], z, state.z_best)
@@ -74,6 +80,8 @@ class Broyden(Solver):
         # The last step was s = −H g_last, so that H y = H g + s, and the new −H g is −(old H g)/ρ with
         # ρ = sᵀH y / ‖s‖² [Kelley 1995, §7.3].
         s = z - state.z_last
+        if state.unit is not None:
+            s = s / state.unit
         terms = int(state.used.max())
         u, v = state.u[:, :terms], state.v[:, :terms]
         hg = torch.einsum("nk,nkd->nd", torch.einsum("nkd,nd->nk", v, g), u) - g
@@ -82,9 +90,7 @@ class Broyden(Solver):
         rho = 1 + (s * hg).sum(dim=1) / ss
         step = -hg / rho[:, None]
 
-        long = ~(
-            torch.linalg.vector_norm(step, dim=1) <= _LONGEST * state.best
-        )  # infinite or NaN where ρ = 0
+        long = ~(row_norms(step) <= _LONGEST * state.best)  # infinite or NaN where ρ = 0
         unfit = long | (size > self.growth * state.best)
         f.counts.fallbacks += int((unfit if f.working is None else unfit & f.working).sum())
         fresh = unfit | (state.used == self.memory)
@@ -96,4 +102,5 @@ class Broyden(Solver):
         if len(learns) < len(z):
             state.u[fresh], state.v[fresh] = 0.0, 0.0
         state.z_last = torch.where(fresh[:, None], state.z_best, z)
+        step = step if state.unit is None else step * state.unit
         return torch.where(fresh[:, None], state.f_best, z + step), state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 from .anderson import Anderson
+from .autocast import compute_dtype, full_precision
+from .norms import norm_dtype, row_distances, row_norms
 from .problem import AffineMap, Map, make_map
-from .progress import Progress, norm_dtype, row_distances, row_norms
+from .progress import Progress
 from .solution import Point, Solution, State, Status, Stop, Trace
 from .solver import Solver
 
@@ -77,7 +80,7 @@ def confirm(found: Solution, image: Tensor) -> Solution:
     """What `approach` found, judged by f at it: true residuals; a row that falls short is `max_steps`."""
     assert isinstance(found.value, Tensor)
     residual, scale = row_distances(image, found.value), row_norms(image)
-    short = found.converged & ~(residual <= found.stop.tolerance(scale))
+    short = found.converged & ~(residual <= found.stop.tolerance(scale, found.floor))
     status = found.status.masked_fill(short, int(Status.max_steps))
     found.counts.evaluations += 1
     found.counts.row_evaluations += len(image)
@@ -88,7 +91,7 @@ def finish(seen: Solution, forecast: Solution, again: Solution) -> Solution:
     """What was seen of a forecast; the rows that fell short of it as a second, verified solve has them."""
     assert isinstance(again.value, Tensor)
     assert isinstance(seen.value, Tensor)
-    short, counts = seen.status != forecast.status, seen.counts
+    short, counts = (seen.status != forecast.status) | (again.status == Status.coupled), seen.counts
     counts += again.counts
     pick = lambda new, old: torch.where(short, new, old)
     return replace(
@@ -133,12 +136,17 @@ def _solve(
         z = problem.layout.flat(z0)
         if precision not in ("native", "mixed"):
             raise ValueError(f"precision must be 'native' or 'mixed'. Got {precision!r} instead.")
-        limit = (stop or Stop()).resolve(_compute_dtype(z))
-        record = Trace() if trace else None
-        before = _single_precision(problem, z, chain[0], limit) if precision == "mixed" else None
-        outcome = _run_chain(problem, z, chain, limit, record, before, ahead)
+        dtype, record = z.dtype, Trace() if trace else None
+        with full_precision(z) if problem.affine is not None else nullcontext():
+            limit = (stop or Stop()).resolve(compute_dtype(z))
+            if norm_dtype(z) != dtype:
+                problem, z = problem.widened(dtype), z.to(norm_dtype(z))
+            before = _single_precision(problem, z, chain[0], limit) if precision == "mixed" else None
+            outcome = _run_chain(problem, z, chain, limit, record, before, ahead)
+            if outcome.dropped and not ahead and problem.affine is None:
+                _confirm_batch(problem, outcome, limit)
     return Solution(
-        value=problem.layout.unflat(outcome.value),
+        value=problem.layout.unflat(outcome.value.to(dtype)),
         status=outcome.status,
         residual=outcome.residual,
         scale=outcome.scale,
@@ -147,7 +155,8 @@ def _solve(
         stop=limit,
         solver=" → ".join(type(one).__name__ for one in chain),
         trace=record,
-        image=outcome.image,
+        floor=outcome.floor,
+        image=None if outcome.image is None else outcome.image.to(dtype),
     )
 
 
@@ -163,12 +172,13 @@ def verify(
     problem = make_map(f, z, args, shared)
     with torch.no_grad():
         flat = problem.layout.flat(z)
-        limit = (stop or Stop()).resolve(_compute_dtype(flat))
-        fz = problem(flat)
+        with full_precision(flat) if problem.affine is not None else nullcontext():
+            limit = (stop or Stop()).resolve(compute_dtype(flat))
+            fz = problem(flat)
         residual, scale = row_norms(fz - flat), row_norms(fz)
         status = torch.full((len(flat),), int(Status.max_steps), dtype=torch.int8, device=flat.device)
         status[residual <= limit.tolerance(scale)] = int(Status.converged)
-        status[~torch.isfinite(residual)] = int(Status.nonfinite)
+        status[~torch.isfinite(residual + scale)] = int(Status.nonfinite)
     steps = torch.zeros(len(flat), dtype=torch.int64, device=flat.device)
     value = problem.layout.unflat(flat.detach())
     return Solution(value, status, residual, scale, steps, problem.counts, limit, "verification")
@@ -186,6 +196,8 @@ class _Outcome:
     residual: Tensor  # (N,)
     scale: Tensor  # (N,)
     steps: Tensor  # (N,)
+    floor: Tensor  # (N,)
+    dropped: bool = False  # whether f was evaluated without rows that had ended
     rate: float = 1.0  # at which residuals fell, a step
     image: Tensor | None = None  # f(value), where all rows ended at one check
 
@@ -195,16 +207,18 @@ class _Outcome:
         nan = torch.full((n,), math.nan, dtype=norm_dtype(z), device=z.device)
         steps = torch.zeros(n, dtype=torch.int64, device=z.device)
         status = torch.full((n,), int(Status.max_steps), dtype=torch.int8, device=z.device)
-        return cls(torch.empty_like(z), status, nan, nan.clone(), steps)
+        return cls(torch.empty_like(z), status, nan, nan.clone(), steps, torch.zeros_like(nan))
 
     def take(self, rows: Tensor) -> _Outcome:
-        return _Outcome(
-            self.value[rows], self.status[rows], self.residual[rows], self.scale[rows], self.steps[rows]
+        value, status, residual, scale, steps, floor = (
+            t[rows] for t in (self.value, self.status, self.residual, self.scale, self.steps, self.floor)
         )
+        return _Outcome(value, status, residual, scale, steps, floor)
 
     def put(self, rows: Tensor, other: _Outcome) -> None:
         self.value[rows], self.status[rows] = other.value, other.status
         self.residual[rows], self.scale[rows] = other.residual, other.scale
+        self.floor[rows] = other.floor
         self.steps[rows] += other.steps
         self.image = None
 
@@ -238,6 +252,7 @@ def _run_chain(
         if f.compactable:
             some = _iterate(f.take(failed), start[failed], solver, stop, record, failed, ahead=ahead)
             outcome.put(failed, some)
+            outcome.dropped |= some.dropped or len(failed) < len(z)
         else:
             again = _iterate(f, start, solver, stop, record, ahead=ahead)
             outcome.put(failed, again.take(failed))
@@ -269,7 +284,7 @@ def _iterate(
         return out
     names = rows if names is None else names
     state: Any = None  # of the solver, from its first step on: a start that is already good enough needs none
-    progress = Progress.start(z, rate)
+    progress = Progress.begin(f, z, rate)
     due = 0
     for k in range(stop.max_steps + 1):
         ahead = ahead and k < stop.max_steps
@@ -277,13 +292,15 @@ def _iterate(
         fz = f(z) if check or solver.uses_value else z
         if check:
             residual, scale = row_distances(fz, z), row_norms(fz)
+            tolerance = progress.tolerance(k, f, z, residual, scale, stop)
         if ahead:
             z, state = solver.step(f, z, fz, solver.init(f, z) if state is None else state)
+            z = f.rounded(z)
         if check:
             if record is not None:
                 keep = slice(None) if f.working is None else f.working
                 record.points.append(Point(k, names[rows][keep], residual[keep], z[keep].clone()))
-            status = progress.judge(k, z, fz, residual, stop.tolerance(scale), stop, ahead)
+            status = progress.judge(k, z, fz, residual, tolerance, stop, ahead)
             ended = (status >= 0) & ~progress.done
             if bool(ended.any()):
                 at = rows[ended]
@@ -294,12 +311,13 @@ def _iterate(
                     out.image = None if ahead else fz
                 out.status[at], out.steps[at] = status[ended], k + ahead
                 out.residual[at], out.scale[at] = residual[ended], scale[ended]
+                out.floor[at] = progress.floor[ended]
                 progress.done |= ended
                 at_work = torch.nonzero(~progress.done).flatten()
                 if not len(at_work):
                     break
                 if f.compactable and len(at_work) <= (1 - _COMPACT_SHARE) * len(rows):
-                    f, progress = f.take(at_work), progress.take(at_work)
+                    f, progress, out.dropped = f.take(at_work), progress.take(at_work), True
                     state = state and state.take(at_work)
                     z, fz, rows = z[at_work], fz if ahead else fz[at_work], rows[at_work]
                 else:
@@ -307,8 +325,25 @@ def _iterate(
             due = k + (progress.wait(not solver.uses_value) if solver.smooth else 1)
         if not ahead:
             z, state = solver.step(f, z, fz, solver.init(f, z) if state is None else state)
+            z = f.rounded(z)
     f.working, out.rate = None, progress.rate
     return out
+
+
+def _confirm_batch(f: Map, outcome: _Outcome, stop: Stop) -> None:
+    """Samples were dropped while others went on: f of the whole batch tells whether it mixes samples.
+
+    What another size of the batch rounds differently is let pass.
+    """
+    outcome.image = fz = f(outcome.value)
+    residual, scale = row_distances(fz, outcome.value), row_norms(fz)
+    tolerance = stop.tolerance(scale, outcome.floor)
+    rounding = Stop.reach(compute_dtype(outcome.value)) * scale
+    found = outcome.status == Status.converged
+    close = found & (residual > tolerance) & (residual <= tolerance + rounding)
+    outcome.status[found & ~(residual <= tolerance) & ~close] = int(Status.coupled)
+    outcome.residual = torch.where(close, outcome.residual, residual)
+    outcome.scale = torch.where(close, outcome.scale, scale)
 
 
 def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> _Outcome:
@@ -345,9 +380,3 @@ def checked_chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
     if not chain:
         raise ValueError("a chain of solvers must hold at least one.")
     return chain
-
-
-def _compute_dtype(z: Tensor) -> torch.dtype:
-    """The dtype that limits the residual: under autocast, the lower one."""
-    kind = z.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else z.dtype

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .norms import row_norms
+
 # A cycle aims a little below the tolerance, so that rounding does not put the true residual just above it.
 _AIM = 0.9
 # A cycle that leaves more than this share of a row's residual ends the row: restarts would repeat it.
@@ -49,14 +51,14 @@ def gmres(
     """
     _check(b, x0, max_steps, restart)
     n, d = b.shape
-    size = torch.linalg.vector_norm(b, dim=1)
+    size = row_norms(b)
     tolerance = atol + rtol * size  # (n,)
     if x0 is None:
         x, r = torch.zeros_like(b), b
     else:
         x = torch.where((size == 0)[:, None], 0.0, x0)
         r = b - operator(x)
-    residual = torch.linalg.vector_norm(r, dim=1)
+    residual = row_norms(r)
     steps = torch.zeros(n, dtype=torch.int64, device=b.device)
     at_work = (residual > tolerance) & torch.isfinite(residual)  # (n,)
     restart = min(restart, d, max_steps)
@@ -67,7 +69,7 @@ def gmres(
         left -= max(1, int(used.max()))
         candidate = x + dx
         r_new = b - operator(candidate)
-        after = torch.linalg.vector_norm(r_new, dim=1)
+        after = row_norms(r_new)
         better = at_work & (after < residual)  # never worse, and never a NaN
         x = torch.where(better[:, None], candidate, x)
         r = torch.where(better[:, None], r_new, r)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .activation import RELU
 from .krylov import gmres
+from .norms import row_norms
 from .problem import Map
 from .solver import Solver, SolverState
 
@@ -142,7 +143,7 @@ def _merit(f: Map, z: Tensor, g: Tensor, p: Tensor | None) -> Tensor:
     """What a step must lower: ‖f(z) − z‖, or its smooth equivalent where f(z) = relu(p)."""
     if _is_relu(f) and p is not None:
         g = _fischer_burmeister(z, z - p)
-    return torch.linalg.vector_norm(g, dim=1)
+    return row_norms(g)
 
 
 def _merit_at(f: Map, z: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class AffineMap:
         return torch.addmm(self.bias, z, self.weight.T)  # (N, m)
 
     def start(self) -> Tensor:
-        """f(0) = σ(b): a start one step ahead of zero, at no cost."""
+        """f(0) = σ(b), the size of the problem, and a start one step ahead of zero, at no cost."""
         return self.activation(self.bias)
 
     def with_bias(self, bias: Tensor) -> AffineMap:
@@ -147,7 +147,9 @@ class Layout:
 class Map:
     """The problem as a solver sees it: flat rows in, flat rows out, counted and checked at every call.
 
-    It holds the rows still at work. `take` keeps some of them where that is possible (`compactable`).
+    It holds the rows still at work. `take` keeps some of them where that is possible (`compactable`). Solvers
+    work in float32 at least: of a problem in half precision f alone is evaluated there (an AffineMap not even
+    that), and `rounding` is its dtype, to which iterates are rounded.
     """
 
     f: Callable[..., State]
@@ -157,6 +159,7 @@ class Map:
     rows: int
     counts: Counts = field(default_factory=Counts)
     working: Tensor | None = None  # (n,) rows not yet ended, when some have
+    rounding: torch.dtype | None = None
 
     @property
     def affine(self) -> AffineMap | None:
@@ -173,6 +176,8 @@ class Map:
         return self._flat_output(self._call(z), z)
 
     def _call(self, z: Tensor) -> State:
+        if self.rounding is not None and self.affine is None:
+            z = z.to(self.rounding)
         return self.f(self.layout.unflat(z), *self.args, *self.shared)
 
     def _flat_output(self, out: State, z: Tensor) -> Tensor:
@@ -184,9 +189,10 @@ class Map:
             )
         flat = self.layout.flat(out)
         if flat.dtype != z.dtype:
-            if not torch.is_autocast_enabled(z.device.type):
+            asked = self.rounding or z.dtype
+            if flat.dtype != asked and not torch.is_autocast_enabled(z.device.type):
                 raise ValueError(
-                    f"f(z, …) must return {z.dtype} like z. Got {flat.dtype} instead: "
+                    f"f(z, …) must return {asked} like z. Got {flat.dtype} instead: "
                     f"give z0 and the arguments one dtype."
                 )
             flat = flat.to(z.dtype)
@@ -216,13 +222,22 @@ class Map:
         """The same problem on some of its rows."""
         f = self.f.take(rows) if isinstance(self.f, AffineMap) else self.f
         args = tuple(_take(a, rows) for a in self.args)
-        return Map(f, args, self.shared, self.layout, len(rows), self.counts)
+        return Map(f, args, self.shared, self.layout, len(rows), self.counts, rounding=self.rounding)
 
     def to(self, dtype: torch.dtype) -> Map:
         """The same problem in another precision."""
         f = self.f.to(dtype) if isinstance(self.f, AffineMap) else self.f
         args, shared = (tuple(_cast(a, dtype) for a in part) for part in (self.args, self.shared))
         return Map(f, args, shared, self.layout, self.rows, self.counts)
+
+    def widened(self, dtype: torch.dtype) -> Map:
+        """The same problem in half precision, `dtype`, with its iterates in float32."""
+        f = self.f.to(torch.float32) if isinstance(self.f, AffineMap) else self.f
+        return Map(f, self.args, self.shared, self.layout, self.rows, self.counts, rounding=dtype)
+
+    def rounded(self, z: Tensor) -> Tensor:
+        """An iterate as the dtype of the problem can hold it."""
+        return z if self.rounding is None else z.to(self.rounding).to(z.dtype)
 
 
 def _jacobian_product(f: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Tensor], Tensor]:

@@ -8,42 +8,77 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .solution import Status, Stop
+from .norms import norm_dtype, row_norms
+from .problem import Map
+from .solution import SHARE, Status, Stop
 
 # A solver with a steady rate is checked when a check could pass, but never less often than this.
 _LONGEST_WAIT = 8
-# Entries of a temporary that is better made in pieces: half a second-level cache.
-_BLOCK = 2**16
 
 
 @dataclass
 class Progress:
     """What is known of each row's residuals so far: enough to tell stalled from diverged from on its way."""
 
+    floor: Tensor  # (n,) the ‖f(z)‖ below which the tolerance does not fall any more
     first: Tensor  # (n,) first residual, or the tolerance where that is larger
     asked: Tensor  # (n,) first tolerance
     best: Tensor  # (n,) lowest residual that counted as progress
     best_at: Tensor  # (n,) step of it
     done: Tensor  # (n,)
+    start: Tensor | None = None  # (n,) ‖f(z)‖ at the start, while the size of f(0) is not known
     excess: float = math.inf  # worst residual over tolerance at the last check
     checked: int = 0
     rate: float = 1.0  # measured fall of the excess, a step
 
     @classmethod
-    def start(cls, z: Tensor, rate: float) -> Progress:
+    def begin(cls, f: Map, z: Tensor, rate: float) -> Progress:
         inf = torch.full((z.shape[0],), math.inf, dtype=norm_dtype(z), device=z.device)
         zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
-        return cls(inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate)
+        floor = torch.full_like(inf, torch.finfo(f.rounding or z.dtype).tiny)
+        return cls(floor, inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate)
 
     def take(self, rows: Tensor) -> Progress:
         return replace(
             self,
+            floor=self.floor[rows],
+            start=None if self.start is None else self.start[rows],
             first=self.first[rows],
             asked=self.asked[rows],
             best=self.best[rows],
             best_at=self.best_at[rows],
             done=self.done[rows],
         )
+
+    def tolerance(self, k: int, f: Map, z: Tensor, residual: Tensor, scale: Tensor, stop: Stop) -> Tensor:
+        """The residual each row must reach, (n,).
+
+        It is relative to ‖f(z)‖, but not to less than a share of the problem's own size, ‖f(0)‖. Of an
+        AffineMap that is at hand, as it is where the start is zero; else it is asked for, by one evaluation,
+        only when the residual has become small beside the start's image. Where f(0) = 0, as it is of z ↦ z/2,
+        the problem has no size of its own, and that of the start's image is taken, or of the start.
+        """
+        if k == 0 and stop.atol is None:
+            image = scale if bool((scale > 0).all()) else torch.where(scale > 0, scale, row_norms(z))
+            if f.affine is not None:
+                self._measure(row_norms(f.affine.start()), image)
+            elif not bool(z.any()):
+                self._measure(scale, image)
+            else:
+                self.start = image
+        tolerance = stop.tolerance(scale, self.floor)
+        if self.start is not None:
+            assert stop.rtol is not None
+            small = (residual > tolerance) & (residual <= SHARE * stop.rtol * self.start) & ~self.done
+            if bool(small.any()):
+                self._measure(row_norms(f(torch.zeros_like(z))), self.start)
+                self.start = None
+                tolerance = stop.tolerance(scale, self.floor)
+        return tolerance
+
+    def _measure(self, size: Tensor, start: Tensor) -> None:
+        size = torch.where((size > 0) & torch.isfinite(size), size, start)
+        self.floor = torch.maximum(self.floor, (SHARE * size).masked_fill(~torch.isfinite(size), 0.0))
 
     def judge(
         self,
@@ -68,11 +103,13 @@ class Progress:
         diverged = (residual > stop.growth * self.first) | (far if last else far & idle)
         status = torch.where(idle, int(Status.stalled), int(Status.max_steps) if last else -1)
         status = torch.where(diverged, int(Status.diverged), status)
-        status = torch.where(there, int(Status.converged), status).to(torch.int8)
-        # A state that runs away meets a relative tolerance at last, its residual as large as ever.
-        runaway = there & (residual > 0.5 * self.first) & (tolerance > 2 * self.asked)
-        status = torch.where(runaway, int(Status.diverged), status).to(torch.int8)
-        broken = ~torch.isfinite(residual)
+        if bool(there.any()):
+            # A state that runs away meets a relative tolerance at last, its residual as large as ever.
+            runaway = (residual > 0.5 * self.first) & (tolerance > 2 * self.asked)
+            reached = torch.where(runaway, int(Status.diverged), int(Status.converged))
+            status = torch.where(there, reached, status)
+        status = status.to(torch.int8)
+        broken = ~torch.isfinite(residual + tolerance)
         if bool(broken.any()):
             bad = ~(torch.isfinite(z).all(dim=1) & torch.isfinite(fz).all(dim=1))
             # Finite values whose norm overflows: at the start they have grown from nothing.
@@ -94,19 +131,3 @@ class Progress:
             return 1
         predicted = math.log(self.excess) / -math.log(self.rate)
         return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
-
-
-def norm_dtype(z: Tensor) -> torch.dtype:
-    return torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype
-
-
-def row_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a − b‖ of each row, a few rows at a time: their difference then stays in the cache."""
-    some = max(1, _BLOCK // a.shape[1])
-    if some >= len(a):
-        return row_norms(a - b)
-    return torch.cat([row_norms(x - y) for x, y in zip(a.split(some), b.split(some), strict=True)])
-
-
-def row_norms(z: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(z, dim=1, dtype=norm_dtype(z))

@@ -21,6 +21,7 @@ class Status(IntEnum):
     diverged = 2
     stalled = 3
     nonfinite = 4
+    coupled = 5
 
     @property
     def meaning(self) -> str:
@@ -49,19 +50,31 @@ _MEANING = {
         "NaN or infinity appeared in the start, the input, the map or a norm",
         "finite inputs and weights; smaller ones, or float64, if they overflow",
     ),
+    Status.coupled: (
+        "f mixes the samples of a batch: the equation held while others that had ended were left out, and "
+        "does not hold with all of them",
+        "an f that treats every sample on its own (LayerNorm, say, or attention within one); where mixing is "
+        "meant, fixed_point with a closure over the batch, lambda z: f(z, x), which always gets all of it",
+    ),
 }
 
-# rtol by dtype where none is given, and the absolute tolerance that catches equilibria at zero.
+# A tolerance follows ‖f(z)‖ down to this share of the problem's own size, and no further.
+SHARE = 1e-4
+# rtol by dtype where none is given.
 _DEFAULT_RTOL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2**-4}
-_DEFAULT_ATOL = {torch.float64: 1e-12, torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
     """‖f(z) − z‖ ≤ atol + rtol·‖f(z)‖, for each sample on its own.
 
-    `rtol` and `atol` left at None take the default of the dtype in use (rtol 1e-8 in float64, 1e-4 in
-    float32). A sample that is not there after `max_steps` steps of a solver has failed; each solver of
+    `rtol` left at None takes the default of the dtype in use (1e-8 in float64, 1e-4 in float32). `atol` left
+    at None is relative too, so that a problem of any size is solved alike: the test is then
+    ‖f(z) − z‖ ≤ rtol·max(‖f(z)‖, 1e-4·s) with s = ‖f(0)‖, the problem's own size, whatever the start. Where
+    f(0) = 0, as for z ↦ z/2, nothing tells how small is small: s is then the size of the start's image, so
+    that the limit is an absolute one. No limit lies below rtol times the smallest normal number.
+
+    A sample that is not there after `max_steps` steps of a solver has failed; each solver of
     a chain takes as many on the samples that the one before it failed on, and `Solution.steps` counts
     all. It has `stalled` when its best residual fell by less than 1 % over `patience` steps, and
     `diverged` when its residual is `growth` times the first one.
@@ -95,20 +108,23 @@ class Stop:
     def resolve(self, dtype: torch.dtype) -> Stop:
         """The same test with its tolerances filled in for `dtype`; refused where `dtype` cannot reach it."""
         rtol = _DEFAULT_RTOL[dtype] if self.rtol is None else self.rtol
-        atol = _DEFAULT_ATOL[dtype] if self.atol is None else self.atol
         reach = self.reach(dtype)
         if rtol < reach and not (self.atol is not None and self.atol > 0):
             raise ValueError(
                 f"rtol must be at least {reach:.1e}, what {dtype} arithmetic can reach. Got {rtol:.1e} "
                 f"instead. Solve in float64 (or with precision='mixed'), or give an atol > 0."
             )
-        return replace(self, rtol=rtol, atol=atol)
+        return replace(self, rtol=rtol)
 
-    def tolerance(self, scale: Tensor) -> Tensor:
-        """The residual each sample must reach, from its ‖f(z)‖. Only of a resolved Stop."""
+    def tolerance(self, scale: Tensor, floor: Tensor | None = None) -> Tensor:
+        """The residual each sample must reach, from its ‖f(z)‖. Only of a resolved Stop.
+
+        `floor` (N,) is the size below which ‖f(z)‖ does not count, where no atol was given.
+        """
         assert self.rtol is not None
-        assert self.atol is not None
-        return self.atol + self.rtol * scale
+        if self.atol is not None:
+            return self.atol + self.rtol * scale
+        return self.rtol * (scale if floor is None else torch.maximum(scale, floor))
 
 
 @dataclass
@@ -185,11 +201,17 @@ class Solution:
     stop: Stop  # as resolved for the dtype
     solver: str
     trace: Trace | None = None
+    floor: Tensor | None = None  # (N,) the size below which ‖f(z)‖ does not count in the tolerance
     image: Tensor | None = None  # f(value), (N, D), where the last check left it at hand
 
     @property
     def converged(self) -> Tensor:
         return self.status == Status.converged  # (N,)
+
+    @property
+    def tolerance(self) -> Tensor:
+        """The residual each sample had to reach, (N,)."""
+        return self.stop.tolerance(self.scale, self.floor)
 
     @property
     def relative_residual(self) -> Tensor:
@@ -211,9 +233,10 @@ class Solution:
         if not rows:
             return ""
         relative = self.relative_residual
+        absolute = "" if self.stop.atol is None else f"atol={self.stop.atol:.1e}, "
         lines = [
             f"{len(rows)} of {len(self.status)} samples have no equilibrium after {self.solver} "
-            f"(rtol={self.stop.rtol:.1e}, atol={self.stop.atol:.1e}, max_steps={self.stop.max_steps}):"
+            f"(rtol={self.stop.rtol:.1e}, {absolute}max_steps={self.stop.max_steps}):"
         ]
         for row in rows[:shown]:
             status = Status(int(self.status[row]))

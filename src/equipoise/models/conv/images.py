@@ -21,7 +21,6 @@ from ...solve.compilers import uncompiled
 from ...solve.driver import checked_chain
 from ...solve.failure import OnFailure, Policy
 from ...solve.solution import State
-from ..adjoint import linear_stop
 from ..baselines import Repeat
 from ..equilibrium import Equilibrium
 from ..opteq.pieces import Gradients, as_gradient, check_sam, trained_by
@@ -190,7 +189,7 @@ class ImageModel(Saved, ABC):
         )
 
     def _gradient(self, x: Tensor, stop: Stop | None, solver: Solvers, named: bool) -> Gradient:
-        how = self.gradient or self.default_gradient(linear_stop(stop))
+        how = self.gradient or self.default_gradient(stop or Stop())
         return trained_by(how, solver, named, (x, *self.parameters()))
 
     # -- housekeeping ------------------------------------------------------------------------------------

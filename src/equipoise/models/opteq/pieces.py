@@ -97,13 +97,12 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
     dtype = computed_in(weight)
     asked, reach = stop.resolve(dtype), Stop.reach(dtype)
     assert asked.rtol is not None
-    assert asked.atol is not None
     if asked.rtol >= reach > pace * asked.rtol:
         raise ValueError(
             f"rtol must be at least {reach / pace:.1e} in {dtype} with α = {alpha:g}: a step leads "
             f"{pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
         )
-    return replace(asked, rtol=pace * asked.rtol, atol=pace * asked.atol)
+    return replace(asked, rtol=pace * asked.rtol, atol=None if asked.atol is None else pace * asked.atol)
 
 
 def computed_in(weight: Tensor) -> torch.dtype:
