@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-
 JOBS   ?= 2
 
-.PHONY: help demo test browser test-all lint format bench clean
+.PHONY: help demo test pytest browser test-all lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,8 +43,12 @@ format: $(STAMP)dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Types are checked while the tests run: a core that waits for the other is not idle then.
+test: $(STAMP)dev
+	$(MAKE) --no-print-directory --jobs=2 lint pytest
+
 # One thread a worker: the machine's cores are shared out between the workers, not fought over.
-test: lint
+pytest: $(STAMP)dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 
 # The page of a report is looked at in a browser, where there is one.

@@ -96,7 +96,8 @@ def test_integer_inputs_take_the_dtype_of_the_cell():
     layer = eq.Equilibrium(Embedded(), state=(3,))
     z = layer(torch.tensor([1, 5, 6, 1]))
     assert z.dtype == DTYPE
-    assert torch.equal(z[0], z[3])
+    # A vector instruction may round the last entries of a batch otherwise than the first.
+    torch.testing.assert_close(z[0], z[3], rtol=1e-12, atol=0)
     z.sum().backward()
     assert bool((layer.cell.table.weight.grad[[0, 2, 3, 4]] == 0).all())
     assert bool((layer.cell.table.weight.grad[[1, 5, 6]] > 0).all())
