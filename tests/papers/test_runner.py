@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
-from equipoise.papers import catalogue, runner
+from equipoise.papers import catalogue, experiments, runner
 from equipoise.papers.experiments import Context, Settings, Silent
 from equipoise.papers.gallery import read_results
 from equipoise.papers.runner import reproduce, run_one
+from equipoise.runs.directory import locked
 
 TINY = Settings("tiny", ("digits",))
 NAMES = ["gao2022.fig1", "gao2022.fig4", "ling2023.theorem4"]  # the first two share their units
@@ -56,20 +56,27 @@ def test_two_jobs_find_what_one_finds(tmp_path):
     assert (tmp_path / "two" / "index.html").exists()
 
 
-def test_a_unit_at_work_elsewhere_is_waited_for(tmp_path):
-    calls, inside = [], threading.Event()
+def test_a_unit_at_work_elsewhere_is_waited_for(tmp_path, monkeypatch):
+    """The first computes until the second has asked for the lock, which it does once the first computes."""
+    calls, inside, asked = [], threading.Event(), threading.Event()
 
     def slow(progress):
         calls.append(1)
         inside.set()
-        time.sleep(0.5)
+        asked.wait()
         return {"n": len(calls)}
 
+    def lock(*how, **more):
+        if inside.is_set():
+            asked.set()
+        return locked(*how, **more)
+
+    monkeypatch.setattr(experiments, "locked", lock)
     ask = lambda found: found.append(Context(TINY, tmp_path).unit("g", "u", {"a": 1}, slow))
     first, second = [], []
-    thread = threading.Thread(target=ask, args=(first,))
+    thread = threading.Thread(target=ask, args=(first,), daemon=True)
     thread.start()
-    inside.wait(10)
+    inside.wait()
     ask(second)
     thread.join()
     assert first == second == [{"n": 1}]
@@ -122,9 +129,13 @@ def test_after_an_error_nothing_is_put_into_the_queue():
         raise KeyboardInterrupt
 
 
+LAST_RESORT = 600  # seconds, after which workers that should have ended did not
 INTERRUPTED = """
+import os, signal
 from equipoise.papers.catalogue import Settings, reproduce
-if __name__ == "__main__":
+if __name__ != "__main__":  # a worker that is about to start, and hears Ctrl-C too early to ignore it
+    os.kill(os.getpid(), signal.SIGINT)
+else:
     from equipoise.papers.experiments import Silent
     class Tell(Silent):
         def unit(self, name, share):
@@ -148,7 +159,7 @@ def test_workers_end_with_their_parent(tmp_path, end):
     else:
         os.kill(process.pid, getattr(signal, end))
     try:
-        _, errors = process.communicate(timeout=60)  # until no worker holds the pipe
+        _, errors = process.communicate(timeout=LAST_RESORT)  # until no worker holds the pipe
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

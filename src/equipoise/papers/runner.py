@@ -203,7 +203,8 @@ def _side_by_side(
         ) as pool,
     ):
         try:
-            futures: list[Future[Result]] = [pool.submit(_work, e.key, settings, out) for e in order]
+            with _no_interrupt():  # which a worker keeps, also before it comes to `_start`
+                futures: list[Future[Result]] = [pool.submit(_work, e.key, settings, out) for e in order]
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool:
@@ -216,6 +217,19 @@ def _side_by_side(
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; processes that are started in it never hear of it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
