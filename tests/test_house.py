@@ -15,6 +15,7 @@ SOURCE = Path(eq.__file__).parent
 HOUSE = [
     "files",
     "memory",
+    "plain",
     "linalg",
     "solve",
     "differentiate",

@@ -70,3 +70,14 @@ def test_the_colours_of_a_theme_are_told_apart_by_name():
 def test_an_identifier_that_is_none_is_refused(figure, wrong):
     with pytest.raises(ValueError, match="identifier must be"):
         inline_svg(figure, wrong, "t", "d")
+
+
+@pytest.mark.parametrize("hidden", ["\x1b[31m", "\x00", "\u202e", "\udcff", "\ufffe"])
+def test_hidden_characters_in_words_leave_a_drawing_whole(hidden, tmp_path):
+    words = f"a{hidden}b"
+    figure = plots.curves({words: [1.0, 0.5], "other": [1.0, 0.2]}, x=words, title=words)
+    table = plots.confusion([[1, 0], [0, 1]], [words, "c"])
+    for drawn in (inline_svg(figure, "a", words, words), inline_svg(table, "b", words, "")):
+        assert hidden not in drawn
+        ElementTree.fromstring(drawn)
+    plots.save(figure, tmp_path / "a")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from importlib import import_module
 from importlib.util import find_spec
+from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -63,6 +66,14 @@ for _panel, _names in COMMANDS.items():
             )
 
 
+def _show_error(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    """What --debug shows of an error, whose words may quote labels and names of files."""
+    from ..plain import plain
+
+    sys.stderr.write(plain("".join(traceback.format_exception(kind, error, where))))
+
+
 def main() -> None:
     """The console script."""
+    sys.excepthook = _show_error
     app(prog_name="equipoise")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,7 +80,7 @@ def command(function: F) -> F:
             if isinstance(error, BrokenPipeError) or kwargs.get("debug"):
                 raise
             failure = explain(error)
-            _show(failure, as_json=bool(kwargs.get("json")))
+            _show(failure, to_programs=bool(kwargs.get("json")))
             raise typer.Exit(failure.code) from None
 
     guarded.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
@@ -124,12 +123,14 @@ def explain(error: BaseException) -> Failure:
     )
 
 
-def _show(failure: Failure, as_json: bool) -> None:
-    if as_json:
+def _show(failure: Failure, to_programs: bool) -> None:
+    from .output import PlainConsole, as_json
+
+    if to_programs:
         told = {"error": failure.title, "message": failure.message, "advice": failure.advice}
-        print(json.dumps(told | {"exit_code": int(failure.code)}, ensure_ascii=False))
+        print(as_json(told | {"exit_code": int(failure.code)}))
         return
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
@@ -137,7 +138,7 @@ def _show(failure: Failure, as_json: bool) -> None:
     if failure.advice:
         parts += [Text(), Text(failure.advice, style="bold")]
     title = Text(failure.title)
-    Console(stderr=True).print(
+    PlainConsole(stderr=True).print(
         Panel(Group(*parts), title=title, title_align="left", border_style="red", padding=(0, 1))
     )
 
@@ -145,18 +146,18 @@ def _show(failure: Failure, as_json: bool) -> None:
 @contextmanager
 def _told_warnings() -> Iterator[None]:
     """Warnings meant for the user are one line each, once; those of other packages are for developers."""
-    from rich.console import Console
     from rich.text import Text
 
     from ..data.errors import DataWarning
     from ..train.checkpoint import CheckpointWarning
+    from .output import PlainConsole
 
     told: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
         if str(message) not in told and issubclass(category, DataWarning | CheckpointWarning):
             told.add(str(message))
-            Console(stderr=True).print(Text.assemble(("Note  ", "yellow"), str(message)))
+            PlainConsole(stderr=True).print(Text.assemble(("Note  ", "yellow"), str(message)))
 
     with warnings.catch_warnings():
         for ours in (DataWarning, CheckpointWarning):

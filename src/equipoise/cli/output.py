@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from ..plain import plain, plain_json, spreadsheet_cell
+
+
+class PlainConsole(Console):
+    """A console that shows text of others by `plain`, wherever in a table or a panel it stands."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)  # before its width is measured
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
 
 
 class Output:
@@ -19,7 +35,7 @@ class Output:
 
     def __init__(self, quiet: bool = False, json: bool = False) -> None:
         self.quiet, self.json = quiet, json
-        self.console = Console(highlight=False)
+        self.console = PlainConsole(highlight=False)
 
     @property
     def talks(self) -> bool:
@@ -29,7 +45,7 @@ class Output:
         """Strings are shown as they are: a [bracket] is a bracket."""
         if self.talks:
             for part in what:
-                self.console.print(Text(part) if isinstance(part, str) else part)
+                self.console.print(Text(plain(part)) if isinstance(part, str) else part)
 
     def heading(self, title: str, rest: str = "") -> None:
         self.say(Text.assemble((title, "bold"), f"  {rest}" if rest else ""))
@@ -40,13 +56,27 @@ class Output:
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in pairs.items():
-            grid.add_row(name, Text(value))
+            grid.add_row(Text(plain(name)), Text(plain(value)))
         self.say(Padding(grid, (0, 0, 0, 2)))
 
     def result(self, content: Any) -> None:
         """Print strict JSON: a number that is not finite is null."""
         if self.json:
-            print(json.dumps(_strict(content), ensure_ascii=False, indent=1))
+            print(as_json(content, indent=1))
+
+
+def as_json(content: Any, indent: int | None = None) -> str:
+    """Strict JSON that is safe to print."""
+    return plain_json(json.dumps(_strict(content), ensure_ascii=False, indent=indent))
+
+
+def as_csv(columns: Mapping[str, Sequence[Any]]) -> str:
+    """A header and rows, each text as `spreadsheet_cell` has it; numbers stay numbers."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for row in (columns, *zip(*columns.values(), strict=True)):
+        writer.writerow([spreadsheet_cell(cell) for cell in row])
+    return file.getvalue()
 
 
 def table(*columns: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,11 +53,15 @@ def predict(
     """Answer new rows with a trained network: a label and probabilities, or a number, for each.
 
     Where DATA holds the targets too, the answers are scored.
+
+    In CSV, text that a spreadsheet would run as a formula (it begins with =, +, − or @ and is no number) is
+    preceded by an apostrophe. In .npz, what a file's name cannot hold, and %, is written as in %2F.
     """
     import numpy as np
 
     from ..files import write_atomically
-    from .output import Output
+    from ..plain import plain
+    from .output import Output, as_csv
     from .rows import read_rows
     from .stored import load_fitted
 
@@ -73,20 +76,22 @@ def predict(
     score = _score(fitted, answers, rows.y)
     if rows.images:
         answers = {"image": np.array(rows.images), **answers}
+    columns = {name: column.tolist() for name, column in answers.items()}
     if out is not None:
-        write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else _csv(answers).encode())
+        write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else as_csv(columns).encode())
     elif not json:
-        typer.echo(_csv(answers), nl=False)
+        typer.echo(plain(as_csv(columns)), nl=False)
     if output.talks:
         told = "".join(f"; {name} {value:.4g}" for name, value in score.items())
-        typer.echo(f"{len(rows.X)} rows answered{f' in {out}' if out else ''}{told}", err=True)
+        where = f" in {out}" if out else ""
+        typer.echo(plain(f"{len(rows.X)} rows answered{where}{told}"), err=True)
     output.result(
         {
             "run": str(run),
             "rows": len(rows.X),
             "out": str(out) if out else None,
             "score": score,
-            **({} if out else {"answers": {name: column.tolist() for name, column in answers.items()}}),
+            **({} if out else {"answers": columns}),
         }
     )
 
@@ -116,24 +121,18 @@ def _score(fitted: Fitted, answers: dict[str, Array], y: Array | None) -> dict[s
     return {"r2": 1 - float(np.square(y - said).sum()) / spread} if spread > 0 else {}
 
 
-def _csv(answers: dict[str, Array]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(answers)
-    writer.writerows(zip(*(column.tolist() for column in answers.values()), strict=True))
-    return file.getvalue()
-
-
 def _npz(answers: dict[str, Array]) -> bytes:
-    """An .npz of any names: numpy's own writer cannot hold an array called `file`."""
+    """An .npz of safe names: numpy's own writer cannot hold an array called `file`."""
     import zipfile
 
     import numpy as np
+
+    from ..data.archive import safe_name
 
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, column in answers.items():
             array = io.BytesIO()
             np.save(array, column, allow_pickle=False)
-            archive.writestr(f"{name}.npy", array.getvalue())
+            archive.writestr(f"{safe_name(name)}.npy", array.getvalue())
     return file.getvalue()

@@ -130,11 +130,12 @@ class _Bar:
     """A bar of experiments and one of each unit at work; a line for each experiment that is done."""
 
     def __init__(self, output: Output, out: Path) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+        from .output import PlainConsole
+
         self.output, self.out = output, out
-        console = Console(stderr=True, highlight=False)
+        console = PlainConsole(stderr=True, highlight=False)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -189,9 +190,10 @@ class _Bar:
             self._fail(result)
 
     def _fail(self, result: Result) -> None:
-        from rich.console import Console
         from rich.text import Text
+
+        from .output import PlainConsole
 
         where = "" if result.data_error else f"\nThe traceback: {self.out / result.key / 'error.txt'}"
         if not self.output.json:  # which has it in its result
-            Console(stderr=True).print(Text(f"{result.key}: {result.error}{where}", style="red"))
+            PlainConsole(stderr=True).print(Text(f"{result.key}: {result.error}{where}", style="red"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 import zipfile
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -13,6 +12,7 @@ from numpy.lib import format as npy
 
 from equipoise.data.dataset import Array
 from equipoise.data.errors import DataError, require_memory
+from equipoise.plain import hidden
 
 _PIECE = 1 << 22  # bytes read at a time
 
@@ -111,7 +111,7 @@ def _not_plain(path: Path, error: Exception) -> DataError:
 
 def unsafe(name: str) -> str | None:
     """Why a member must not have this name, which programs extract it by; None for a safe one."""
-    if any(_hidden(c) for c in name):
+    if any(hidden(c) for c in name):
         return "holds a control character"
     parts = name.split("/")
     if "\\" in name or not all(parts) or {".", ".."} & set(parts) or parts[0][1:2] == ":":
@@ -124,8 +124,4 @@ def safe_name(name: str) -> str:
     quoted = lambda c: "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
     dot = quoted(".") if name.startswith(".") else ""  # such a file is hidden, or leads upwards
     rest = name.removeprefix(".") if dot else name
-    return dot + "".join(quoted(c) if c in '%/\\:*?"<>|' or _hidden(c) else c for c in rest)
-
-
-def _hidden(c: str) -> bool:
-    return unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return dot + "".join(quoted(c) if c in '%/\\:*?"<>|' or hidden(c) else c for c in rest)

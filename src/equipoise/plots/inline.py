@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
+from ..plain import plain
 from .style import LIGHT, Theme, to_svg
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -42,7 +43,7 @@ def inline_svg(figure: Figure, identifier: str, title: str, description: str) ->
         _clean(element, identifier, used)
     for tag, words, at in (("title", title, 0), ("desc", description, 1)):
         child = ElementTree.Element(tag, id=f"{identifier}-{tag}")
-        child.text = words
+        child.text = plain(words)
         root.insert(at, child)
     return ElementTree.tostring(root, encoding="unicode")
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
+from ..plain import plain
 from .plane import shorten
 from .style import FONT, LIGHT, SMALL, Theme, label, single
 
@@ -53,7 +54,7 @@ def confusion(
     ax.grid(False)
     ax.spines[["left", "bottom"]].set_visible(False)
     every = max(1, -(-C // 24))
-    words = [shorten(name, 12) for name in names]
+    words = [shorten(plain(name), 12) for name in names]
     at = np.arange(0, C, every)
     long = max(len(word) for word in words) > max(2, 40 // C)
     ax.set_xticks(at + 0.5, [words[i] for i in at], rotation=90 if long else 0, parse_math=False)

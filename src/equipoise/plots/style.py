@@ -19,7 +19,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
+
+from ..plain import plain
 
 WIDTH, HEIGHT = 5.0, 3.3  # inches, of one panel
 FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
@@ -255,8 +258,15 @@ def thin(x: np.ndarray, *ys: np.ndarray, most: int = 600) -> list[np.ndarray]:
 # -- files ---------------------------------------------------------------------------------------------------
 
 
+def show_plain(figure: Figure) -> None:
+    """Write hidden characters out: an SVG with a control character in it is no SVG."""
+    for words in figure.findobj(Text):
+        words.set_text(plain(words.get_text()))
+
+
 def to_svg(figure: Figure, *, text: bool = False, salt: str = "equipoise") -> str:
     """The figure as SVG, the same for the same data. Letters are outlines, or `text` in the reader's font."""
+    show_plain(figure)
     out = io.StringIO()
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "svg.fonttype": "none" if text else "path"}
     with matplotlib.rc_context(settings):
@@ -283,6 +293,7 @@ def save(
         if form == "svg":
             target.write_text(to_svg(figure), encoding="utf-8")
         else:
+            show_plain(figure)
             figure.savefig(target, format="png", dpi=dpi, metadata={"Software": None})
         written.append(target)
     return written

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..files import write_atomically
+from ..plain import plain as without_hidden
 from ..plots import DARK, LIGHT, variables
 from ..runs import Run
 from ..theory import Certificate
@@ -62,7 +63,7 @@ def write(run: Run | str | Path) -> Path:
 
 
 def render(record: Record) -> str:
-    """The page of a record. Every string of it is escaped; the drawings are made here."""
+    """The page of a record. Its strings are escaped, hidden characters too; the drawings are made here."""
     environment = Environment(
         loader=PackageLoader("equipoise.report"),
         autoescape=True,
@@ -73,7 +74,7 @@ def render(record: Record) -> str:
     style = _style(environment)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     training, network = gather(record, TRAINING), gather(record, NETWORK)
-    return environment.get_template("page.html").render(
+    page = environment.get_template("page.html").render(
         style=Markup(style),
         csp=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         title=_title(record),
@@ -95,6 +96,7 @@ def render(record: Record) -> str:
         missing=record.missing,
         damaged=record.damaged,
     )
+    return without_hidden(page)
 
 
 def _style(environment: Environment) -> str:
