@@ -31,7 +31,15 @@ def build(name):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
 @pytest.mark.parametrize(
-    "name", ["layer", "linear", "scaled", "gaussian", "monotone", "opteq", "deep", "images"]
+    "name",
+    [
+        "layer",
+        "gaussian",
+        "deep",
+        "images",
+        # of the kinds above
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("linear", "scaled", "monotone", "opteq")),
+    ],
 )
 def test_a_compiled_model_is_the_model(name):
     class Tripled(nn.Module):

@@ -9,7 +9,8 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import equipoise as eq
 from equipoise.solve import PeacemanRachford
@@ -22,7 +23,7 @@ DTYPE = torch.float64
 # -- memory ---------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_training_steps_leave_nothing_behind():
+def test_hundreds_of_training_steps_leave_nothing_behind():
     stop = eq.Stop(rtol=0.1)
     cell = Affine(q=0.1, dtype=torch.float32)
     layer = eq.Equilibrium(cell, solver=eq.Picard(), stop=stop, gradient=eq.Implicit(eq.Picard(), stop))
@@ -41,7 +42,7 @@ def test_a_thousand_training_steps_leave_nothing_behind():
 
     train(20)
     before = tensors()
-    train(1000)
+    train(300)
     after = tensors()
     assert after[0] <= before[0]
     assert after[1] <= before[1] + 50
@@ -289,6 +290,36 @@ print("same gradients")
 """
 
 
+def test_a_process_of_a_group_has_the_gradients_of_one_without(tmp_path):
+    """The hooks by which processes share gradients see every parameter: here, with a group of one."""
+    stop, x = eq.Stop(rtol=1e-12), inputs()
+    model = nn.Sequential(
+        eq.Equilibrium(Affine(), stop=stop, gradient=eq.Implicit(stop=stop)), nn.Linear(3, 1, dtype=DTYPE)
+    )
+    model(x).square().mean().backward()
+    want = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parallel = DistributedDataParallel(model)
+        seen = []
+        parallel.register_comm_hook(seen, shared)
+        parallel(x).square().mean().backward()
+    finally:
+        distributed.destroy_process_group()
+    assert {id(p) for p in seen} == {id(p) for p in model.parameters()}
+    for p, g in zip(model.parameters(), want, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-9, atol=1e-12)
+
+
+def shared(seen: list, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    seen.extend(bucket.parameters())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+@pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER))

@@ -109,7 +109,8 @@ def test_other_models_are_refused():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_torch_export_gives_the_same_network(name):
-    plain = eq.unroll(FAMILIES[name](2), error=1e-2, radius=2.0).eval()
+    plain = eq.unroll(FAMILIES[name](2), error=1.0, radius=2.0).eval()  # few steps: each is traced
+    assert plain.steps > 1
     X = inside(2.0, n=6)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(plain, (X,), dynamic_shapes=({0: batch},))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # what the page holds, test_page.py asks without a browser
 KINDS = ("classification", "regression", "lost", "killed", "hostile")
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (

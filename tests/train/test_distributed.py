@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import equipoise as eq
 from equipoise.train.distributed import any_rank_failed, raise_together
@@ -37,6 +40,39 @@ SCRIPT = textwrap.dedent(
 )
 
 
+def test_every_rank_raises_when_one_fails(monkeypatch):
+    """Two threads for two processes, which meet in all_reduce as those do."""
+    meet, flags = threading.Barrier(2), []
+
+    def all_reduce(flag, op, group):
+        assert op is dist.ReduceOp.MAX
+        flags.append(flag.clone())
+        meet.wait()
+        flag.copy_(max(flags))
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "gloo")
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+
+    def rank(error):
+        try:
+            raise_together(error)
+        except (eq.EquilibriumError, RuntimeError) as caught:
+            return caught
+
+    layer = eq.Equilibrium(lambda z, x: 2 * z + x, solver=eq.Picard(), on_failure="accept")
+    layer(torch.ones(1, 1))
+    lost = eq.EquilibriumError("lost", layer.last.forward)
+    with ThreadPoolExecutor(2) as ranks:
+        first, second = ranks.map(rank, (None, lost))
+        assert type(first) is RuntimeError
+        assert "another rank" in str(first)
+        assert second is lost
+        flags.clear()
+        assert list(ranks.map(rank, (None, None))) == [None, None]
+
+
+@pytest.mark.slow
 def test_both_ranks_stop_when_one_fails(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(SCRIPT)
