@@ -1,6 +1,9 @@
-"""One rank's lost equilibrium is every rank's: a flag shared before the next collective, so none waits."""
+"""Ranks begin alike and end alike: what differs, or fails, on one is known to all before any one waits."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -39,3 +42,38 @@ def raise_together(error: EquilibriumError | None, group: dist.ProcessGroup | No
     if error is not None:
         raise error
     raise RuntimeError("another rank has samples without an equilibrium; its own log names the rows.")
+
+
+def begin_together(
+    facts: Mapping[str, object], error: Exception | None = None, group: dist.ProcessGroup | None = None
+) -> None:
+    """Raise on every rank unless all ranks have equal facts, and none an error; called by all at the start.
+
+    A rank with other data, options or versions would train with the rest without a word, on gradients that
+    belong to no data set. The message names such ranks and what is other there.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if error is not None:
+            raise error
+        return
+    # where an object lies in memory is no part of what it is
+    mine = {name: re.sub(r" at 0x[0-9a-f]+", "", str(value)) for name, value in facts.items()}
+    told = "" if error is None else f"{type(error).__name__}: {error}"
+    everyone: list[tuple[dict[str, str], str]] = [({}, "")] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (mine, told), group=group)
+    if error is not None:
+        raise error
+    failed = [f"rank {rank} ({why})" for rank, (_, why) in enumerate(everyone) if why]
+    if failed:
+        raise RuntimeError(f"another rank cannot begin: {', '.join(failed)}")
+    first = everyone[0][0]
+    others = [
+        f"rank {rank} has other {', '.join(names)} than rank 0"
+        for rank, (theirs, _) in enumerate(everyone)
+        if (names := [n for n in {**first, **theirs} if first.get(n) != theirs.get(n)])
+    ]
+    if others:
+        raise ValueError(
+            f"all ranks must have the same data, network, options and versions: {'; '.join(others)}. "
+            "Give every process all of the data: each takes its own samples of every batch."
+        )

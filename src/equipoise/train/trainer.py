@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 
 from ..history import History
 from .checkpoint import Checkpoints
+from .distributed import begin_together
 from .objective import as_objective, scores
 from .optimisers import Factory, make_optimiser
 from .projection import Projection
 from .schedules import Schedule, as_schedule
 from .training_run import TrainingRun
-from .training_state import latest, restore
+from .training_state import about, latest, restore
 
 Data = tuple[Tensor, Tensor]
 
@@ -51,7 +52,8 @@ class Trainer:
 
     Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes, given the same
     model, data and options, takes its samples of every batch; gradients are summed, so that the result is
-    that of one process. Only rank 0 writes and reports.
+    that of one process. Only rank 0 writes and reports. If a process has other data, options or versions than
+    the rest, all of them say so at the start, by its rank, and none trains.
     """
 
     def __init__(
@@ -128,10 +130,7 @@ class Trainer:
         for name, value, least in (("every", every, 1), ("measure", 0 if measure is None else measure, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
-        self.check(X, y)
-        if validation is not None:
-            self.check(*validation)
-        run = TrainingRun(self, X, y, validation, sample_weight, measure)
+        run = self._begin(X, y, validation, sample_weight, measure)
         saved = None if checkpoints is None else latest(checkpoints, run)
         was_training = self.model.training
         try:
@@ -148,6 +147,25 @@ class Trainer:
         finally:
             self.model.train(was_training)
         return run.history()
+
+    def _begin(
+        self, X: Tensor, y: Tensor, validation: Data | None, sample_weight: Tensor | None, measure: int | None
+    ) -> TrainingRun:
+        """The run, once every process has made the same one."""
+        from .. import __version__
+
+        versions = {"version of equipoise": __version__, "version of torch": torch.__version__}
+        try:
+            self.check(X, y)
+            if validation is not None:
+                self.check(*validation)
+            run = TrainingRun(self, X, y, validation, sample_weight, measure)
+        except Exception as error:
+            begin_together(versions, error)
+            raise
+        if run.ranks > 1:
+            begin_together({**versions, **about(run), "epochs": self.epochs, "measure": measure})
+        return run
 
     @torch.no_grad()
     def predict(self, X: Tensor) -> Tensor:
