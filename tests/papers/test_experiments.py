@@ -14,7 +14,7 @@ import pytest
 from equipoise.data import DataError
 from equipoise.data.errors import DataWarning
 from equipoise.papers import catalogue, experiments
-from equipoise.papers.experiments import Context, Experiment, Settings, plain, register
+from equipoise.papers.experiments import Context, Experiment, Settings, register
 from equipoise.papers.gallery import (
     duration,
     processor_time,
@@ -26,6 +26,7 @@ from equipoise.papers.gallery import (
 )
 from equipoise.papers.page import Page, markdown
 from equipoise.papers.runner import reproduce, run_one
+from equipoise.papers.units import plain
 from equipoise.papers.verdicts import impossible, judged
 from equipoise.plots import new_figure
 

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from equipoise.models import LinearResNet
 from equipoise.papers import catalogue
 from equipoise.papers import kawaguchi2021_theory as theory
-from equipoise.papers.experiments import plain
 from equipoise.papers.page import Page
+from equipoise.papers.units import plain
 
 AGREE, DIFFERS, OPEN = "agree", "differs", "undecided"
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from equipoise.papers import catalogue
+from equipoise.papers import catalogue, experiments
 from equipoise.papers.experiments import Context, Experiment, Settings
+from equipoise.papers.gallery import computed_again, write_page
 from equipoise.papers.runner import run_one
 
 TINY = Settings("tiny", ("digits",))
@@ -44,17 +45,45 @@ def test_a_damaged_unit_is_computed_again(tmp_path, damage):
     context.unit("group", "name", {}, compute)
     (path,) = (tmp_path / "units" / "group").iterdir()
     path.write_text(damage(path.read_text()))
-    assert Context(TINY, tmp_path).unit("group", "name", {}, compute) == {"n": 1}
+    again = Context(TINY, tmp_path)
+    assert again.unit("group", "name", {}, compute) == {"n": 1}
+    assert again.recomputed == ["group name: the file was damaged"]
     assert json.loads(path.read_text())["result"] == {"n": 1}
 
 
 def test_a_unit_of_the_time_before_digests_is_read(tmp_path):
-    Context(TINY, tmp_path).unit("group", "name", {}, lambda progress: {"n": 1})
+    compute = lambda progress: {"n": 1}
+    Context(TINY, tmp_path).unit("group", "name", {}, compute)
     (path,) = (tmp_path / "units" / "group").iterdir()
     stored = json.loads(path.read_text())
     del stored["sha256"]
-    path.write_text(json.dumps(stored))
-    assert Context(TINY, tmp_path).unit("group", "name", {}, lambda progress: {"n": 2}) == {"n": 1}
+    path.write_text(json.dumps(stored | {"result": {"n": 2}}))
+    assert Context(TINY, tmp_path).unit("group", "name", {}, compute) == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ({"models": "old", "solve": "same"}, "its code has changed in models"),
+        ({"solve": "same", "train": "gone"}, "its code has changed in models, train"),
+        (None, "which code computed it was not on record"),
+    ],
+)
+def test_numbers_of_other_code_are_not_served(tmp_path, monkeypatch, code, why):
+    """A unit of before is computed again, and the result, the page and the terminal say why."""
+    now = {"models": "new", "solve": "same"}
+    run = lambda context: context.unit("g", "u", {}, lambda progress: {"n": len(now)})
+    entry = Experiment("gao2022.test", "a", "b", run, lambda m: [], lambda m, p: None)
+    monkeypatch.setattr(experiments, "code_of", lambda compute: code)
+    assert run_one(entry, TINY, tmp_path).recomputed == []
+    monkeypatch.setattr(experiments, "code_of", lambda compute: now)
+    result = run_one(entry, TINY, tmp_path)
+    assert result.recomputed == [f"g u: {why}"]
+    assert computed_again(result) == [f"computed again, for {why}: g u"]
+    assert f"Computed again: g u: {why}." in write_page(result, tmp_path).read_text()
+    assert run_one(entry, TINY, tmp_path).recomputed == []
+    monkeypatch.setattr(experiments, "code_of", lambda compute: None)
+    assert run_one(entry, TINY, tmp_path).recomputed == ["g u: the source of its code cannot be read"]
 
 
 def test_an_interrupted_unit_leaves_nothing_and_the_rest_is_kept(tmp_path):
@@ -75,15 +104,6 @@ def test_an_interrupted_unit_leaves_nothing_and_the_rest_is_kept(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_one(entry, TINY, tmp_path)
     assert done == ["first"]
-
-
-def test_units_are_found_by_the_hashes_they_always_had(tmp_path, monkeypatch):
-    """Those of stored galleries: a change here would compute hours of work again."""
-    monkeypatch.setattr("equipoise.papers.experiments.__version__", "0.1.0")
-    context = Context(TINY, tmp_path)
-    assert context.source("digits") == {"name": "digits", "files": [], "subset": None}
-    context.unit("hieu2022.start", "digits", {"data": context.source("digits"), "seed": 0}, lambda p: {})
-    assert context.units == ["units/hieu2022.start/digits-e05670744b1e.json"]
 
 
 def test_figures_share_their_curves(tmp_path):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from equipoise.papers import catalogue
-from equipoise.papers.experiments import Result, plain
+from equipoise.papers.experiments import Result
 from equipoise.papers.hieu2022_multiscale import minima
+from equipoise.papers.units import plain
 from equipoise.papers.verdicts import (
     ALL_BELOW,
     BELOW,

@@ -66,7 +66,8 @@ def reproduce(
 ) -> None:
     """Run the papers' figures, tables and numerical claims again; each gets a verdict from its numbers.
 
-    What was computed before, under the same settings, is not computed again: an interrupted run goes on.
+    What was computed before, under the same settings and by the same code, is not computed again: an
+    interrupted run goes on. What is computed again is named, with the reason.
     """
     from ..papers import catalogue
     from ..papers.gallery import check_place
@@ -98,7 +99,7 @@ def reproduce(
     output.result(
         [
             {"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error}
-            | {"warnings": list(r.warnings)}
+            | {"warnings": list(r.warnings), "recomputed": list(r.recomputed)}
             for r in results
         ]
     )
@@ -170,7 +171,7 @@ class _Bar:
         from rich.text import Text
 
         from ..data.errors import DataWarning
-        from ..papers.gallery import counts
+        from ..papers.gallery import computed_again, counts
 
         verdict = result.verdict
         colour = {"agree": "green", "differs": "yellow", "failed": "red"}.get(verdict, "dim")
@@ -184,6 +185,8 @@ class _Bar:
         for judgement in result.judgements:
             if judgement.verdict == "differs":
                 self.output.say(Text(f"    ≠ {judgement.claim}: {judgement.measured}", style="dim"))
+        for words in computed_again(result):
+            self.output.say(Text(f"    {words}", style="dim"))
         for words in result.warnings:
             warnings.warn(f"{result.key}: {words}", DataWarning, stacklevel=2)
         if result.error:

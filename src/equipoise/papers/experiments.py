@@ -4,15 +4,14 @@
 
 An experiment is three functions. `run(context)` measures and returns plain JSON; `judge(measured)` compares
 the numbers with the paper's claims, each with a stated tolerance; `draw(measured, page)` makes figures and
-tables. Its work is done in units (a curve, say): each is stored whole under the hash of its settings and is
-not computed twice, by whichever experiment asks for it.
+tables. Its work is done in units (a curve, say): each is stored whole under the hash of its settings, with
+digests of the code that computed it, and is not computed twice, by whichever experiment asks for it, until
+that code changes.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,17 +20,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-import numpy as np
-import torch
-
 from .. import __version__
 from ..data import Dataset, MissingData, load
 from ..data.load import check_name
 from ..data.registry import DIGITS_SHA256
-from ..files import write_atomically
 from ..runs.directory import locked
+from . import units
 from .claims import PAPERS
 from .page import Page
+from .sources import code_of
+from .units import plain
 from .verdicts import Judgement, overall
 
 Scale = Literal["tiny", "small", "medium", "paper"]
@@ -185,6 +183,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of processor time of the units used, whenever they were computed
     units: list[str] = field(default_factory=list)
+    recomputed: list[str] = field(default_factory=list)  # units that were stored, and why that was no use
     provenance: dict[str, Any] = field(default_factory=dict)  # of the data used
     sizes: dict[str, list[Any]] = field(default_factory=dict)  # the numbers among the inputs of the units
     used: set[str] = field(default_factory=set)  # of the settings: names of data, and "seeds"
@@ -269,9 +268,11 @@ class Context:
     def unit(
         self, group: str, name: str, inputs: Mapping[str, Any], compute: Callable[[Progress], Measured]
     ) -> Measured:
-        """`compute`'s result, from the store if it is there: group and inputs say all that it depends on."""
-        key = json.dumps({"group": group, "inputs": inputs, "version": __version__}, sort_keys=True)
-        digest = hashlib.sha256(key.encode()).hexdigest()
+        """`compute`'s result, from the store if it is there and of the code of today.
+
+        Group and inputs say all that it depends on beside the code.
+        """
+        digest = units.digest(group, inputs)
         self._note_sizes(inputs)
         path = self.out / "units" / group / f"{name}-{digest[:12]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +281,11 @@ class Context:
         lock.touch()
         with locked(lock, patience=math.inf):  # another process may be at it
             self.watcher.unit(f"{group} {name}", 0.0)
-            stored = _read_unit(path, digest) or self._compute(group, name, digest, inputs, path, compute)
+            code = code_of(compute)
+            stored, why = units.read(path, digest, code)
+            if stored is None:
+                stored = self._compute(group, name, digest, inputs, code, path, compute)
+                self.recomputed += [f"{group} {name}: {why}"] if why else []
         self.watcher.unit(f"{group} {name}", 1.0)
         if str(path.relative_to(self.out)) not in self.units:
             self.units.append(str(path.relative_to(self.out)))
@@ -303,6 +308,7 @@ class Context:
         name: str,
         digest: str,
         inputs: Mapping[str, Any],
+        code: Mapping[str, str] | None,
         path: Path,
         compute: Callable[[Progress], Measured],
     ) -> Measured:
@@ -313,47 +319,14 @@ class Context:
             "name": name,
             "hash": digest,
             "version": __version__,
+            "code": code,
             "inputs": plain(inputs),
             "seconds": time.perf_counter() - began,
             "processor_seconds": time.process_time() - busy,
             "result": result,
         }
-        stored["sha256"] = _sha256(stored)
-        write_atomically(path, (json.dumps(stored, ensure_ascii=False) + "\n").encode())
+        units.write(path, stored)
         return stored
-
-
-def _read_unit(path: Path, digest: str) -> Measured | None:
-    """A stored unit, if it is whole and of these settings. (The oldest have no SHA-256 of their content.)"""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(stored, dict) or stored.get("hash") != digest:
-        return None
-    content = {key: value for key, value in stored.items() if key != "sha256"}
-    whole = stored.get("sha256", _sha256(content)) == _sha256(content)
-    typed = isinstance(stored.get("result"), dict) and isinstance(stored.get("processor_seconds"), float)
-    return stored if whole and typed else None
-
-
-def _sha256(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def plain(value: Any) -> Any:
-    """Lists, dicts, numbers and words: JSON, in which a number that is not finite is null."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 @dataclass(frozen=True)
@@ -380,6 +353,7 @@ class Result:
     warnings: Sequence[str] = ()
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     later: str = ""
+    recomputed: Sequence[str] = ()  # units that were stored and computed again, each with the reason
 
     @property
     def verdict(self) -> str:

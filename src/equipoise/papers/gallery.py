@@ -135,6 +135,18 @@ def said(result: Result) -> list[str]:
     return [*failed, *later, *(f"Note: {words}" for words in result.warnings)]
 
 
+def computed_again(result: Result) -> list[str]:
+    """Which units were stored and computed again, a line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for words in result.recomputed:
+        unit, _, why = words.partition(": ")
+        reasons.setdefault(why, []).append(unit)
+    named = lambda some: (
+        ", ".join(some) if len(some) <= 3 else f"{', '.join(some[:2])} and {len(some) - 2} more"
+    )
+    return [f"computed again, for {why}: {named(some)}" for why, some in reasons.items()]
+
+
 def run_with(result: Result) -> str:
     """The settings of a run in words: its scale, its data, the numbers its units were computed with."""
     data = [f"data {', '.join(result.data)}"] if result.data else []

@@ -38,11 +38,11 @@ from .experiments import (
     Silent,
     Watcher,
     experiment,
-    plain,
     select,
 )
 from .gallery import check_place, read_result, write_gallery, write_page
 from .page import Page
+from .units import plain
 from .verdicts import Judgement
 
 MOST = 8  # jobs, unless more are asked for: each takes about half a gigabyte
@@ -166,6 +166,7 @@ def _run(entry: Experiment, context: Context, page: Page, former: Result | None)
         data_error=of_data,
         warnings=[] if error else [*context.ignored(), *_replaced(former, context.settings.scale)],
         sizes=context.sizes,
+        recomputed=context.recomputed,
     )
 
 
