@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..differentiate import Method, Record
 from ..solve import Activation, AffineMap, EquilibriumError, Solution, Solver, fixed_point
+from ..solve.autocast import full_precision
 
 
 class MaskedMap(AffineMap):
@@ -108,13 +109,15 @@ class _Equilibrium(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple:
         weight, z, mask = ctx.saved_tensors
         adjoint = _Resolvent.apply(weight, g, mask, ctx.task, False)
-        grad_weight = adjoint.T @ z if ctx.needs_input_grad[0] else None
+        with full_precision(z):
+            grad_weight = adjoint.T @ z if ctx.needs_input_grad[0] else None
         return grad_weight, adjoint, None, None
 
     @staticmethod
     def jvp(ctx: Any, dweight: Tensor | None, du: Tensor | None, *_: Any) -> tuple[Tensor, None]:
         weight, z, mask = ctx.saved_tensors
-        push = z @ dweight.T if dweight is not None else torch.zeros_like(z)
+        with full_precision(z):
+            push = z @ dweight.T if dweight is not None else torch.zeros_like(z)
         push = push if du is None else push + du
         return _Resolvent.apply(weight.T, push, mask, ctx.task, True), None
 
@@ -153,13 +156,15 @@ class _Resolvent(torch.autograd.Function):
     def backward(ctx: Any, h: Tensor) -> tuple:
         weight, mask, adjoint = ctx.saved_tensors
         t = _Resolvent.apply(weight.T, h, mask, ctx.task, not ctx.flipped)  # T = D ∘ (H + T Wᵀ)
-        grad_weight = adjoint.T @ t if ctx.needs_input_grad[0] else None
+        with full_precision(t):
+            grad_weight = adjoint.T @ t if ctx.needs_input_grad[0] else None
         return grad_weight, t, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dweight: Tensor | None, dg: Tensor | None, *_: Any) -> Tensor:
         weight, mask, adjoint = ctx.saved_tensors
-        push = adjoint @ dweight if dweight is not None else torch.zeros_like(adjoint)
+        with full_precision(adjoint):
+            push = adjoint @ dweight if dweight is not None else torch.zeros_like(adjoint)
         push = push if dg is None else push + dg
         return _Resolvent.apply(weight, push, mask, ctx.task, ctx.flipped)
 

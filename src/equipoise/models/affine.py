@@ -23,9 +23,10 @@ from ..differentiate import Method, Record
 from ..differentiate.equation import needs_gradient, under_transform
 from ..linalg import estimate_norm
 from ..solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Solver, Stop, fixed_point
+from ..solve.autocast import unlowered
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
-from ..solve.norms import row_norms
+from ..solve.norms import norm_dtype, row_norms
 from .adjoint import MaskedMap, Task, differentiable_equilibrium, solve_linear, transposed
 from .saving import Saved
 
@@ -109,6 +110,7 @@ class AffineFamily(Saved, ABC):
 
     # -- equilibria --------------------------------------------------------------------------------------
 
+    @unlowered
     def forward(
         self,
         X: Tensor,
@@ -122,6 +124,7 @@ class AffineFamily(Saved, ABC):
         return self.readout(self.equilibrium(X, stop=stop, start=start, solver=solver, precision=precision))
 
     @uncompiled
+    @unlowered
     def equilibrium(
         self,
         X: Tensor,
@@ -168,6 +171,7 @@ class AffineFamily(Saved, ABC):
         return self._solve(problem or self.affine_map(X), z0, Method(solver, stop or Stop(), precision))
 
     @torch.no_grad()
+    @unlowered
     def affine_map(self, X: Tensor) -> AffineMap:
         """f(Z) = σ(Z Wᵀ + u), the problem that `solve` hands to the solvers."""
         return AffineMap(self.weight(), self.injection(X), self.activation)
@@ -208,6 +212,7 @@ class AffineFamily(Saved, ABC):
         return solution.value
 
     @torch.no_grad()
+    @unlowered
     def solve_adjoint(
         self,
         Z: Tensor,
@@ -370,6 +375,7 @@ def spectral_norm(W: Tensor) -> float:
 
 def norm_estimate(W: Tensor) -> float:
     """About ‖W‖: √(‖W‖₁‖W‖_∞) where that shows it below 1 (exact if diagonal), else by Lanczos."""
+    W = W.to(norm_dtype(W))
     size = W.abs()
     bound = float(size.sum(dim=0).amax() * size.sum(dim=1).amax()) ** 0.5
     if bound < 1:

@@ -217,6 +217,12 @@ class Equilibrium(nn.Module):
             bad = [f"`{name}`" for name, p in values.items() if not bool(torch.isfinite(p).all())]
             if bad:
                 message += f"\nNot finite in the layer itself: {', '.join(bad)}."
+        if bool((solution.status == Status.coupled).any()):
+            message += (
+                "\nThe cell mixes the samples of a batch, and a layer solves each on its own: use LayerNorm "
+                "or GroupNorm for norms over the batch, and let attention see one sample. Where samples "
+                "belong together, make them one: x[None], with the batch as a dimension of the state."
+            )
         if not under_transform() and not self._repeats(equation, solution):
             message += (
                 "\nThe cell gives another answer each time it is called with the same state, so there is no "

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from ..differentiate.equation import under_transform
 from ..solve import IDENTITY, AffineMap, Counts, Solution, Status, Stop
+from ..solve.autocast import full_precision, unlowered
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
-from ..solve.norms import row_norms
+from ..solve.norms import norm_dtype, row_norms
 from .affine import AffineFamily, Solvers, open_unit, refuse_nonfinite, spectral_norm
 from .blocks import readout_block, squeeze_blocks, weigh
 
@@ -92,12 +93,15 @@ class LinearEquilibrium(AffineFamily):
         return torch.eye(self.width, dtype=self.A.dtype, device=self.A.device) - self.weight()
 
     @uncompiled
+    @unlowered
     def predictor(self) -> Tensor:
         """M = B Umat⁻¹, (k, m), with ŷ = Φ Mᵀ. Differentiable to every order."""
-        if under_transform():
-            return _predict(self.A, self.B, self.gamma)
+        wide = norm_dtype(self.A)  # in half precision nothing is factored
+        if under_transform() or wide != self.A.dtype:
+            return _predict(self.A.to(wide), self.B.to(wide), self.gamma).to(self.A.dtype)
         return _Predictor.apply(self.A, self.B, self.gamma)
 
+    @unlowered
     def forward(
         self,
         X: Tensor,
@@ -112,6 +116,7 @@ class LinearEquilibrium(AffineFamily):
             return super().forward(X, stop=stop, start=start, solver=solver, precision=precision)
         return self.injection(self._check_inputs(X)) @ self.predictor().T
 
+    @unlowered
     def equilibrium(
         self,
         X: Tensor,
@@ -124,7 +129,9 @@ class LinearEquilibrium(AffineFamily):
         """Z = Φ Umat⁻ᵀ, (N, m), differentiable."""
         if solver is not None:
             return super().equilibrium(X, stop=stop, start=start, solver=solver, precision=precision)
-        return torch.linalg.solve(self.umat().T, self.injection(self._check_inputs(X)), left=False)
+        Phi = self.injection(self._check_inputs(X))
+        wide = norm_dtype(Phi)
+        return torch.linalg.solve(self.umat().T.to(wide), Phi.to(wide), left=False).to(Phi.dtype)
 
     @torch.no_grad()
     def solve(
@@ -147,6 +154,7 @@ class LinearEquilibrium(AffineFamily):
         return _direct(Z, (problem or self.affine_map(X))(Z), stop)
 
     @torch.no_grad()
+    @unlowered
     def solve_adjoint(
         self,
         Z: Tensor,
@@ -300,13 +308,14 @@ class _Predictor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, G: Tensor) -> tuple[Tensor, Tensor, None]:
         A, B, S, umat, LU, pivots, M = ctx.saved_tensors
-        if torch.is_grad_enabled():  # differentiated again: the same formulas, as a graph
-            dA, dB = torch.func.vjp(lambda A, B: _predict(A, B, ctx.gamma), A, B)[1](G)
-            return dA, dB, None
-        Q = _right_solve(G, umat, LU, pivots, adjoint=True)
-        c = ((M - B) * Q).sum(dim=0, keepdim=True)  # γ c, (1, m)
-        left = torch.cat([ctx.gamma * M, -torch.ones_like(c)])  # (k + 1, m)
-        return (left.T @ torch.cat([Q, c])).mul_(S), Q, None
+        with full_precision(A):
+            if torch.is_grad_enabled():  # differentiated again: the same formulas, as a graph
+                dA, dB = torch.func.vjp(lambda A, B: _predict(A, B, ctx.gamma), A, B)[1](G)
+                return dA, dB, None
+            Q = _right_solve(G, umat, LU, pivots, adjoint=True)
+            c = ((M - B) * Q).sum(dim=0, keepdim=True)  # γ c, (1, m)
+            left = torch.cat([ctx.gamma * M, -torch.ones_like(c)])  # (k + 1, m)
+            return (left.T @ torch.cat([Q, c])).mul_(S), Q, None
 
 
 def _right_solve(B: Tensor, umat: Tensor, LU: Tensor, pivots: Tensor, adjoint: bool = False) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..linalg import estimate_norm
 from ..solve import AffineMap, Newton, PeacemanRachford, Stop
-from ..solve.norms import row_norms
+from ..solve.autocast import unlowered
+from ..solve.norms import norm_dtype, row_norms
 from .affine import AffineFamily, Solvers, choice, refuse_nonfinite, slope_at_zero, spectral_norm
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
@@ -106,7 +107,7 @@ class Monotone(AffineFamily):
         """
         key = "about ‖I − W‖"
         if key not in problem.cache:
-            W = problem.weight
+            W = problem.weight.to(norm_dtype(problem.weight))
             eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
             about = estimate_norm(eye - W, steps=8, generator=torch.Generator(W.device).manual_seed(0)).value
             problem.cache[key] = max(1.05 * about, self.margin)
@@ -115,6 +116,7 @@ class Monotone(AffineFamily):
         return splitting, Newton()
 
     @torch.no_grad()
+    @unlowered
     def affine_map(self, X: Tensor) -> AffineMap:
         """f(Z) = relu(Z Wᵀ + X Uᵀ), with what was derived of the same A and B before."""
         held = self._held

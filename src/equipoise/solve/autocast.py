@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def compute_dtype(z: Tensor) -> torch.dtype:
@@ -19,3 +24,14 @@ def full_precision(z: Tensor) -> AbstractContextManager[None]:
     """Where products are taken in the dtype of z, autocast or not."""
     kind = z.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def unlowered(method: Method) -> Method:
+    """A method of a family that autocast does not reach: it computes in the dtype of its parameters."""
+
+    @functools.wraps(method)
+    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with full_precision(self.readout_weight):
+            return method(self, *args, **kwargs)
+
+    return inner  # type: ignore[return-value]

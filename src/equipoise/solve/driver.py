@@ -197,7 +197,7 @@ class _Outcome:
     scale: Tensor  # (N,)
     steps: Tensor  # (N,)
     floor: Tensor  # (N,)
-    dropped: bool = False  # whether f was evaluated without rows that had ended
+    dropped: bool = False  # whether f was last evaluated without rows that had ended, or elsewhere in them
     rate: float = 1.0  # at which residuals fell, a step
     image: Tensor | None = None  # f(value), where all rows ended at one check
 
@@ -221,6 +221,17 @@ class _Outcome:
         self.floor[rows] = other.floor
         self.steps[rows] += other.steps
         self.image = None
+
+    def settle(self, ended: Tensor, z: Tensor, residual: Tensor, scale: Tensor, tolerance: Tensor) -> None:
+        """Take rows that converged before others as they are now, where they still are at tolerance.
+
+        f has seen all rows to the end, and may mix them: what holds is one state of the whole batch.
+        """
+        still = (self.status == Status.converged) & (residual <= tolerance)
+        self.value = torch.where(still[:, None], z, self.value)
+        self.residual = torch.where(still, residual, self.residual)
+        self.scale = torch.where(still, scale, self.scale)
+        self.dropped = not bool((still | ended).all())
 
 
 def _run_chain(
@@ -252,10 +263,10 @@ def _run_chain(
         if f.compactable:
             some = _iterate(f.take(failed), start[failed], solver, stop, record, failed, ahead=ahead)
             outcome.put(failed, some)
-            outcome.dropped |= some.dropped or len(failed) < len(z)
         else:
-            again = _iterate(f, start, solver, stop, record, ahead=ahead)
-            outcome.put(failed, again.take(failed))
+            some = _iterate(f, start, solver, stop, record, ahead=ahead)
+            outcome.put(failed, some.take(failed))
+        outcome.dropped |= some.dropped or len(failed) < len(z)
     return outcome
 
 
@@ -315,6 +326,8 @@ def _iterate(
                 progress.done |= ended
                 at_work = torch.nonzero(~progress.done).flatten()
                 if not len(at_work):
+                    if len(at) < len(rows) and not (f.compactable or ahead):
+                        out.settle(ended, z, residual, scale, tolerance)
                     break
                 if f.compactable and len(at_work) <= (1 - _COMPACT_SHARE) * len(rows):
                     f, progress, out.dropped = f.take(at_work), progress.take(at_work), True

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .solution import EquilibriumError, Solution
+from .solution import EquilibriumError, Solution, Status
 
 Policy = Literal["raise", "warn", "mask", "accept"]
 POLICIES = ("raise", "warn", "mask", "accept")
@@ -25,7 +25,8 @@ class OnFailure:
 
     - `raise` (default): an EquilibriumError that names the rows.
     - `warn`: the last iterates are used, with a warning that names the rows.
-    - `mask`: the rows that failed get no gradient and are counted; more than `share` of the batch raises.
+    - `mask`: the rows that failed get no gradient and are counted; more than `share` of the batch raises, and
+      so does a cell that mixes samples.
     - `accept`: the last iterates are used. The status stays in `layer.last`.
     """
 
@@ -53,6 +54,10 @@ class OnFailure:
         if self.policy == "warn":
             warnings.warn(message, EquilibriumWarning, stacklevel=4)
             return None
+        if bool((solution.status == Status.coupled).any()):
+            raise EquilibriumError(
+                f"{message}\non_failure='mask' leaves samples out, and here others depend on them.", solution
+            )
         count, total = int(failed.sum()), len(failed)
         if count > self.share * total:
             raise EquilibriumError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .activation import Activation, as_activation
+from .autocast import full_precision
 from .solution import Counts, State
 
 
@@ -49,7 +50,8 @@ class AffineMap:
         return self.activation.overwrite(self.preactivation(z))
 
     def preactivation(self, z: Tensor) -> Tensor:
-        return torch.addmm(self.bias, z, self.weight.T)  # (N, m)
+        with full_precision(z):
+            return torch.addmm(self.bias, z, self.weight.T)  # (N, m)
 
     def start(self) -> Tensor:
         """f(0) = σ(b), the size of the problem, and a start one step ahead of zero, at no cost."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .norms import norm_dtype, row_norms
-from .problem import Map
+from .problem import AffineMap, Map
 from .solution import SHARE, Status, Stop
 
 # A solver with a steady rate is checked when a check could pass, but never less often than this.
@@ -61,7 +61,7 @@ class Progress:
         if k == 0 and stop.atol is None:
             image = scale if bool((scale > 0).all()) else torch.where(scale > 0, scale, row_norms(z))
             if f.affine is not None:
-                self._measure(row_norms(f.affine.start()), image)
+                self._measure(_size(f.affine, image), image)
             elif not bool(z.any()):
                 self._measure(scale, image)
             else:
@@ -131,3 +131,11 @@ class Progress:
             return 1
         predicted = math.log(self.excess) / -math.log(self.rate)
         return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
+
+
+def _size(affine: AffineMap, image: Tensor) -> Tensor:
+    """‖σ(b)‖ of each row; where that is 0, no more than ‖b‖, which is the other size there is."""
+    size = row_norms(affine.start())
+    if bool((size > 0).all()):
+        return size
+    return torch.where(size > 0, size, torch.minimum(row_norms(affine.bias), image))

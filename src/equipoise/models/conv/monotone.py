@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from ...differentiate import Implicit
 from ...solve import Anderson, Broyden, Stop
+from ...solve.autocast import compute_dtype
 from ...solve.failure import OnFailure, Policy
-from ..opteq.pieces import Gradients, computed_in, tightened
+from ..opteq.pieces import Gradients, tightened
 from .images import ImageModel, StoredSolvers
 from .parts import (
     Extractor,
@@ -184,8 +185,8 @@ class ConvMonotone(ImageModel):
         """The tolerance is for z ↦ relu(W⋆z + c), of whose step one here is a part α."""
         stop, alpha = stop or Stop(), min(1.0, self.step_size())
         if stop.rtol is None:
-            reach = 1.01 * Stop.reach(computed_in(self.A)) / alpha
-            usual = stop.resolve(computed_in(self.A)).rtol
+            reach = 1.01 * Stop.reach(compute_dtype(self.A)) / alpha
+            usual = stop.resolve(compute_dtype(self.A)).rtol
             stop = replace(stop, rtol=reach) if usual is not None and usual < reach <= _COARSEST else stop
         return tightened(stop, alpha, alpha, self.A)
 

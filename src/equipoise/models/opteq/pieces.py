@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...differentiate import Equation, Gradient, Implicit, Method, Phantom, Unrolled
 from ...differentiate.equation import needs_gradient, under_transform
 from ...solve import SAM, Picard, Solver, Stop
+from ...solve.autocast import compute_dtype
 from ..affine import spectral_norm
 from ..properties import Property, UnrolledSAM, as_number, as_property, selects
 
@@ -94,7 +95,7 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
     """
     if pace == 1:
         return stop
-    dtype = computed_in(weight)
+    dtype = compute_dtype(weight)
     asked, reach = stop.resolve(dtype), Stop.reach(dtype)
     assert asked.rtol is not None
     if asked.rtol >= reach > pace * asked.rtol:
@@ -103,13 +104,6 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
             f"{pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
         )
     return replace(asked, rtol=pace * asked.rtol, atol=None if asked.atol is None else pace * asked.atol)
-
-
-def computed_in(weight: Tensor) -> torch.dtype:
-    """The dtype of products with `weight`: under autocast the lower one, but of float64."""
-    kind = weight.device.type
-    lowered = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if lowered else weight.dtype
 
 
 def as_gradient(gradient: Gradients | None) -> Gradient:

@@ -1,0 +1,83 @@
+"""Cells that mix the samples of a batch: found out, never answered."""
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+
+
+def mixing(z, x):
+    """Rows of very different speed, each pulled by the mean of all."""
+    return torch.tanh(x[:, :1] * z + 3 * z.mean(dim=0) + x)
+
+
+class AttentionAcrossRows(nn.Module):
+    def forward(self, z, x):
+        weights = torch.softmax(z @ z.T, dim=1)  # (N, N)
+        return 0.5 * torch.tanh(weights @ z + x) + x[:, :1] * z
+
+
+def rows(n=8):
+    x = torch.randn(n, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, 0] = torch.linspace(0.0, 0.9, n, dtype=torch.float64)
+    return x
+
+
+def true_residual(f, z, x):
+    return (f(z, x) - z).norm(dim=1)
+
+
+@pytest.mark.parametrize("solver", [eq.Picard(), eq.Anderson(), [eq.Picard(), eq.Newton()]], ids=str)
+@pytest.mark.parametrize("cell", [mixing, AttentionAcrossRows()], ids=["mean", "attention"])
+def test_no_sample_of_a_mixing_map_is_said_to_have_converged_that_has_not(cell, solver):
+    x = rows()
+    found = eq.fixed_point(cell, torch.zeros_like(x), args=(x,), solver=solver, stop=eq.Stop(max_steps=200))
+    residual = true_residual(cell, found.value, x)
+    torch.testing.assert_close(found.residual, residual, rtol=1e-6, atol=1e-12)
+    assert (residual[found.converged] <= 2e-8 * found.scale[found.converged]).all()
+
+
+def test_samples_that_needed_those_left_out_have_a_status_that_says_so():
+    x = rows()
+    cell = AttentionAcrossRows()
+    found = eq.fixed_point(cell, torch.zeros_like(x), args=(x,), solver=eq.Picard())
+    assert (found.status == eq.Status.coupled).any()
+    with pytest.raises(
+        eq.EquilibriumError, match=r"row \d+: coupled.*\n(.*\n)*.*mixes the samples of a batch"
+    ):
+        found.raise_if_failed()
+    whole = eq.fixed_point(lambda z: cell(z, x), torch.zeros_like(x), solver=eq.Picard()).raise_if_failed()
+    assert (true_residual(cell, whole.value, x) <= 1e-8 * whole.scale).all()
+
+
+@pytest.mark.parametrize("gradient", [eq.Implicit(), eq.Phantom(2)], ids=["implicit", "phantom"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["with gradients", "without"])
+@pytest.mark.parametrize("policy", ["raise", "mask"])
+def test_a_layer_says_that_its_cell_mixes_samples(gradient, recorded, policy):
+    layer = eq.Equilibrium(AttentionAcrossRows(), solver=eq.Picard(), gradient=gradient, on_failure=policy)
+    with (
+        torch.set_grad_enabled(recorded),
+        pytest.raises(eq.EquilibriumError, match="The cell mixes the samples"),
+    ):
+        layer(rows().requires_grad_(recorded))
+
+
+def test_samples_on_their_own_cost_one_evaluation_more_and_only_where_some_were_left_out():
+    counted = []
+
+    def alone(z, x):
+        counted.append(len(z))
+        return torch.tanh(x[:, :1] * z + x)
+
+    x = rows()
+    found = eq.fixed_point(alone, torch.zeros_like(x), args=(x,), solver=eq.Picard()).raise_if_failed()
+    assert counted[-1] == 8 > counted[-2]
+    assert found.counts.evaluations == len(counted)
+    counted.clear()
+    same = x[:1].expand(8, 4)
+    eq.fixed_point(alone, torch.zeros_like(x), args=(same,), solver=eq.Picard()).raise_if_failed()
+    steps = len(counted)
+    counted.clear()
+    eq.fixed_point(lambda z: alone(z, same), torch.zeros_like(x), solver=eq.Picard()).raise_if_failed()
+    assert len(counted) == steps
