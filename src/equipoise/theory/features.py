@@ -157,6 +157,11 @@ def loss_factor(instance: Instance) -> float:
     return 2.0 if isinstance(instance.model, LinearEquilibrium) else 1.0
 
 
+def falls(factor: float, start: Start) -> str:
+    """The promise in symbols, about the gap where no weights fit y."""
+    return f"L(k) ≤ {factor:.6g}^k L(0)" if not start.least else f"L(k) − L* ≤ {factor:.6g}^k (L(0) − L*)"
+
+
 def training_frame(theorem: Any, instance: Instance, *hypotheses: str) -> dict[str, Any]:
     """What a certificate of either argument states, proved or not."""
     linear = isinstance(instance.model, LinearEquilibrium)
@@ -188,20 +193,58 @@ def run_rtol(instance: Instance, rtol: float) -> float:
     return max(rtol, 2 * Stop.reach(instance.original.readout_weight.dtype))
 
 
-def floor(instance: Instance, start: Start, a_bar: Interval, spare: Interval, rtol: float) -> float:
-    """L(k)/L(0) below which rounding decides: (e/(spare·r₀))², where e is the error of a real step.
+def run_atol(instance: Instance, rtol: float) -> float:
+    """What a run's solves allow every sample beside: `rtol` of the root mean square of the rows of Z(0)."""
+    return run_rtol(instance, rtol) * instance.equilibria.frobenius.hi / math.sqrt(instance.N)
 
-    A step with error e keeps the promise while e ≤ spare·‖r‖, the part of the contraction that exact steps
-    leave unused; and once ‖r‖ is below e/spare it stays there.
+
+@dataclass(frozen=True)
+class Along:
+    """What is known all along a run: the numbers of section 7 of docs/theory.md."""
+
+    a: Interval  # ≥ ‖a‖
+    S: Interval  # ≥ ‖[Z, √λ I]‖
+    s: Interval  # ≤ σ_min of the same
+    R: Interval  # ≥ the resolvent constant
+    given_back: Interval  # ≥ the share of ‖r‖ that the hidden step gives back
+    newton: bool  # whether the readout's step is Gauss-Newton's
+
+
+def floor(instance: Instance, start: Start, along: Along, spare: Interval, rtol: float) -> float:
+    """L(k)/L(0) below which rounding decides: (e/(room·r₀))², as derived in docs/theory.md.
+
+    A step whose error is e + ρ‖r‖ keeps the promise while e ≤ (spare − ρ)‖r‖, spare the part of the
+    contraction that exact steps leave unused; and once ‖r‖ is below e/(spare − ρ) it stays there.
     """
     if not (start.r0.lo > 0 and spare.lo > 0):
         return 1.0
     assert instance.y is not None
-    at, m = instance.enclosure, instance.model.width
-    unit = torch.finfo(instance.original.readout_weight.dtype).eps / 2 * (m + 4)
-    Z, y = instance.equilibria.frobenius, frobenius(instance.y)
-    equation = run_rtol(instance, rtol) + unit * frobenius(at.weight)
-    solved = (1 + at.weight_norm * at.resolvent) * equation * Z  # ≥ ‖Z − Z*‖_F
-    reachable = reachable_targets(instance, float((start.root**2).hi)).error
-    e = 2 * a_bar * (solved + unit * Z) + unit * (y + start.r0) + reachable
-    return min(1.0, ((e / (spare * start.r0.lo)) ** 2).hi)
+    at, model, N = instance.enclosure, instance.model, instance.N
+    unit = torch.finfo(instance.original.readout_weight.dtype).eps / 2
+    sums = lambda terms: Interval(unit * (terms + 4) * 1.01)  # of the rounding of so many terms
+    a, y, r0, Z = along.a, frobenius(instance.y), start.r0, instance.equilibria.frobenius + along.s
+    hidden = [p for n, p in model.named_parameters() if n != model.readout_name]
+    weights = sum((frobenius(p) for p in hidden), frobenius(at.weight))
+    # What f(Z) is off by as computed, and by the last rounding of the weights as they are stored.
+    rounded = sums(model.width) * frobenius(at.weight) * Z + at.injection_error * Interval(unit * 2.0**53)
+    rounded += sums(2) * weights * (Z + instance.X_frobenius)
+    amplified = 2 * (1 + at.weight_norm * along.R)
+    solved = amplified * (2 * run_rtol(instance, rtol) * Z + rounded)  # ≥ ‖Z − Z*‖_F
+    kept = r0 + Z * a + y if start.root.hi > 0 else Interval(0.0)  # ≥ ‖√λ e‖ = ‖r − Za + y‖
+    measured = a * solved + sums(model.width) * Z * a + sums(4) * (y + r0 + kept)
+    stored = sums(2) * (along.S * a + kept)
+    reachable = reachable_targets(instance, float((start.root**2).hi))
+    e = 4 * measured + stored + reachable.error
+    conditioned = along.S / along.s if along.newton else Interval(1.0)
+    relative = (solved / along.S + sums(N + model.width) * (Z / along.S)) * conditioned
+    relative += 8 * sums(N + model.width) * conditioned + 4 * sums(y_terms := instance.y.numel())
+    relative += along.given_back * (2 * solved / Z + sums(model.width) * along.R)
+    room, first = spare - relative, r0.lo - measured
+    if not (room.lo > 0 and first.lo > 0):
+        return 1.0
+    # Near L* > 0 the loss itself is rounded, and errors of r off col(Z) count in the first order: those of a
+    # linear family, whose equilibria are solved directly, are rounding alone.
+    least = Interval(reachable.least).sqrt()
+    off = a * amplified * rounded + sums(model.width) * Z * a + sums(4) * (y + r0)
+    gap = 2 * least * off + 2 * sums(y_terms) * least**2
+    return min(1.0, ((e / (room * first)) ** 2 + gap / first**2).hi)

@@ -24,8 +24,10 @@ from .certificate import Certificate
 from .claim import Claims
 from .common import trained_features, well_posed
 from .features import (
+    Along,
     Start,
     check_options,
+    falls,
     floor,
     independent,
     largest_readout_step,
@@ -94,10 +96,12 @@ class Safeguarded:
         per_step = 1.0 if newton else loss_factor(instance)
         found = instance.equilibria.spectrum
         a_bar = start.a0 + 2 * start.r0 / ((1 - theta) * least)
+        R_bar = _WORSE * instance.enclosure.resolvent.hi
+        along = Along(a_bar, S_bar, least, Interval(R_bar), Interval(0.0), newton)
         return Certificate(
             claims=tuple(claims.items),
             factor=factor,
-            floor=floor(instance, start, a_bar, theta * nu, _RTOL),
+            floor=floor(instance, start, along, theta * nu, _RTOL),
             step_sizes={"readout": step / per_step},
             constants={
                 "readout": self.readout,
@@ -108,7 +112,7 @@ class Safeguarded:
                 "rate": rate.lo,  # (S1)
                 "sigma_floor": least.hi,  # (S2)
                 "S_bar": S_bar.lo,  # (S3)
-                "R_bar": _WORSE * instance.enclosure.resolvent.hi,  # (S4)
+                "R_bar": R_bar,  # (S4)
                 "S": S.hi,
                 "s": s.lo,
                 "r0": start.r0.hi,
@@ -118,7 +122,7 @@ class Safeguarded:
                 "rtol": run_rtol(instance, _RTOL),
             },
             promise=(
-                f"L(k) ≤ {factor:.6g}^k L(0) by safeguarded_descent, however far its hidden layer moves; "
+                f"{falls(factor, start)} by safeguarded_descent, however far its hidden layer moves; "
                 f"equilibria stay unique, and σ_min of the features at least {least.lo:.3g}."
             ),
             **frame,

@@ -27,12 +27,15 @@ from .certificate import Certificate
 from .claim import Claims
 from .common import relative_movement, trained_features, well_posed
 from .features import (
+    Along,
     Start,
     check_options,
+    falls,
     floor,
     independent,
     largest_readout_step,
     loss_factor,
+    run_atol,
     run_rtol,
     training_frame,
 )
@@ -89,19 +92,22 @@ class TwoTimescale:
         found = self._argue(start, at, Interval(tau), Interval(theta), Interval(delta))
         hidden = min(max((_SHARE * found.largest).lo, 0.0), _ENOUGH)
         self._claim(claims, start, at, found, hidden)
-        left = (1 - found.theta) * found.nu
+        left, newton = (1 - found.theta) * found.nu, self.readout == "gauss-newton"
         factor = (1 - left) ** 2
         unused = found.theta * found.nu - hidden * found.R**2 * found.a_bar**2 * found.K
+        along = Along(
+            found.a_bar, found.S_bar, (1 - found.tau) * start.s.lo, found.R, theta * found.nu, newton
+        )
         per_step = loss_factor(instance)  # the gradients of ‖r‖² are twice those of ½‖r‖²
         steps = {
-            "readout": found.step if self.readout == "gauss-newton" else found.step / per_step,
+            "readout": found.step if newton else found.step / per_step,
             "hidden": hidden / per_step,
         }
         moved = hidden * found.R**2 * found.a_bar * found.K * start.r0.hi / left
         return Certificate(
             claims=tuple(claims.items),
             factor=factor.hi,
-            floor=floor(instance, start, found.a_bar, unused, self.rtol),
+            floor=floor(instance, start, along, unused, self.rtol),
             step_sizes=steps,
             movement=relative_movement(instance, moved),
             constants={
@@ -120,9 +126,10 @@ class TwoTimescale:
                 "R": found.R.hi,
                 "least": start.least,
                 "rtol": run_rtol(instance, self.rtol),
+                "atol": run_atol(instance, self.rtol),
             },
             promise=(
-                f"L(k) ≤ {factor.hi:.6g}^k L(0) with readout step {steps['readout']:.3g} "
+                f"{falls(factor.hi, start)} with readout step {steps['readout']:.3g} "
                 f"and hidden step {steps['hidden']:.3g}; equilibria stay unique."
             ),
             **frame,

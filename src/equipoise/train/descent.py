@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,23 @@ def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, 
     return relied_on(certificate, model, X, y)
 
 
+def _run_stop(stop: Stop | None, constants: Mapping[str, Any]) -> Stop:
+    """The tolerance of a run: as given, but no looser than the floor of a promise allows."""
+    if "rtol" not in constants:
+        return stop or Stop()
+    promised = Stop(rtol=constants["rtol"], atol=constants["atol"], max_steps=5000)
+    if stop is None:
+        return promised
+    for name in ("rtol", "atol"):
+        given, allowed = getattr(stop, name), constants[name]
+        if given is not None and given > allowed:
+            raise ValueError(
+                f"stop.{name} must be at most {allowed:.3g}, which the certificate rests on. Got {given:.3g} "
+                f"instead: certify with a larger rtol."
+            )
+    return replace(promised, max_steps=stop.max_steps, patience=stop.patience)
+
+
 class Descent:
     """The weights on their way: equilibria and adjoints started where the last two steps point."""
 
@@ -165,7 +183,7 @@ class Descent:
             )
         self.y = y
         constants = certificate.constants if certificate else {}
-        self.stop = stop or (Stop(rtol=constants["rtol"], max_steps=5000) if "rtol" in constants else Stop())
+        self.stop = _run_stop(stop, constants)
         self.precision, self.certificate = precision, certificate
         own = constants.get("readout") == "gauss-newton" or constants.get("slack", 0.0) > 0
         a = model.readout_weight.detach().reshape(model.width, model.outputs)
@@ -256,12 +274,8 @@ class Descent:
 
     @torch.no_grad()
     def least_loss(self) -> float:
-        """L* of what is promised: least squares on Φ for the linear family, 0 for the others."""
-        if not self.closed_form:
-            return 0.0
-        Phi = self.model.injection(self.X)
-        M = torch.linalg.lstsq(Phi, self.y, driver="gelsd").solution
-        return float(self.loss(Phi @ M, self.y))
+        """L* of what is promised, where the promise is on the gap; else 0."""
+        return 0.0 if self.certificate is None else float(self.certificate.constants.get("least", 0.0))
 
     @torch.no_grad()
     def step(self) -> None:
@@ -345,7 +359,7 @@ class DescentRecorder:
             forward_steps=np.array(self.series.get("forward_steps", []), dtype=int),
             adjoint_steps=np.array(self.series.get("adjoint_steps", []), dtype=int),
             residual=np.array(self.series.get("residual", []), dtype=float),
-            least_loss=run.least_loss() if promised is not None else 0.0,
+            least_loss=run.least_loss(),
             promised=promised,
             stopped=stopped,
             seconds=seconds,

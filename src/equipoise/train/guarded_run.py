@@ -105,7 +105,7 @@ class Run:
         if known["readout"] == "gradient":
             self.eta *= 2 * self.scale
         self.rate, self.slack, self.R_bar = (float(known[n]) for n in ("rate", "slack", "R_bar"))
-        self.direction = direction
+        self.direction, self.Z_norm = direction, float(known["Z_norm"])
         self.stride = Stride(math.inf if hidden_step is None else hidden_step)
         self.weights = WeightWatch()
         self.point = self._equilibria(self._enclosure(), None, 1e-10)
@@ -216,7 +216,7 @@ class Run:
 
     def _equilibria(self, at: Enclosure, start: Tensor | None, rtol: float) -> Point:
         """Z of the hidden weights as they now are, with a bound of its error whatever the solver says."""
-        size = 1.0 if start is None else float(start.norm()) / math.sqrt(len(self.X))
+        size = (self.Z_norm if start is None else float(start.norm())) / math.sqrt(len(self.X))
         stop = Stop(rtol=rtol, atol=rtol * size, max_steps=2000, patience=10)
         solution = self.model.solve(self.X, stop=stop, start=start, precision="mixed")
         assert isinstance(solution.value, Tensor)

@@ -1,0 +1,52 @@
+"""No run exceeds `bound(k)`, down to where rounding decides: the floor is above what float64 reaches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import equipoise as eq
+from certifiable import FAMILIES, instance
+
+
+def kept(family, theorem="two_timescale", steps=60, scale=1.0, N=5, width=3, outputs=1, seed=0, **options):
+    """A proved run long enough to reach the floor, and its certificate."""
+    model, X, y = instance(family, N=N, width=width, outputs=outputs, seed=seed)
+    certificate = eq.certify(model, scale * X, y, theorem=theorem, **options)
+    assert certificate.proved
+    run = eq.gradient_descent if theorem == "two_timescale" else eq.safeguarded_descent
+    return run(model, scale * X, y, steps, certificate), certificate
+
+
+@pytest.mark.parametrize("readout", ["gradient", "gauss-newton"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slack_that_carries_the_targets_is_rounded_at_its_own_size(family, readout):
+    """Z is small, so that √λ e carries y: its rounding, and solves as tight as float64 allows, decide."""
+    options = {"slack": 1.0, "tau": 0.01, "theta": 0.5, "rtol": 1e-15, "scale": 0.01}
+    history, certificate = kept(family, readout=readout, outputs=2, **options)
+    assert certificate.bound(60) == certificate.floor < 1e-20
+    assert history.violations() == []
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("theorem", ["two_timescale", "safeguarded"])
+def test_a_promise_on_the_gap_is_recorded_on_the_gap(theorem, outputs):
+    """N > m: no weights of the linear family fit y, and Gauss-Newton steps end at the least loss."""
+    more = {"N": 40, "width": 6, "outputs": outputs, "readout": "gauss-newton", "steps": 30, "eta": 1.0}
+    history, certificate = kept("kawaguchi2021", theorem, **more)
+    _, X, y = instance("kawaguchi2021", N=40, width=6, outputs=outputs)
+    least = float((y - X @ torch.linalg.lstsq(X, y).solution).square().sum())
+    assert least > 1
+    assert history.least_loss == pytest.approx(least, rel=1e-12)
+    assert history.loss[-1] == pytest.approx(least, rel=1e-9)
+    assert "L(k) − L*" in certificate.promise
+    assert history.violations() == []
+    assert certificate.floor < 1e-9
+
+
+def test_a_run_solves_no_looser_than_its_floor_allows():
+    model, X, y = instance("ling2023")
+    certificate = eq.certify(model, X, y, theorem="two_timescale")
+    for loose in (eq.Stop(rtol=1e-6), eq.Stop(rtol=1e-13, atol=1e-3)):
+        with pytest.raises(ValueError, match=r"stop\.[ra]tol must be at most"):
+            eq.gradient_descent(model, X, y, 3, certificate, stop=loose)
