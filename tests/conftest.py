@@ -1,7 +1,9 @@
 """Settings of every test."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from leftovers import end_processes, watch_processes
 
 # Contract suites run one test under many classes, which hypothesis would otherwise call an accident.
 settings.register_profile(
@@ -9,3 +11,11 @@ settings.register_profile(
 )
 settings.load_profile("equipoise")
 torch.set_printoptions(precision=8)
+watch_processes()
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left():
+    yield
+    if left := end_processes():
+        pytest.fail(f"a test must wait for the processes it starts. Left: {'; '.join(left)}")

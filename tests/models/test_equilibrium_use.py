@@ -342,3 +342,4 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
     finally:
         for worker in workers:
             worker.kill()
+            worker.wait()

@@ -150,19 +150,19 @@ def test_workers_end_with_their_parent(tmp_path, end):
     """Ctrl-C is sent to all of the group, SIGTERM and SIGKILL to the parent alone."""
     script = tmp_path / "run.py"
     script.write_text(INTERRUPTED.format(out=str(tmp_path / "out")))
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    assert process.stdout.readline()  # a unit has begun
-    if end == "Ctrl-C":
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        os.kill(process.pid, getattr(signal, end))
-    try:
-        _, errors = process.communicate(timeout=LAST_RESORT)  # until no worker holds the pipe
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    ) as process:
+        try:
+            assert process.stdout.readline()  # a unit has begun
+            if end == "Ctrl-C":
+                os.killpg(process.pid, signal.SIGINT)
+            else:
+                os.kill(process.pid, getattr(signal, end))
+            _, errors = process.communicate(timeout=LAST_RESORT)  # until no worker holds the pipe
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode != 0
     if end != "SIGKILL":
         assert errors.count(b"Traceback") == 1  # the parent's own, not one a worker

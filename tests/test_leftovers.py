@@ -1,0 +1,26 @@
+"""What a test leaves running is ended at its end, and told of there."""
+
+import gc
+import subprocess
+import sys
+import warnings
+
+from leftovers import end_processes
+
+WAITS = [sys.executable, "-c", "input()"]
+
+
+def test_a_process_that_was_left_is_ended_and_named():
+    pipe = subprocess.PIPE
+    left = subprocess.Popen(WAITS, stdin=pipe, stdout=pipe)
+    with subprocess.Popen(WAITS, stdin=pipe) as waited_for:
+        waited_for.communicate(b"\n")
+    assert end_processes() == [str(WAITS)]
+    assert left.returncode != 0
+    assert left.stdin.closed
+    assert left.stdout.closed
+    assert end_processes() == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del left
+        gc.collect()  # nothing is left to warn of
