@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..solve import Solution, Solver, Stop, fixed_point
-from ..solve.driver import Precision, approach
+from ..solve.driver import Precision, approach, confirm
 from ..solve.failure import OnFailure
+from .ties import settle
+
+_NEAR = 1000.0  # the error of an equilibrium in multiples of its residual, of a map that contracts by 0.999
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,39 @@ class Equation(ABC):
         method, parts = self.method, (tensors[: self.batched], tensors[self.batched :])
         with self.held():
             if ahead and method.precision == "native":
-                return approach(self, start, *parts, solver=method.solver, stop=method.stop)
-            return fixed_point(
-                self, start, *parts, solver=method.solver, stop=method.stop, precision=method.precision
-            )
+                found = approach(self, start, *parts, solver=method.solver, stop=method.stop)
+            else:
+                found = fixed_point(
+                    self, start, *parts, solver=method.solver, stop=method.stop, precision=method.precision
+                )
+            return self._settled(start, found, tensors)
+
+    @torch.no_grad()
+    def _settled(self, start: Tensor, found: Solution, tensors: Sequence[Tensor]) -> Solution:
+        """What was found, with the entries that are 0 at the equilibrium, and those alone, exactly 0.
+
+        An entry that starts at 0 and belongs there has never left it; and without a zero among the tensors
+        there is none.
+        """
+        z = found.value
+        assert isinstance(z, Tensor)
+        small = (start != 0) & (z.abs() <= _NEAR * found.residual[:, None])
+        near = ((z == 0) | small) & found.converged[:, None]
+        if not bool(near.any()) or not any(bool((t == 0).any()) for t in tensors):
+            return found
+        settled = settle(lambda z: self(z, *tensors), z, near)
+        moved = (settled != z).any(dim=1)
+        if not bool(moved.any()):
+            return found
+        seen = confirm(replace(found, value=settled), self(settled, *tensors))
+        moved &= seen.converged
+        return replace(
+            found,
+            value=torch.where(moved[:, None], settled, z),
+            residual=torch.where(moved, seen.residual, found.residual),
+            scale=torch.where(moved, seen.scale, found.scale),
+            image=None,
+        )
 
 
 def under_transform() -> bool:

@@ -29,6 +29,7 @@ from ..solve.driver import Precision
 from ..solve.norms import norm_dtype, row_norms
 from .adjoint import MaskedMap, Task, differentiable_equilibrium, solve_linear, transposed
 from .saving import Saved
+from .ties import settled
 
 Solvers = Solver | Sequence[Solver]
 
@@ -258,10 +259,10 @@ class AffineFamily(Saved, ABC):
     def masks(self, Z: Tensor, X: Tensor) -> Tensor:
         """D = σ'(Z Wᵀ + u), (N, m), read at an approximate equilibrium Z.
 
-        A tie is a pre-activation of exactly 0, which takes an injection of exactly 0. A coordinate that
-        decays to one from above reads as the tie it is, whatever the start: where the pre-activation is 0
-        once the coordinates that are zero within the error of Z are taken as zero, the slope is
-        `relu_at_zero`: 0, or 1 where the family was asked for that. Every other mask is read from Z as it is.
+        A tie is a pre-activation that is 0 but for the rounding of its own sum, with an injection of exactly
+        0. A coordinate that decays to one from above reads as the tie it is, whatever the start (see `ties`),
+        and the slope there is `relu_at_zero`: 0, or 1 where the family was asked for that. Every other mask
+        is read from Z as it is.
         """
         self._check_start(Z, (len(self._check_inputs(X)), self.width), "Z")
         return self._masks(self.affine_map(X), Z)
@@ -271,12 +272,14 @@ class AffineFamily(Saved, ABC):
         known = image is not None and self.activation.name == "relu" and self.relu_at_zero == 0
         P = image if image is not None and known else problem.preactivation(Z)
         suspect = problem.bias == 0
-        if bool((suspect & (Z != 0)).any()):
-            radius = self._error(problem, self.activation(P) - Z)  # (N,)
-            near = (Z.abs() <= radius[:, None]) & (Z != 0)
-            rows = torch.nonzero((suspect & near).any(dim=1)).flatten()
-            cleaned = problem.take(rows).preactivation(Z[rows].masked_fill(near[rows], 0.0))
-            P = P.index_copy(0, rows, P[rows].masked_fill(cleaned == 0, 0.0))
+        if bool(suspect.any()):
+            error = 2 * self._error(problem, self.activation(P) - Z)  # (N,)
+            near = suspect & (P.abs() <= error[:, None] * problem.weight.norm(dim=1))
+            # Only where W has zeros may a unit without injection be 0 beside others that are not.
+            asked = near if bool((problem.weight == 0).any()) else near & (P != 0)
+            rows = torch.nonzero(asked.any(dim=1)).flatten()
+            at = problem.take(rows)
+            P = P.index_copy(0, rows, settled(P[rows], at.weight, at.bias, self.activation, near[rows]))
         return self.slope(P)
 
     def slope(self, P: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from ..models.affine import AffineFamily
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
 from ..models.places import call_with
+from ..models.ties import settled
 from ..solve import Picard, Stop, extrapolate, fixed_point
 from .descent import default_loss
 
@@ -253,13 +254,13 @@ class _Stack:
         return torch.where(solution.converged[:, None, None], solution.value, math.nan)
 
     def _masks(self, W: Tensor, u: Tensor, Z: Tensor) -> Tensor:
-        """σ' at the equilibria, coordinates zero within the error of Z taken as zero, as a model does."""
+        """σ' at the equilibria, with ties as a model reads them."""
         model = self.models[0]
         P = torch.baddbmm(u, Z, W.mT)
-        if bool(((u == 0) & (Z != 0)).any()):
-            radius = (model.activation(P) - Z).norm(dim=2) / (1 - _norms(W))[:, None]  # (runs, N)
-            near = (Z != 0) & (Z.abs() <= radius[:, :, None])
-            P = P.masked_fill(torch.baddbmm(u, Z.masked_fill(near, 0.0), W.mT) == 0, 0.0)
+        if bool((u == 0).any()):
+            error = 2 * (model.activation(P) - Z).norm(dim=2) / (1 - _norms(W))[:, None]  # (runs, N)
+            near = (u == 0) & (P.abs() <= error[:, :, None] * W.norm(dim=2)[:, None])
+            P = settled(P, W, u, model.activation, near) if bool(near.any()) else P
         return model.slope(P)
 
     def _adjoint(self, W: Tensor, u: Tensor, Z: Tensor, warm: bool) -> Tensor:

@@ -1,5 +1,7 @@
 """relu'(0) = 0: the gradient at a tie is the same from every start."""
 
+import copy
+
 import pytest
 import torch
 
@@ -66,3 +68,49 @@ def test_only_ties_are_moved():
     Z = boxed.equilibrium(0 * ones, start=start, stop=eq.Stop(rtol=1e-12))
     torch.testing.assert_close(Z, boxed.equilibrium(0 * ones, stop=eq.Stop(rtol=1e-12)))
     assert torch.equal(boxed._equation(0 * ones, start, boxed.method, stepwise=False)[1], start)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize("kind", [OptEq, DeepOptEq])
+def test_ties_beside_a_state_that_is_not_zero_read_the_same_from_a_warm_start(kind, alpha, dtype):
+    model = build(kind, dtype, alpha=alpha)
+    with torch.no_grad():
+        for layer in model.blocks:  # two halves that do not meet, and nothing comes into the second
+            half = len(layer.b) // 2
+            layer.W[:half, 4:], layer.W[half:, :4] = 0.0, 0.0
+            layer.U[half:] = 0.0
+    generator = torch.Generator().manual_seed(1)
+    X, warm = (torch.rand(3, n, dtype=dtype, generator=generator) for n in (4, 8))
+    Z, cold = gradients(model, X, None)
+    Z_warm, found = gradients(model, X, warm)
+    assert Z[:, :4].all()
+    assert not Z_warm[:, 4:].any()
+    tolerance = 1e-3 if dtype == torch.float32 else 1e-7
+    for a, b in zip(found, cold, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_chain_of_small_units_is_followed_to_its_end(dtype):
+    # Each layer hands a small number on to the next entry of the state, beside one that is large.
+    links, share = 6, 0.03
+    model = OptEq(2, links + 1, links, dtype=dtype)
+    with torch.no_grad():
+        model.W.zero_()
+        model.U.zero_()
+        for i in range(links):
+            model.W[i, i], model.W[i, (i + 1) % links] = 0.5, share
+        model.U[0, 0] = 1.0
+        model.W[links - 1, links], model.U[links - 1, 1] = 0.5, 1.0
+        model.V.fill_(1.0)
+    X = torch.tensor([[1e-3, 1.0]], dtype=dtype)
+    stop = eq.Stop(rtol=1e-4)
+    twin = copy.deepcopy(model).double()
+    Z = torch.zeros(1, links + 1, dtype=torch.float64)
+    for _ in range(200):
+        Z = twin.T(Z, twin.injections(X.double()), twin.weights())
+    wanted = torch.autograd.grad(Z.sum(), twin.U)[0]
+    found = torch.autograd.grad(model.equilibrium(X, stop=stop).sum(), model.U)[0]
+    assert wanted.all(dim=1).all()
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=0)
