@@ -19,6 +19,7 @@ from torch import Tensor
 from ..differentiate import Method, Record
 from ..solve import Activation, AffineMap, EquilibriumError, Solution, Solver, fixed_point
 from ..solve.autocast import full_precision
+from ..solve.norms import row_norms
 
 
 class MaskedMap(AffineMap):
@@ -46,7 +47,7 @@ class MaskedMap(AffineMap):
 
 
 def _projection(mask: Tensor) -> Activation:
-    return Activation("mask", lambda p: mask * p, lambda p: mask, lambda v, _: mask * v)
+    return Activation("mask", lambda p: mask * p, lambda p: mask, lambda v, _: mask * v, exact=True)
 
 
 def transposed(cache: dict[Any, Any]) -> dict[Any, Any]:
@@ -78,6 +79,21 @@ class Task:
 
 def solve_linear(problem: MaskedMap, how: Method, start: Tensor | None = None) -> Solution:
     return fixed_point(problem, start, solver=how.solver, stop=how.stop, precision=how.precision)
+
+
+def by_sample(solution: Solution, N: int, k: int, m: int) -> Solution:
+    """A solve of N·k rows as one of N samples: a sample is as good as its worst output."""
+    assert isinstance(solution.value, Tensor)
+    return replace(
+        solution,
+        value=solution.value.reshape(N, k, m),
+        status=solution.status.reshape(N, k).amax(dim=1),
+        residual=row_norms(solution.residual.reshape(N, k)),
+        scale=row_norms(solution.scale.reshape(N, k)),
+        floor=None,
+        solved=None,
+        steps=solution.steps.reshape(N, k).amax(dim=1),
+    )
 
 
 def _tensor(solution: Solution) -> Tensor:

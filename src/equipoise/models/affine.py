@@ -27,7 +27,7 @@ from ..solve.autocast import unlowered
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
 from ..solve.norms import norm_dtype, row_norms
-from .adjoint import MaskedMap, Task, differentiable_equilibrium, solve_linear, transposed
+from .adjoint import MaskedMap, Task, by_sample, differentiable_equilibrium, solve_linear, transposed
 from .saving import Saved
 from .ties import settled
 
@@ -191,7 +191,8 @@ class AffineFamily(Saved, ABC):
             raise EquilibriumError(message, solution)
         Z = solution.value
         assert isinstance(Z, Tensor)
-        record.forward = replace(solution, value=Z.detach(), image=None)  # Z is about to get a gradient
+        # Z is about to get a gradient, and a record is not to hold the problem.
+        record.forward = replace(solution, value=Z.detach(), image=None, solved=None)
         return Z, solution.image
 
     def _diagnosis(self) -> str:
@@ -250,7 +251,7 @@ class AffineFamily(Saved, ABC):
         linear.cache = transposed(problem.cache)
         how = Method(solver or self.default_solver(linear), stop or Stop(), precision)
         solution = solve_linear(linear, how, None if v0 is None else v0.reshape(len(rows), m))
-        return solution if len(shape) == 2 else _by_sample(solution, N, k, m)
+        return solution if len(shape) == 2 else by_sample(solution, N, k, m)
 
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
         return (N, self.width) if self.outputs == 1 else (N, self.outputs, self.width)
@@ -384,17 +385,3 @@ def norm_estimate(W: Tensor) -> float:
     if bound < 1:
         return bound
     return estimate_norm(W, steps=8, generator=torch.Generator(W.device).manual_seed(0)).value
-
-
-def _by_sample(solution: Solution, N: int, k: int, m: int) -> Solution:
-    """A solve of N·k rows as one of N samples: a sample is as good as its worst output."""
-    assert isinstance(solution.value, Tensor)
-    return replace(
-        solution,
-        value=solution.value.reshape(N, k, m),
-        status=solution.status.reshape(N, k).amax(dim=1),
-        residual=row_norms(solution.residual.reshape(N, k)),
-        scale=row_norms(solution.scale.reshape(N, k)),
-        floor=None,
-        steps=solution.steps.reshape(N, k).amax(dim=1),
-    )

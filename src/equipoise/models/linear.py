@@ -7,7 +7,7 @@ the backward pass with k right-hand sides each; nothing is iterated, and trainin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ..solve import IDENTITY, AffineMap, Counts, Solution, Status, Stop
 from ..solve.autocast import full_precision, unlowered
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
+from ..solve.error import Solved
 from ..solve.norms import norm_dtype, row_norms
 from .affine import AffineFamily, Solvers, open_unit, refuse_nonfinite, spectral_norm
 from .blocks import readout_block, squeeze_blocks, weigh
@@ -151,7 +152,8 @@ class LinearEquilibrium(AffineFamily):
                 X, stop=stop, start=start, solver=solver, precision=precision, problem=problem
             )
         Z = self.equilibrium(X)
-        return _direct(Z, (problem or self.affine_map(X))(Z), stop)
+        problem = problem or self.affine_map(X)
+        return replace(_direct(Z, problem(Z), stop), solved=Solved.of(problem))
 
     @torch.no_grad()
     @unlowered

@@ -27,6 +27,7 @@ class Activation:
     prox: Callable[[Tensor, float], Tensor] | None = None  # (v, α) ↦ prox_{αφ}(v)
     lipschitz: float = 1.0
     in_place: Callable[[Tensor], Tensor] | None = None  # σ(p) in the memory of p, where torch has that
+    exact: bool = False  # whether σ(p) is computed without rounding, of a σ as above: error bounds need that
 
     def overwrite(self, p: Tensor) -> Tensor:
         """σ(p), where p is not needed any more."""
@@ -45,6 +46,7 @@ def clamp(low: float, high: float) -> Activation:
         lambda p: torch.nn.functional.hardtanh(p, low, high),
         lambda p: ((p > low) & (p < high)).to(p.dtype),
         lambda v, _: v.clamp(low, high),
+        exact=True,
     )
 
 
@@ -89,9 +91,14 @@ def _tanh_prox(v: Tensor, alpha: float) -> Tensor:
 
 
 RELU = Activation(
-    "relu", torch.relu, lambda p: (p > 0).to(p.dtype), lambda v, _: torch.relu(v), in_place=torch.relu_
+    "relu",
+    torch.relu,
+    lambda p: (p > 0).to(p.dtype),
+    lambda v, _: torch.relu(v),
+    in_place=torch.relu_,
+    exact=True,
 )
-IDENTITY = Activation("identity", lambda p: p, torch.ones_like, lambda v, _: v)
+IDENTITY = Activation("identity", lambda p: p, torch.ones_like, lambda v, _: v, exact=True)
 TANH = Activation("tanh", torch.tanh, lambda p: 1 - torch.tanh(p) ** 2, _tanh_prox, in_place=torch.tanh_)
 ACTIVATIONS = {
     "relu": RELU,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .anderson import Anderson
 from .autocast import compute_dtype, full_precision
+from .error import Solved
 from .norms import norm_dtype, row_distances, row_norms
 from .problem import AffineMap, Map, make_map
 from .progress import Progress
@@ -157,6 +158,7 @@ def _solve(
         trace=record,
         floor=outcome.floor,
         image=None if outcome.image is None else outcome.image.to(dtype),
+        solved=Solved.of(f) if isinstance(f, AffineMap) else None,
     )
 
 

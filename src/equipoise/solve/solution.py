@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -189,7 +191,9 @@ class EquilibriumError(RuntimeError):
 class Solution:
     """The equilibrium of every sample, or the reason why it has none.
 
-    `residual` is the true ‖f(value) − value‖ of each sample at exit.
+    `residual` is the true ‖f(value) − value‖ of each sample at exit. That it met the tolerance is all that
+    `converged` says: z + 1/(1 + |z|) has no fixed point, and its residual falls below any tolerance as z
+    grows. `error` says how near the value is, where that is known.
     """
 
     value: State  # (N, …), or a tuple of such
@@ -203,6 +207,21 @@ class Solution:
     trace: Trace | None = None
     floor: Tensor | None = None  # (N,) the size below which ‖f(z)‖ does not count in the tolerance
     image: Tensor | None = None  # f(value), (N, D), where the last check left it at hand
+    solved: Any = field(default=None, repr=False, compare=False)  # what `error` is computed from
+
+    @cached_property
+    def error(self) -> Tensor | None:
+        """≥ ‖value − z*‖ for the one equilibrium z* of each sample, (N,) in float64, in sound arithmetic.
+
+        Known of an AffineMap, and so of what an affine family's `solve` returns, whose weights are proved to
+        contract or to be strongly monotone; else None. Computed when it is first asked for, with a
+        factorisation of the weights. It is about the weights and injections as they were computed, in their
+        dtype; `eq.equilibrium_error` takes the rounding of these in as well.
+        """
+        return None if self.solved is None else self.solved.error(self.value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "solved": None}  # activations are functions, which no file holds
 
     @property
     def converged(self) -> Tensor:
