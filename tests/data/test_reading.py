@@ -295,3 +295,26 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, monkeypatch):
 
     with pytest.raises(DataError, match="has changed while it was read"):
         read_table(path, choose=choose)
+
+
+@pytest.mark.parametrize("delimiter", [None, ";"])
+def test_a_file_that_is_far_too_large_is_refused_by_its_size(delimiter, tmp_path, monkeypatch):
+    """1 % of the file is looked at, whose cells are as long as those of the rest."""
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "a,b,y\n".replace(",", delimiter or ",") + "1.25,2.5,0\n".replace(",", delimiter or ",") * 1000
+    )
+    monkeypatch.setattr("equipoise.data.delimited._PIECE", 110)
+    monkeypatch.setattr("equipoise.data.delimited._require_text", lambda _: pytest.fail("went on to read"))
+    monkeypatch.setattr("equipoise.memory.available", lambda: 8 * 2900.0)
+    with pytest.raises(DataError, match=r"t\.csv, of about 3\S*e\+03 numbers, is too large"):
+        read_table(path, delimiter=delimiter)
+
+
+def test_targets_that_are_too_many_are_refused_while_they_are_counted(tmp_path, monkeypatch):
+    path = csv(tmp_path / "t.csv")
+    monkeypatch.setattr("equipoise.data.delimited._MANY", 100)
+    left = iter([8000.0, 8000.0, 7999.0])
+    monkeypatch.setattr("equipoise.memory.available", lambda: next(left))
+    with pytest.raises(DataError, match=r"the targets of t\.csv is too large to be read here"):
+        read_table(path, choose=lambda *_: WANTED)

@@ -13,9 +13,11 @@ import numpy as np
 
 from ..data import DataError, Dataset, DataWarning, Table, load, read_table
 from ..data.dataset import Array
+from ..data.delimited import require_room
 from ..data.formats import sha256
 from ..data.kinds import Targets
 from ..data.load import names
+from ..data.tables import TEXT
 from .failures import Code, Failure
 
 Pair = tuple[Array, Array]
@@ -155,6 +157,8 @@ def _table(asked: Asked, check: Check | None) -> Sample:
     path = Path(asked.source)
     how: dict[str, Any] = {"kind": asked.kind, "delimiter": asked.delimiter}
     parts: list[Parts] = []
+    if asked.rows is None and path.suffix.lower() in TEXT and path.is_file():
+        require_room(path, asked.delimiter)
 
     def choose(found: Targets, columns: int) -> Array:
         labels = np.array(found.classes)[found.y] if found.kind == "classification" else None

@@ -12,11 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from equipoise.data.errors import DataError, refuse, some
+from equipoise.data.errors import DataError, refuse, require_memory, some
 from equipoise.data.kinds import is_missing, to_number
 
 NAMED = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", " ": "a space"}
 _PIECE = 1 << 20  # bytes looked at at a time
+_MANY, _TARGET = 1 << 20, 80  # targets that are made room for at a time; bytes of one, as text
 SIGNATURES = {
     b"PK\x03\x04": "a zip archive or an Excel workbook",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook",
@@ -46,6 +47,21 @@ class Cells(Protocol):
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
         """(place, cells) of the rows of these numbers, which ascend."""
+
+
+def require_room(path: Path, delimiter: str | None) -> None:
+    """A DataError, by the size of the file, if all of its numbers are far too many to be held.
+
+    Half of what they will need is asked for: what is estimated from the beginning of a file must not refuse
+    one that fits. What is needed exactly is known, and asked for, once the rows are counted.
+    """
+    with path.open("rb") as stream:
+        piece = stream.read(_PIECE)
+    between = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    cells = piece.count(between.encode()) + piece.count(b"\n")
+    about = path.stat().st_size * cells / max(1, len(piece))
+    advice = "Train on some of the rows (--rows), or on fewer columns."
+    require_memory(8 * about, f"{path.name}, of about {about:.2g} numbers,", advice)
 
 
 class Delimited:
@@ -79,6 +95,8 @@ class Delimited:
             if len(row) != len(self.names):
                 ragged[len(row)].append(f"line {line}")
                 continue
+            if count and count % _MANY == 0:
+                require_memory(_TARGET * _MANY, f"the targets of {self.path.name}")
             count += 1
             if column is not None:  # a word that is met again is held once
                 cells.append(known.setdefault(row[column], row[column]))

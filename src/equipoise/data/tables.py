@@ -16,7 +16,7 @@ import numpy as np
 
 from equipoise.data.archive import read_headers, read_member
 from equipoise.data.dataset import Array
-from equipoise.data.delimited import Cells, Delimited
+from equipoise.data.delimited import Cells, Delimited, require_room
 from equipoise.data.errors import DataError, MissingData, require_memory
 from equipoise.data.images import read_image_folder
 from equipoise.data.kinds import Kind, Targets, is_missing, read_targets, to_number
@@ -79,6 +79,8 @@ def read_table(
     elif suffix == ".npz":
         draft = _from_npz(path, target, kind, labelled, choose)
     else:
+        if choose is None and suffix in TEXT:
+            require_room(path, delimiter)
         draft = _from_cells(path, open_cells(path, delimiter), target, kind, labelled, choose)
     return checked_table(*draft)
 
