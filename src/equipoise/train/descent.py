@@ -21,6 +21,7 @@ from ..solve.driver import Precision
 from ..theory import Certificate
 from ..theory.common import trained_features
 from ..theory.verification import relied_on
+from .last_good import LastGood
 from .readout import Readout
 
 
@@ -42,7 +43,8 @@ def gradient_descent(
     """Full-batch gradient descent, in place, with what was measured at every step.
 
     Args:
-        model, X, y: the network (left at its last weights) and its data.
+        model, X, y: the network and its data. Whatever ends the run, the network is left at the last weights
+            whose equilibria were found and whose loss is finite.
         step_size: one number; a number for each of "readout" and "hidden", or for each parameter; or a proved
             Certificate, whose steps are used and whose bound is kept beside the run. A certificate of other
             weights, data or loss is refused.
@@ -68,21 +70,26 @@ def gradient_descent(
     rates = block_steps(model, step_size)  # type: ignore[arg-type]
     run = Descent(model, X, y, chosen, rates, certificate, stop, precision)
     recorder = DescentRecorder(run, X_test, y_test, steps, measure)
-    began, stopped = time.perf_counter(), ""
-    for k in range(steps + 1):
-        try:
-            value = run.evaluate(last=k == steps)
-        except EquilibriumError as error:
-            stopped = f"step {k}: no equilibrium. {error}"
-            break
-        recorder.add(k, value)
-        if progress is not None:
-            progress(k, value)
-        if not math.isfinite(value):
-            stopped = f"step {k}: the loss is not finite; a smaller step size may help."
-            break
-        if k < steps:
-            run.step()
+    began, stopped, good = time.perf_counter(), "", LastGood(model)
+    try:
+        for k in range(steps + 1):
+            try:
+                value = run.evaluate(last=k == steps)
+            except EquilibriumError as error:
+                stopped = f"step {k}: no equilibrium. {error}"
+                break
+            if math.isfinite(value):
+                good.take()
+            recorder.add(k, value)
+            if progress is not None:
+                progress(k, value)
+            if not math.isfinite(value):
+                stopped = f"step {k}: the loss is not finite; a smaller step size may help."
+                break
+            if k < steps:
+                run.step()
+    finally:
+        good.put_back()
     return recorder.history(stopped, time.perf_counter() - began)
 
 

@@ -146,37 +146,42 @@ def gradient_flow(
     atols = 0.01 * rtol * run.tolerances(fastest) if atol is None else atol
     solver = _solver(method, run, float(time), rtol, atols)
     theta, times, pieces = run.start, [0.0], list[Any]()
-    while solver.status == "running" and not stopped:
-        try:
-            message = solver.step()
-            if solver.status == "failed":
-                stopped, advice = f"t = {solver.t:.6g}: {run.lost or message}", _LOST if run.lost else _SLOW
-                break
-            if run.evaluations > max_evaluations:
-                stopped, advice = f"t = {solver.t:.6g}: {max_evaluations} evaluations.", _SLOW
-            piece = solver.dense_output() if dense or due is not None else None
-            pieces += [piece] if dense else []
-            for t in [solver.t] if due is None else _up_to(due, solver.t):
-                found = solver.y.copy() if piece is None or t == solver.t else piece(t)
-                value = run.loss_at(found)
-                if not math.isfinite(value):
-                    stopped = f"t = {times[-1]:.6g}: {run.lost or 'the loss is not finite beyond.'}"
-                    advice = _LOST
+    try:
+        while solver.status == "running" and not stopped:
+            try:
+                message = solver.step()
+                if solver.status == "failed":
+                    stopped, advice = (
+                        f"t = {solver.t:.6g}: {run.lost or message}",
+                        _LOST if run.lost else _SLOW,
+                    )
                     break
-                theta = found
+                if run.evaluations > max_evaluations:
+                    stopped, advice = f"t = {solver.t:.6g}: {max_evaluations} evaluations.", _SLOW
+                piece = solver.dense_output() if dense or due is not None else None
+                pieces += [piece] if dense else []
+                for t in [solver.t] if due is None else _up_to(due, solver.t):
+                    found = solver.y.copy() if piece is None or t == solver.t else piece(t)
+                    value = run.loss_at(found)
+                    if not math.isfinite(value):
+                        stopped = f"t = {times[-1]:.6g}: {run.lost or 'the loss is not finite beyond.'}"
+                        advice = _LOST
+                        break
+                    theta = found
+                    recorder.add(len(times), value)
+                    times.append(float(t))
+                    if progress is not None:
+                        progress(float(t), value)
+            except EquilibriumError as error:
+                stopped, advice = f"t = {solver.t:.6g}: no equilibrium. {error}", _LOST
+        if stopped and due is not None and solver.t > times[-1]:  # what was reached between two points
+            value = run.loss_at(solver.y)
+            if math.isfinite(value):
+                theta = solver.y.copy()
                 recorder.add(len(times), value)
-                times.append(float(t))
-                if progress is not None:
-                    progress(float(t), value)
-        except EquilibriumError as error:
-            stopped, advice = f"t = {solver.t:.6g}: no equilibrium. {error}", _LOST
-    if stopped and due is not None and solver.t > times[-1]:  # what was reached between two points
-        value = run.loss_at(solver.y)
-        if math.isfinite(value):
-            theta = solver.y.copy()
-            recorder.add(len(times), value)
-            times.append(float(solver.t))
-    run.write(theta, model)
+                times.append(float(solver.t))
+    finally:  # also of an error in `progress`, or Ctrl-C
+        run.write(theta, model)
     if measure != 0 and not stopped and len(times) - 1 not in recorder.maps["sigma_min"]:
         with torch.no_grad():
             recorder._measure(len(times) - 1)

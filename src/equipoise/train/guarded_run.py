@@ -23,6 +23,7 @@ from ..theory.enclosure import Enclosure, Equilibria, product_rounding
 from ..theory.features import reachable_targets
 from ..theory.instance import Instance
 from ..theory.watch import FeatureWatch, WeightWatch, enclose_near
+from .last_good import LastGood
 from .readout import Readout
 
 Direction = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
@@ -95,7 +96,8 @@ class Run:
         fixed = (self.model.readout_name, "feature_map")  # the first has a step of its own
         named = self.model.named_parameters()
         self.hidden = {n: p for n, p in named if n.partition(".")[0] not in fixed}
-        self.start = {n: p.clone() for n, p in self.model.named_parameters()}
+        self.good = LastGood(self.model)  # of the last step that was completed
+        self.start = self.good.weights
         reachable = reachable_targets(instance, known["slack"])
         self.least, self.target_error = reachable.least, reachable.error
         a = self.model.readout_weight.reshape(self.model.width, -1).clone()
@@ -150,6 +152,7 @@ class Run:
             self.readout.a, self.readout.e = a, e
             self.model.readout_weight.copy_(a.reshape(self.model.readout_weight.shape))
             self.residual = base if not taken.hidden else self.residual
+            self.good.take()
         return taken
 
     def _readout_step(self, point: Point) -> tuple[Tensor, Tensor, Residual, float]:
@@ -197,8 +200,11 @@ class Run:
 
     def _try(self, a: Tensor, e: Tensor, base: Residual, limit: float, start: Tensor, rtol: float) -> Trial:
         """Judge the hidden weights as they now are, with the readout (a, e)."""
+        if not all(bool(torch.isfinite(p).all()) for p in self.hidden.values()):
+            return Trial(safe=False, reach=_SHRINK)
         at = self._enclosure()
-        if not (all(claim.holds for claim in at.unique) and at.resolvent.hi <= self.R_bar):  # (S4)
+        known = bool(torch.isfinite(at.weight).all() and torch.isfinite(at.injection).all())
+        if not (known and all(c.holds for c in at.unique) and at.resolvent.hi <= self.R_bar):  # (S4)
             return Trial(safe=False, reach=_SHRINK)
         point = self._equilibria(at, start, rtol)
         left = self._residual(point, a, e)
@@ -273,10 +279,6 @@ class Run:
         rtol = _PART * least / (self.point.gain * max(float(self.point.Z.norm()), 1e-300))
         return min(max(rtol, 4 * Stop.reach(torch.float64)), _LOOSEST)
 
-    def write_to(self, model: AffineFamily) -> None:
-        for name, p in model.named_parameters():
-            p.copy_(self.model.get_parameter(name))
-
     # -- to and from a checkpoint ---------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -305,6 +307,7 @@ class Run:
         tensors = {name: t.to(self.X.device) for name, t in tensors.items()}
         for name, p in self.model.named_parameters():
             p.copy_(tensors[f"parameter.{name}"])
+        self.good.take()
         self.readout.a, self.readout.e = tensors["a"], tensors["e"]
         self.point = Point(tensors["Z"], *facts["point"])
         norm, *size = facts["residual"]

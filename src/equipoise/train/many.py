@@ -44,7 +44,7 @@ def train_many(
     measure: int | None = None,
     stop: Stop | None = None,
 ) -> list[History]:
-    """Train every model with its own step size, all at once; each is left at its last weights.
+    """Train every model with its own step size, all at once.
 
     Args:
         models: of one family and one size; they may differ in weights (seeds), not in shape or options.
@@ -56,7 +56,8 @@ def train_many(
         X_test, y_test, measure: the test loss every `measure` steps (and at the last).
         stop: of a run's equilibria, tested on the Frobenius norm over its samples.
 
-    A run whose loss is not finite stops moving and says so; the others go on.
+    A run whose loss is not finite stops moving and says so; the others go on. Whatever ends the runs, each
+    model is left at the last weights whose loss is finite.
     """
     stack = _Stack(models, X, y, loss, stop)
     rates = torch.as_tensor(step_sizes, dtype=X.dtype).expand(len(models)).clone()
@@ -73,27 +74,36 @@ def train_many(
     alive = torch.ones(len(models), dtype=torch.bool)
     velocity = {name: torch.zeros_like(p) for name, p in stack.parameters.items()}
     batches = _Batches(stack.N, batch_size, generator)
-    for k in range(steps + 1):
-        rows = batches.next()
-        value, gradients = stack.evaluate(rows, gradient=k < steps)
-        losses[k] = (value * (stack.N / len(rows) if rows is not None else 1)).double().numpy()
-        alive &= torch.isfinite(value)
-        if k in at and X_test is not None and y_test is not None:
-            for i, number in enumerate(stack.test_loss(X_test, y_test).tolist()):
-                tests[i][k] = number
-        if k < steps:
-            step = torch.where(alive, rates, 0.0)
-            for name, parameter in stack.parameters.items():
-                shape = (-1, *[1] * (parameter.ndim - 1))
-                clean = torch.where(alive.reshape(shape), gradients[name], 0.0)
-                velocity[name] = momentum * velocity[name] + clean if momentum else clean
-                parameter.sub_(step.reshape(shape) * velocity[name])
-    stack.write_back()
+    good = {name: p.clone() for name, p in stack.parameters.items()}
+    try:
+        for k in range(steps + 1):
+            rows = batches.next()
+            value, gradients = stack.evaluate(rows, gradient=k < steps)
+            losses[k] = (value * (stack.N / len(rows) if rows is not None else 1)).double().numpy()
+            alive &= torch.isfinite(value)
+            good = {n: _of(alive, stack.parameters[n], good[n]) for n in good}
+            if k in at and X_test is not None and y_test is not None:
+                for i, number in enumerate(stack.test_loss(X_test, y_test).tolist()):
+                    tests[i][k] = number
+            if k < steps:
+                for name, parameter in stack.parameters.items():
+                    clean = _of(alive, gradients[name], 0.0)
+                    velocity[name] = momentum * velocity[name] + clean if momentum else clean
+                    parameter.sub_(
+                        _of(alive, rates.reshape(-1, *[1] * (clean.ndim - 1)) * velocity[name], 0.0)
+                    )
+    finally:
+        stack.write_back(good)
     seconds = time.perf_counter() - began
     return [
         _history(losses[:, i], float(rates[i]), stack.loss.name, tests[i], seconds / len(models))
         for i in range(len(models))
     ]
+
+
+def _of(alive: Tensor, values: Tensor, others: Tensor | float) -> Tensor:
+    """The values of runs that are alive, and others of the rest."""
+    return torch.where(alive.reshape(-1, *[1] * (values.ndim - 1)), values, others)
 
 
 def _history(loss: np.ndarray, rate: float, name: str, tests: dict[int, float], seconds: float) -> History:
@@ -293,7 +303,7 @@ class _Stack:
         return self.loss.value(self.call("readout", Z), y).flatten(1).sum(dim=1)
 
     @torch.no_grad()
-    def write_back(self) -> None:
+    def write_back(self, parameters: Parameters) -> None:
         for i, model in enumerate(self.models):
-            for name, values in self.parameters.items():
+            for name, values in parameters.items():
                 model.get_parameter(name).copy_(values[i])

@@ -48,7 +48,8 @@ def safeguarded_descent(
     """Full-batch training that keeps the promise of its certificate while the hidden layer learns.
 
     Args:
-        model, X, y: the network (left at its last weights) and its data.
+        model, X, y: the network and its data. Whatever ends the run, the network is left at the weights of
+            the last step that was completed.
         certificate: a proved one of theorem "safeguarded", for these weights and data; made here if None.
         hidden_step: the largest hidden step to try. By default steps are found as the run goes.
         direction: "gradient", or a function from the hidden gradients by name to the directions d to follow,
@@ -125,7 +126,7 @@ def safeguarded_descent(
                 recorder.taken.append(run.step())
                 note(k)
         finally:
-            run.write_to(model)
+            run.good.put_back(model)
     return recorder.history()
 
 
