@@ -29,7 +29,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         os.replace(part, path)
         sync(path.parent)
     except OSError as error:
-        raise OSError(error.errno, f"could not be written ({error.strerror})", str(path)) from error
+        raise OSError(error.errno, f"could not be written ({error.strerror or error})", str(path)) from error
     finally:
         part.unlink(missing_ok=True)
 
