@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
@@ -43,18 +40,8 @@ def write_houses(path: Path, rows: int = 40, seed: int = 0) -> Path:
 
 def assert_same_outcome(run: Path, whole: Path) -> None:
     """Two runs came to the same, bit for bit, but for the time they took."""
-    for name in ("certificate.json", "wellposed.json"):
-        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
-    for name in ("model.safetensors", "preparation.safetensors"):  # whose headers are in no fixed order
-        one, other = load_file(run / name), load_file(whole / name)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one), name
-    for path in (run, whole):
-        assert Run.open(path).state == "finished"
-    one, other = (Run.open(path).metrics.read() for path in (run, whole))
-    for record in (*one, *other):
-        del record["seconds"]
-    np.testing.assert_equal(one, other)
-    one, other = (json.loads((path / "history.json").read_text()) for path in (run, whole))
-    del one["seconds"], other["seconds"]
-    assert one == other
+    one, other = Run.open(run), Run.open(whole)
+    assert one.state == other.state == "finished"
+    assert one.damaged() == other.damaged() == []
+    assert one.status["files"] == other.status["files"]
+    assert {"model.safetensors", "metrics.jsonl", "history.json"} < one.status["files"].keys()

@@ -8,12 +8,14 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cli.commands import SMALL, write_flowers, write_houses
 from equipoise.cli.app import COMMANDS, app
+from equipoise.files import sha256
 from equipoise.runs import Run
 from equipoise.runs import load as load_fitted
 
@@ -168,7 +170,9 @@ def test_certify_refuses_other_data(equipoise, trained, tmp_path):
     config = (run / "config.toml").read_text().replace(str(trained.table), str(tmp_path / "f.csv"))
     write_flowers(tmp_path / "f.csv", seed=8)
     (run / "config.toml").write_text(config)
-    Run(run).finish("finished", results=Run(run).status["results"])  # digests of the changed file
+    sealed = Run(run).status
+    sealed["files"]["config.toml"] = sha256(run / "config.toml")
+    Run(run)._write(sealed)
     result = equipoise("certify", run)
     assert result.exit_code == 3
     assert "must be as it was" in result.stderr
@@ -239,6 +243,49 @@ def test_the_report_is_written_again_from_the_files(equipoise, trained, tmp_path
     assert (result.exit_code, result.stdout.strip()) == (0, str(run / "report.html"))
     assert "<svg" in (run / "report.html").read_text()
     assert equipoise("report", "absent").exit_code == 2
+
+
+def test_a_report_of_altered_findings_says_so(equipoise, trained, tmp_path):
+    run = tmp_path / "a"
+    shutil.copytree(trained.path, run)
+    found = json.loads((run / "findings.json").read_text())
+    found["scores"]["test"]["accuracy"] = 0.9999
+    (run / "findings.json").write_text(json.dumps(found))
+    result = equipoise("report", run)
+    assert result.exit_code == 5
+    assert "findings.json is not shown" in result.stderr
+    page = (run / "report.html").read_text()
+    assert "99.99" not in page
+    assert "have been changed or damaged" in page
+    (run / "run.json").write_text("{}")
+    assert equipoise("report", run).exit_code == 5
+    assert "State unknown" in (run / "report.html").read_text()
+
+
+def test_one_run_that_cannot_be_read_hides_no_other(equipoise, trained, tmp_path):
+    """JSON nested without end, a run of another version, one that never began."""
+    for name in ("good", "deep", "deeper", "future"):
+        shutil.copytree(trained.path, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "deep" / "run.json").write_text("[" * 200_000)
+    (tmp_path / "runs" / "deeper" / "config.toml").write_text("a = " + "[" * 200_000)
+    path = tmp_path / "runs" / "future" / "run.json"
+    path.write_text(path.read_text().replace("equipoise.run.2", "equipoise.run.12").replace("loss", "cost"))
+    told = {Path(r["run"]).name: r for r in json.loads(equipoise("runs", "--json").stdout)}
+    assert {name: r["state"] for name, r in told.items()} == {
+        "good": "finished",
+        "deep": "damaged",
+        "deeper": "damaged",
+        "future": "other version",
+    }
+    assert "equipoise.run.12" in told["future"]["problem"]
+    assert "Use the version that wrote it" in told["future"]["problem"]
+    for command in (("predict", path.parent, trained.table), ("fit", "--resume", path.parent)):
+        refused = equipoise(*command)
+        assert refused.exit_code == 1
+        assert "another version" in refused.stderr
+    for name in ("deep", "deeper"):
+        shutil.rmtree(tmp_path / "runs" / name)
+    assert equipoise("runs").exit_code == 0
 
 
 def test_data_and_claims(equipoise):

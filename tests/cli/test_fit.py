@@ -26,6 +26,7 @@ FILES = {
     "preparation.safetensors",
     "report.html",
     "run.json",
+    "timing.json",
     "wellposed.json",
 }
 

@@ -250,6 +250,7 @@ def test_a_loss_above_its_promise_is_not_hidden(runs, tmp_path):
     history = json.loads((path / "history.json").read_text())
     history["promised"][7] = 1e-9
     (path / "history.json").write_text(json.dumps(history))
+    Run(path).finish("finished")  # sealed as it is now
     drawn = loss(read(path))
     assert "At 1 step it lies above the promise" in drawn.caption
     assert "below the promise" not in drawn.caption
@@ -284,6 +285,7 @@ def test_a_run_on_its_way_is_judged_by_its_gap(runs, tmp_path):
     shifted = [json.dumps({**m, "loss": m["loss"] + rest, "least_loss": rest}) for m in lines]
     (path / "metrics.jsonl").write_text("\n".join(shifted) + "\n")
     (path / "history.json").unlink()
+    Run(path).finish("finished")  # sealed as it is now
     assert "At every step it lies below the promise" in loss(read(path)).caption
 
 
@@ -306,3 +308,30 @@ def test_every_theorem_is_stated():
     assert set(STATEMENTS) == set(THEOREMS)
     assert [s.title for s in used("safeguarded")] == ["Safeguarded descent", "Well-posedness"]
     assert [s.title for s in used(None)] == ["Well-posedness"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("findings.json", "classification"),
+        ("history.json", "classification"),
+        ("fitted.json", "classification"),
+        ("metrics.jsonl", "classification"),
+        ("model.safetensors", "classification"),
+        ("data.json", "killed"),
+        ("config.toml", "killed"),
+    ],
+)
+def test_what_was_altered_is_said_and_not_shown(runs, tmp_path, monkeypatch, name, kind):
+    """White space is enough: no digit of a file that is not what it was may be taken for a finding."""
+    monkeypatch.setattr("equipoise.report.page.gather", lambda record, drawers: [])
+    path = tmp_path / "run"
+    shutil.copytree(runs[kind], path)
+    (path / name).write_bytes((path / name).read_bytes() + b"\n")
+    page = Page(report.write(path).read_text(encoding="utf-8"))
+    assert "Files of this run have been changed or damaged" in header(page)
+    assert f"{name} is damaged" in header(page)
+    assert name in page.words["setup"]
+    if name == "findings.json":
+        assert "Accuracy" not in header(page)
+        assert "of 100 test rows right" not in header(page)

@@ -6,7 +6,7 @@ import errno
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -80,7 +80,8 @@ def command(function: F) -> F:
             if isinstance(error, BrokenPipeError) or kwargs.get("debug"):
                 raise
             failure = explain(error)
-            _show(failure, to_programs=bool(kwargs.get("json")))
+            with suppress(OSError):  # the terminal may be gone
+                _show(failure, to_programs=bool(kwargs.get("json")))
             raise typer.Exit(failure.code) from None
 
     guarded.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
@@ -90,19 +91,23 @@ def command(function: F) -> F:
 def explain(error: BaseException) -> Failure:
     """What to tell the user of an error."""
     from ..data.errors import DataError
-    from ..files import Damaged
-    from ..runs.directory import RunBusy
+    from ..files import Damaged, OtherFormat
+    from ..runs import RunBusy
     from ..solve import EquilibriumError
 
     said = str(error) or type(error).__name__
     if isinstance(error, Failure):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Failure("Interrupted", "Stopped before anything was to be saved.", code=Code.INTERRUPTED)
+        return Failure(
+            "Interrupted", "It was stopped before there was anything to save.", code=Code.INTERRUPTED
+        )
     if isinstance(error, DataError):
         return Failure("The data cannot be used as they are", said, "Nothing was written.", Code.DATA)
     if isinstance(error, Damaged):
         return Failure("The run is damaged", said, code=Code.DAMAGED)
+    if isinstance(error, OtherFormat):
+        return Failure("The run is of another version", said)
     if isinstance(error, RunBusy):
         return Failure("The run is in use", said)
     if isinstance(error, EquilibriumError):

@@ -199,6 +199,7 @@ def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> R
 
 
 def _resume(path: Path, besides: list[str], output: Output, report: bool) -> None:
+    from ..report import write as write_report
     from ..runs import Recipe
     from .stored import open_run, stored_sample
     from .training import train
@@ -211,8 +212,19 @@ def _resume(path: Path, besides: list[str], output: Output, report: bool) -> Non
             Code.USAGE,
         )
     run = open_run(path)
+    if damaged := run.damaged():
+        raise Failure(
+            "The run is damaged",
+            "\n".join(damaged),
+            "Put the files back as they were, from a copy, or begin a new run.",
+            Code.DAMAGED,
+        )
     if run.state == "finished":
         output.say(f"{path} is finished: there is nothing to resume.")
-        output.result({"run": str(path), **run.status})
+        page = path / "report.html"
+        if report and not page.exists():  # the process was killed between the two
+            write_report(run)
+            output.say(f"Its report was missing, and is now at {page}.")
+        output.result({"run": str(path), "report": str(page) if page.exists() else None, **run.status})
         return
     train(run, Recipe.from_dict(run.config["recipe"]), stored_sample(run), output, report, fresh=False)

@@ -182,7 +182,7 @@ def _repeated(run: Run, fitted: Fitted, sample: Sample, output: Output) -> tuple
     """The training once more, as it is on record; refused unless it leads to the weights that are there."""
     from ..explore import departure, last_moment, training_path
     from ..runs import Recipe
-    from ..runs.directory import versions
+    from ..train.environment import changes
     from .watching import Watch
 
     chosen, last = fitted.recipe, last_moment(fitted.history)
@@ -209,8 +209,7 @@ def _repeated(run: Run, fitted: Fitted, sample: Sample, output: Output) -> tuple
         )
     differs = departure(path.fitted.model, fitted.model)
     if not differs <= _AGREES:
-        then, now = run.status["versions"], versions()
-        other = [f"{name} {was}, now {now.get(name)}" for name, was in then.items() if now.get(name) != was]
+        other = [f"{name} {words}" for name, words in changes(run.status["versions"]).items()]
         since = f" Changed since: {'; '.join(other)}." if other else ""
         raise Failure(
             "The training does not repeat itself",

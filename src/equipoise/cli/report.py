@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Debug, Json, Quiet, command
+from .failures import EXIT_CODES, Code, Debug, Ended, Json, Quiet, command
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -26,13 +27,22 @@ def report(
 ) -> None:
     """Write report.html: one file that opens anywhere, without a network.
 
-    It is made from the files of the run alone. What is missing or damaged is said on the page.
+    It is made from the files of the run alone, each checked against its seal. A file that has changed is
+    named on the page and on stderr, nothing of it is shown, and the command exits with 5.
     """
+    from ..files import Damaged
     from ..report import write
+    from ..report.reading import read
     from .output import Output
     from .stored import open_run
 
     output = Output(quiet, json)
-    page = write(open_run(run))
+    with suppress(Damaged):  # which the page says
+        open_run(run)
+    page, damaged = write(run), read(run).damaged
     output.say(str(page))
-    output.result({"report": str(page)})
+    output.result({"report": str(page), "damaged": damaged})
+    for name, why in damaged.items():
+        typer.echo(f"{name} is not shown: {why}", err=True)
+    if damaged:
+        raise Ended(Code.DAMAGED)

@@ -10,7 +10,7 @@ import typer
 from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
-    from ..runs.directory import Listed
+    from ..runs import Listed
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -35,7 +35,7 @@ def runs(
     """List the runs of a directory and compare them. Damaged ones are named, and exit with 5."""
     from rich.text import Text
 
-    from ..runs.directory import list_runs
+    from ..runs import list_runs
     from .output import Output, duration, number, table
 
     keys = {None: 0, "score": -1, "loss": 1, "seconds": 1}
@@ -79,7 +79,7 @@ def runs(
             for run in found
         ]
     )
-    if any(run.problem for run in found):
+    if any(run.damaged for run in found):
         raise Ended(Code.DAMAGED)
 
 
@@ -102,5 +102,6 @@ def _key(run: Listed, name: str, sign: int) -> float:
 def _state(run: Listed) -> Any:
     from rich.text import Text
 
-    colour = {"finished": "green", "running": "cyan", "interrupted": "yellow"}.get(run.state, "red")
-    return Text("damaged" if run.problem else run.state, style="red" if run.problem else colour)
+    colours = {"finished": "green", "running": "cyan", "interrupted": "yellow", "not begun": "yellow"}
+    colour = colours.get(run.state, "red")
+    return Text("damaged" if run.damaged else run.state, style="red" if run.damaged else colour)

@@ -30,7 +30,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
     watch = Watch(total, unit, shown=output.talks)
 
     def record(step: dict[str, Any]) -> None:
-        run.metrics.append(step)
+        run.record(step)
         watch.record(step)
 
     with run.working():
@@ -124,7 +124,12 @@ def _results(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
 
 def _interrupted(run: Run) -> Failure:
     again = f"equipoise fit --resume {run.path}"
-    run.finish("interrupted", "interrupted by the user", f"go on with: {again}", Code.INTERRUPTED)
+    run.finish(
+        "interrupted",
+        "it was asked to stop (Ctrl-C, SIGTERM or SIGHUP)",
+        f"go on with: {again}",
+        Code.INTERRUPTED,
+    )
     at = run.checkpoints.steps()
     saved = f"What was trained is saved, up to step {at[-1]}." if at else "No step was taken yet."
     return Failure("Interrupted", saved, f"Go on with: {again}", Code.INTERRUPTED)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 
 from .output import duration, number
 
+_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows has not
 _LINES = 10  # of progress, where there is no terminal to draw a bar on
 
 
@@ -61,24 +62,33 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Draw the bar; Ctrl-C and SIGTERM are a wish to stop after this step, a second one stops at once."""
+        """Draw the bar; Ctrl-C, SIGTERM and SIGHUP ask to stop after this step, a second one stops at once.
+
+        A hangup takes the terminal away: nothing is drawn after it. Where it is ignored (nohup) it stays so.
+        """
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.interrupted or not self.begun:  # before the first step there is nothing to save
                 raise KeyboardInterrupt
             self.interrupted = True
-            if self.shown:
+            if self.shown and number != _HANGUP:
                 self.bar.console.print("Stopping after this step, to save it. Ctrl-C again stops at once.")
+            self.shown = self.shown and number != _HANGUP
 
         ours = threading.current_thread() is threading.main_thread()  # others may not handle signals
-        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM) if ours}
+        asked = [signal.SIGINT, signal.SIGTERM]
+        if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
+            asked.append(_HANGUP)
+        before = {s: signal.signal(s, stop) for s in asked if ours}
         try:
-            with self.bar:
-                yield
+            self.bar.start()
+            yield
         finally:
+            with suppress(OSError):  # where the terminal is gone there is nothing to clear
+                self.bar.stop()
+                sys.stderr.flush()
             for s, handler in before.items():
                 signal.signal(s, handler)
-            sys.stderr.flush()
 
 
 def _numbers(record: Mapping[str, Any]) -> str:

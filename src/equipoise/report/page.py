@@ -58,7 +58,7 @@ def write(run: Run | str | Path) -> Path:
     path = run.path if isinstance(run, Run) else Path(run)
     page = render(read(path))
     target = path / "report.html"
-    write_atomically(target, page.encode())
+    write_atomically(target, page.encode(errors="xmlcharrefreplace"))
     return target
 
 
@@ -80,7 +80,7 @@ def render(record: Record) -> str:
         title=_title(record),
         lead=_lead(record),
         equation=_family(record)[2],
-        notice=_notice(record),
+        notices=[n for n in (_altered(record), _notice(record)) if n],
         headlines=_headlines(record),
         certificates=_certificates(record),
         training=training,
@@ -189,10 +189,24 @@ def _headlines(record: Record) -> list[tuple[str, str, str]]:
             if not np.isfinite(shrunk[1][-1]):
                 where = f"after {count(int(found[0][-1]), record.clock)}"
             shown.append(("Training loss", number(float(shrunk[1][-1])), where))
-    seconds = record.history.get("seconds") or record.last("seconds")
+    seconds = part(record.status, "results").get("seconds") or record.last("seconds")
     if isinstance(seconds, int | float) and seconds > 0:
         shown.append(("Time", duration(seconds), "of training"))
     return shown
+
+
+def _altered(record: Record) -> dict[str, str] | None:
+    """Which files are not what they were when they were sealed."""
+    altered = {name: why for name, why in record.damaged.items() if name != "run.json"}
+    if not altered:
+        return None
+    return {
+        "title": "Files of this run have been changed or damaged",
+        "reason": "\n".join(altered.values()),
+        "advice": "restore them from a copy and write the report again, or train again.",
+        "means": "Nothing of them is shown. What follows comes from the files that are as they were.",
+        "mark": "grave",
+    }
 
 
 def _notice(record: Record) -> dict[str, str] | None:
@@ -200,7 +214,8 @@ def _notice(record: Record) -> dict[str, str] | None:
     state = record.status.get("state", "")
     if not record.status:
         why = record.damaged.get("run.json", "there is no run.json")
-        return {"title": "State unknown", "reason": f"{why}.", "advice": "", "means": "", "mark": "grave"}
+        means = "The seals of the other files are in run.json: whether those have changed cannot be told."
+        return {"title": "State unknown", "reason": f"{why}.", "advice": "", "means": means, "mark": "grave"}
     reason = str(record.status.get("reason") or record.history.get("stopped") or "")
     advice = str(record.status.get("advice") or "")
     if state == "finished" and not reason:
@@ -339,4 +354,5 @@ def _about_run(record: Record) -> dict[str, Any]:
     said = record.status
     times = {name: moment(str(stamp)) for name, stamp in part(said, "times").items()}
     facts = {"name": record.name, "state": said.get("state"), "exit code": said.get("exit_code")}
-    return facts | {"times resumed": said.get("resumed")} | times
+    changed = {f"changed when resumed: {name}": words for name, words in part(said, "changed").items()}
+    return facts | {"times resumed": said.get("resumed")} | changed | times

@@ -1,8 +1,10 @@
-"""What the files of a run say, and which of them are missing or damaged: nothing else is ever consulted."""
+"""What the files of a run say, and which of them are missing or damaged: nothing else is ever consulted.
+
+A file that has changed since it was sealed is damaged, and nothing of it is taken for what the run found.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..files import read_json
 from ..runs import Run
 from ..theory import Certificate
 
@@ -79,30 +82,30 @@ def read(run: Run | str | Path) -> Record:
         if not (path / name).exists():
             missing.append(name)
             return empty
+        if name in damaged:
+            return empty
         try:
             return reader()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             damaged[name] = str(error)
             return empty
 
     def table(name: str) -> dict[str, Any]:
-        def reader() -> dict[str, Any]:
-            found = json.loads((path / name).read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
-                raise ValueError(f"it must hold a JSON object. Got {type(found).__name__} instead.")
-            return found
-
-        return attempt(name, reader, {})
+        return attempt(name, lambda: read_json(path / name), {})
 
     nothing: Certificate | None = None
 
     def certificate(name: str) -> Certificate | None:
         return attempt(name, lambda: Certificate.load(path / name), nothing)
 
+    empty: dict[str, Any] = {}
+    status = attempt("run.json", lambda: run.status, empty)
+    if status:
+        damaged |= run.alterations()
     return Record(
         name=path.resolve().name,
         config=attempt("config.toml", lambda: run.config, {}),
-        status=attempt("run.json", lambda: run.status, {}),
+        status=status,
         data=table("data.json"),
         metrics=attempt("metrics.jsonl", run.metrics.read, []),
         history=table("history.json"),

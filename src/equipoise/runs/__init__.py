@@ -1,14 +1,16 @@
 """A run is a directory: what was asked, what was measured, what came out; and fit, what most runs do."""
 
-from .directory import Listed, Run, RunBusy, free_directory, list_runs
+from .directory import NotBegun, Run, RunBusy, free_directory
 from .fitting import Fitted, NotProved, fit
 from .keeping import load, save
+from .listing import Listed, list_runs
 from .preparation import Preparation
 from .recipe import Recipe
 
 __all__ = [
     "Fitted",
     "Listed",
+    "NotBegun",
     "NotProved",
     "Preparation",
     "Recipe",

@@ -8,39 +8,57 @@
     model.safetensors, preparation.safetensors, certificate.json, history.json, findings.json, report.html
 
 Every file but `metrics.jsonl` is written whole or not at all; a torn last line of that one is left out.
+
+run.json seals itself and, from the beginning, config.toml and data.json; each checkpoint seals the lines of
+metrics.jsonl before it; when the run ends run.json seals all files. The sealed files hold no times (run.json
+and timing.json do), so that runs that came to the same have the same digests.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
-import shutil
-import time
+import re
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from .. import __version__
-from ..files import Damaged, remove_leftovers, write_atomically
-from ..train.checkpoint import Checkpoints
+from ..files import (
+    Damaged,
+    OtherFormat,
+    digest,
+    make_directory,
+    read_json,
+    remove_leftovers,
+    sha256,
+    write_atomically,
+)
+from ..train.checkpoint import Checkpoints, CheckpointWarning
+from ..train.environment import changes, environment
+from .keeping import FILES
+from .lock import locked
 from .metrics import Metrics
 from .toml import to_toml
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed"]
-KILLED = "the process ended without a word: killed, or the machine went down"
-_FORMAT = "equipoise.run.1"
-_CHANGING = ("run.json", "report.html")  # no digest is kept of these
+KILLED = "the process was killed, or the machine went down: nothing says how the run ended"
+_FORMAT = "equipoise.run.2"
+_BEGINNING = "beginning"  # the state while the first files are written: nothing is lost if it ends there
+_ASKED = ("config.toml", "data.json")
+_SEALED = (*_ASKED, "metrics.jsonl", *FILES, "fitted.json", "findings.json")
 
 
 class RunBusy(RuntimeError):
     """Another process works in the run's directory."""
+
+
+class NotBegun(FileNotFoundError):
+    """A directory of which a run was to be made when the process was killed: it can be used as if empty."""
 
 
 class Run:
@@ -49,7 +67,9 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.metrics = Metrics(self.path / "metrics.jsonl")
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.checkpoints = Checkpoints(self.path / "checkpoints", seal=self._seal_metrics)
+        self._made = False  # whether this object made the directory
+        self._inode: int | None = None  # of the directory, while this object works in it
 
     @property
     def name(self) -> str:
@@ -59,27 +79,35 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], data: Mapping[str, Any]) -> Run:
-        """A new run in an absent or empty directory: `config` is tables of plain values, `data` is JSON."""
-        path = Path(path)
+        """A new run in an absent or empty directory: `config` is tables of plain values, `data` is JSON.
+
+        A directory in which a run was killed before its first files were whole counts as empty.
+        """
+        run = cls(path)
         taken = FileExistsError(
-            f"the directory of a new run must be absent or empty. {path} is not: "
+            f"the directory of a new run must be absent or empty. {run.path} is not: "
             f"name another, or resume the run that is there."
         )
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if run.path.exists() and not unused(run.path):
             raise taken
-        content = to_toml(config), json.dumps(data, indent=1, ensure_ascii=False)
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            (path / ".lock").touch(exist_ok=False)  # of two that come here at once, one goes on
-        except FileExistsError:
-            raise taken from None
-        write_atomically(path / "config.toml", content[0].encode())
-        write_atomically(path / "data.json", content[1].encode())
-        run = cls(path)
-        run._write(
-            {"state": "running", "versions": versions(), "times": {"created": _now()}, "resumed": 0}
-            | {"reason": "", "advice": "", "exit_code": None, "results": {}, "files": {}}
-        )
+        content = to_toml(config).encode(), json.dumps(data, indent=1, ensure_ascii=False).encode()
+        run._made = make_directory(run.path)
+        with locked(run.path) as got:  # of two that come here at once, one goes on
+            if not (got and unused(run.path)):
+                raise taken
+            remove_leftovers(run.path)
+            first = {"state": _BEGINNING, "versions": environment(), "times": {"created": _now()}}
+            try:
+                run._write(first)
+                for name, text in zip(_ASKED, content, strict=True):
+                    write_atomically(run.path / name, text)
+                run._write(
+                    {**first, "state": "running", "reason": "", "advice": "", "exit_code": None, "resumed": 0}
+                    | {"results": {}, "changed": {}, "files": run._digests(_ASKED)}
+                )
+            except BaseException:
+                run.discard()
+                raise
         return run
 
     @classmethod
@@ -91,12 +119,23 @@ class Run:
         if not (path / "run.json").exists():
             raise FileNotFoundError(f"there is no run at {path}: it holds no run.json.")
         run = cls(path)
+        if run._stored()["state"] == _BEGINNING:
+            raise NotBegun(
+                f"there is no run at {path}: the process that was to begin it was killed, or found no room, "
+                f"before the first step. Nothing is lost: begin again, in this directory or another."
+            )
         _ = run.status, run.config, run.data
         return run
 
     def discard(self) -> None:
-        """Remove the run altogether: one that failed before its first step."""
-        shutil.rmtree(self.path)
+        """Remove the files of a run that failed before its first step; the directory too, if this made it."""
+        for name in (*_ASKED, "run.json"):  # the last one says that the others are ours
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # what others have put there stays
+            (self.path / "checkpoints").rmdir()
+        if self._made:
+            with suppress(OSError):
+                self.path.rmdir()
 
     # -- what it says of itself -----------------------------------------------------------------------------
 
@@ -104,12 +143,12 @@ class Run:
     def config(self) -> dict[str, Any]:
         try:
             return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Damaged(f"{self.path / 'config.toml'} cannot be read: {error}") from None
 
     @property
     def data(self) -> dict[str, Any]:
-        return _read_json(self.path / "data.json")
+        return read_json(self.path / "data.json")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -126,63 +165,115 @@ class Run:
 
     def _stored(self) -> dict[str, Any]:
         path = self.path / "run.json"
-        found = _read_json(path)
-        if found.pop("sha256", None) != _digest(found):
+        found = read_json(path)
+        seal, form = found.pop("sha256", None), str(found.get("format"))
+        intact = seal == digest({**found, "format": _FORMAT})  # but perhaps for a bit of the format's number
+        if form != _FORMAT and re.fullmatch(r"equipoise\.run\.\d+", form) and not intact:
+            versions = found.get("versions")
+            wrote = versions.get("equipoise", "") if isinstance(versions, dict) else ""
+            raise OtherFormat(
+                f"{path} is of format {form!r}, written by equipoise {wrote or 'of another version'}; "
+                f"this is equipoise {__version__}, which reads {_FORMAT!r}. Use the version that wrote it, "
+                f"or begin a new run with what its config.toml asks for."
+            )
+        if form != _FORMAT or not intact:
             raise Damaged(f"{path} is damaged: its content does not agree with its SHA-256")
-        if found.get("format") != _FORMAT:
-            raise Damaged(f"{path} must be of format {_FORMAT!r}. Got {found.get('format')!r} instead")
         return found
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        content = {"format": _FORMAT, **content}
-        text = json.dumps({**content, "sha256": _digest(content)}, indent=1, ensure_ascii=False)
+        content = {**content, "format": _FORMAT}
+        text = json.dumps({**content, "sha256": digest(content)}, indent=1, ensure_ascii=False)
         write_atomically(self.path / "run.json", text.encode())
 
+    def _digests(self, names: tuple[str, ...]) -> dict[str, str]:
+        return {name: sha256(self.path / name) for name in sorted(names) if (self.path / name).exists()}
+
     def damaged(self) -> list[str]:
-        """The files that are not what they were when the run ended."""
-        known: dict[str, str] = self._stored()["files"]
-        return [
-            f"{self.path / name} is {'damaged' if (self.path / name).exists() else 'missing'}"
-            for name, digest in known.items()
-            if not (self.path / name).exists() or _sha256(self.path / name) != digest
-        ]
+        """The files that are not what they were when they were sealed."""
+        return list(self.alterations().values())
+
+    def alterations(self) -> dict[str, str]:
+        """By name, what is wrong with the files that are not what they were when they were sealed."""
+        known: dict[str, str] = self._stored().get("files", {})
+        now = self._digests(tuple(known))
+        found = {
+            name: f"{self.path / name} is {'damaged: it has changed since' if name in now else 'missing'}"
+            for name, was in known.items()
+            if now.get(name) != was
+        }
+        if "metrics.jsonl" not in known:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CheckpointWarning)
+                saved = self.checkpoints.latest()
+            if saved is not None and not self.metrics.agrees(saved.seal):
+                path = self.metrics.path
+                found[path.name] = f"{path} is damaged: it is not what it was at step {saved.step}"
+        return found
 
     # -- its work -------------------------------------------------------------------------------------------
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Keep the directory to this process; RunBusy if another one has it. A killed one has not."""
-        (self.path / ".lock").touch()
-        with locked(self.path / ".lock", patience=1.0) as got:
+        """Keep the directory to this process; RunBusy if another one has it. A killed one has not.
+
+        The lock is on the directory itself: no file in it can be removed to let a second writer in.
+        """
+        with locked(self.path, patience=1.0) as got:
             if not got:
                 raise RunBusy(
                     f"another process works in {self.path}: wait for it, or name another directory."
                 )
-            remove_leftovers(self.path)
-            yield
+            self._inode = os.stat(self.path).st_ino
+            try:
+                remove_leftovers(self.path)
+                yield
+            finally:
+                self._inode = None
 
     @property
     def busy(self) -> bool:
         """Whether a process works in it now."""
-        if not (self.path / ".lock").exists():
-            return False
-        with locked(self.path / ".lock") as got:
+        with locked(self.path) as got:
             return not got
+
+    def record(self, measured: Mapping[str, Any]) -> None:
+        """Add a line to what was measured; how long it took is not a result, and is left out."""
+        self._check_place()
+        self.metrics.append({name: value for name, value in measured.items() if name != "seconds"})
+
+    def _seal_metrics(self) -> dict[str, Any]:
+        self._check_place()
+        return self.metrics.seal()
+
+    def _check_place(self) -> None:
+        """A directory that was removed and made again belongs to whoever made it."""
+        if self._inode is not None and (not self.path.is_dir() or os.stat(self.path).st_ino != self._inode):
+            raise RunBusy(
+                f"{self.path} was removed or replaced while this run was writing to it: the run stops here, "
+                f"and leaves what is there now alone."
+            )
 
     def resume(self) -> None:
         """Say that the run goes on, and leave out what was measured after its last checkpoint."""
-        latest = self.checkpoints.latest()
-        self.metrics.truncate(-1 if latest is None else latest.step)
-        stored = self._stored()
+        if damaged := self.damaged():
+            raise Damaged("; ".join(damaged))
+        latest, stored = self.checkpoints.latest(), self._stored()
         stored["times"].pop("ended", None)
         again: dict[str, Any] = {
             "state": "running",
             "reason": "",
             "advice": "",
             "exit_code": None,
-            "files": {},
+            "files": {name: stored["files"][name] for name in _ASKED},
+            "resumed": stored["resumed"] + 1,
         }
-        self._write(stored | again | {"resumed": stored["resumed"] + 1})
+        if latest is None:  # all is computed here and now
+            again |= {"versions": environment(), "changed": {}}
+        else:
+            again["changed"] = stored["changed"] | changes(stored["versions"])
+        self._write(stored | again)
+        self.metrics.truncate(None if latest is None else latest.seal)
+        (self.path / "report.html").unlink(missing_ok=True)  # of the run as it was
 
     def finish(
         self,
@@ -198,44 +289,22 @@ class Run:
             raise ValueError(f"a run ends as one of {ends}. Got {state!r} instead.")
         stored = self._stored()
         stored["times"]["ended"] = _now()
-        files = sorted(p for p in self.path.iterdir() if p.is_file() and not p.name.startswith("."))
         said = {"state": state, "reason": reason, "advice": advice, "exit_code": exit_code}
-        digests = {p.name: _sha256(p) for p in files if p.name not in _CHANGING}
-        self._write(stored | said | {"results": dict(results or {}), "files": digests})
+        asked = {name: was for name, was in stored["files"].items() if name in _ASKED}  # sealed once for all
+        files = self._digests(_SEALED) | asked
+        self._write(stored | said | {"results": dict(results or {}), "files": files})
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A run in a list: `problem` says why one cannot be read."""
-
-    path: Path
-    state: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    status: dict[str, Any] = field(default_factory=dict)
-    problem: str = ""
-
-
-def list_runs(root: str | Path) -> list[Listed]:
-    """The runs directly in `root`, the oldest first; damaged ones are among them and say what is wrong."""
-    root = Path(root)
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root} is no directory of runs.")
-    inside = (p for p in root.iterdir() if p.is_dir())
-    found = [_listed(p) for p in sorted(inside) if (p / "run.json").exists() or (p / "config.toml").exists()]
-    return sorted(found, key=lambda run: run.status.get("times", {}).get("created", ""))
-
-
-def _listed(path: Path) -> Listed:
-    try:
-        run = Run.open(path)
-        status = run.status
-        problems = run.damaged()
-        return Listed(path, status["state"], run.config, run.data, status, "; ".join(problems))
-    except (OSError, ValueError) as error:
-        return Listed(path, "damaged", problem=str(error))
-    except KeyError as error:
-        return Listed(path, "damaged", problem=f"run.json has no {error}")
+def unused(path: Path) -> bool:
+    """Whether a new run may begin in this directory: it is empty, or one was killed there before it began."""
+    if not path.is_dir():
+        return False
+    names = {p.name for p in path.iterdir() if not re.fullmatch(r"\..*\.\d+\.part", p.name)}
+    if "run.json" not in names or not names <= {"run.json", *_ASKED}:
+        return not names
+    with suppress(ValueError):
+        return bool(Run(path)._stored()["state"] == _BEGINNING)
+    return False
 
 
 def free_directory(root: str | Path, stem: str) -> Path:
@@ -244,59 +313,6 @@ def free_directory(root: str | Path, stem: str) -> Path:
     while (path := Path(root) / f"{stem}-{number}").exists():
         number += 1
     return path
-
-
-def versions() -> dict[str, str]:
-    """Of all that decides the numbers of a run."""
-    packages = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")}
-    return {
-        "equipoise": __version__,
-        **packages,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-    }
-
-
-@contextmanager
-def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
-    """Whether this process has the lock, which the system takes back from a killed one."""
-    if os.name != "posix":
-        yield True
-        return
-    import fcntl
-
-    deadline = time.monotonic() + patience  # one who only looks holds it for a moment
-    with path.open("rb") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    yield False
-                    return
-                time.sleep(0.05)
-            else:
-                yield True
-                return
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise Damaged(f"{path} must hold a JSON object. Got {type(found).__name__} instead")
-    return found
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _now() -> str:

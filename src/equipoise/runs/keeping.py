@@ -5,20 +5,21 @@ preparation.safetensors   how raw rows become inputs, and outputs answers
 certificate.json          of the training; of well-posedness alone where training was free
 wellposed.json            of the weights at the end
 history.json              what was measured
+timing.json               how long it took, which is not sealed: the same fit need not take the same time
 fitted.json               recipe, validation, why it stopped, and the digests of the others
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files import write_atomically
+from ..files import Damaged, digest, make_directory, read_json, sha256, write_atomically
 from ..history import History
 from ..models.affine import AffineFamily
 from ..models.saving import load as load_model
@@ -34,13 +35,15 @@ _FORMAT = "equipoise.fitted.1"
 def save(fitted: Fitted, directory: str | Path) -> None:
     """Write every file whole or not at all; `fitted.json`, written last, makes them count."""
     at = Path(directory)
-    at.mkdir(parents=True, exist_ok=True)
+    make_directory(at)
     fitted.model.save(at / "model.safetensors")
     fitted.preparation.save(at / "preparation.safetensors")
     (fitted.certificate or fitted.wellposed).save(at / "certificate.json")
     fitted.wellposed.save(at / "wellposed.json")
-    history = json.dumps(_plain(fitted.history.to_dict()), indent=1, allow_nan=False)
-    write_atomically(at / "history.json", history.encode())
+    history = _plain(fitted.history.to_dict())
+    timing = {"seconds": history.pop("seconds")}
+    for name, content in (("history.json", history), ("timing.json", timing)):
+        write_atomically(at / name, json.dumps(content, indent=1, allow_nan=False).encode())
     known = {
         "format": _FORMAT,
         "recipe": fitted.recipe.to_dict(),
@@ -48,9 +51,9 @@ def save(fitted: Fitted, directory: str | Path) -> None:
         "validation": _plain(fitted.validation),
         "stopped": fitted.stopped,
         "advice": fitted.advice,
-        "files": {name: _digest((at / name).read_bytes()) for name in FILES},
+        "files": {name: sha256(at / name) for name in FILES},
     }
-    sealed = {**known, "sha256": _digest(_canonical(known))}
+    sealed = {**known, "sha256": digest(known)}
     write_atomically(at / "fitted.json", json.dumps(sealed, indent=1, allow_nan=False).encode())
 
 
@@ -61,8 +64,8 @@ def load(directory: str | Path) -> Fitted:
     for name in FILES:
         if not (at / name).exists():
             raise FileNotFoundError(f"{at / name} is missing: {at} does not hold a whole fitted network.")
-        if _digest((at / name).read_bytes()) != known["files"].get(name):
-            raise ValueError(f"{at / name} is damaged or of another fit: its SHA-256 is not in fitted.json.")
+        if sha256(at / name) != known["files"].get(name):
+            raise Damaged(f"{at / name} is damaged or of another fit: its SHA-256 is not in fitted.json.")
     model = load_model(at / "model.safetensors")
     assert isinstance(model, AffineFamily)
     return Fitted(
@@ -70,7 +73,7 @@ def load(directory: str | Path) -> Fitted:
         preparation=Preparation.load(at / "preparation.safetensors"),
         certificate=Certificate.load(at / "certificate.json") if known["certified"] else None,
         wellposed=Certificate.load(at / "wellposed.json"),
-        history=_history(json.loads((at / "history.json").read_text(encoding="utf-8"))),
+        history=_history(read_json(at / "history.json") | _timing(at / "timing.json")),
         recipe=Recipe.from_dict(known["recipe"]),
         validation=known["validation"],
         stopped=known["stopped"],
@@ -81,16 +84,21 @@ def load(directory: str | Path) -> Fitted:
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: {path.parent} does not hold a fitted network.")
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        digest = known.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}.") from None
+    known = read_json(path)
+    seal = known.pop("sha256", None)
     if known.get("format") != _FORMAT:
         raise ValueError(f"{path} must be of format {_FORMAT!r}. Got {known.get('format')!r} instead.")
-    if digest != _digest(_canonical(known)):
-        raise ValueError(f"{path} is damaged: it does not hold what its SHA-256 says.")
-    return dict(known)
+    if seal != digest(known):
+        raise Damaged(f"{path} is damaged: it does not hold what its SHA-256 says.")
+    return known
+
+
+def _timing(path: Path) -> dict[str, float]:
+    """How long it took, where that is known."""
+    with suppress(Damaged):
+        seconds = read_json(path).get("seconds")
+        return {"seconds": float(seconds)} if isinstance(seconds, int | float) else {}
+    return {}
 
 
 def _history(found: dict[str, Any]) -> History:
@@ -127,11 +135,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True).encode()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

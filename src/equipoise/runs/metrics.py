@@ -1,7 +1,12 @@
-"""metrics.jsonl: what was measured, one JSON object a line, appended as the run goes."""
+"""metrics.jsonl: what was measured, one JSON object a line, appended as the run goes.
+
+A file that grows has no seal of its own. Each checkpoint holds one of the lines before it: what follows is
+computed again when the run is resumed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -9,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import Damaged, write_atomically
+from ..files import parse_json, sync
 
 
 class Metrics:
@@ -41,13 +46,29 @@ class Metrics:
         *lines, _ = self.path.read_bytes().split(b"\n")
         return [self._parse(number, line) for number, line in enumerate(lines, 1)]
 
-    def truncate(self, step: int) -> None:
-        """Leave out the records after this step (or epoch)."""
-        records = self.read()
-        kept = [r for r in records if r.get("step", r.get("epoch", math.inf)) <= step]
-        if len(kept) < len(records):
-            text = "".join(json.dumps(_finite(r), ensure_ascii=False) + "\n" for r in kept)
-            write_atomically(self.path, text.encode())
+    def seal(self) -> dict[str, Any]:
+        """Length and SHA-256 of all whole lines, which have reached the disk."""
+        if not self.path.exists():
+            return {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+        with open(self.path, "rb+") as file:
+            os.fsync(file.fileno())
+            content = file.read(self._whole())
+        sync(self.path.parent)
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    def agrees(self, seal: Mapping[str, Any] | None) -> bool:
+        """Whether the file still begins with the lines that were sealed; None seals no line."""
+        if seal is None or seal["bytes"] == 0:
+            return True
+        content = self.path.read_bytes()[: seal["bytes"]] if self.path.exists() else b""
+        return len(content) == seal["bytes"] and hashlib.sha256(content).hexdigest() == seal["sha256"]
+
+    def truncate(self, seal: Mapping[str, Any] | None) -> None:
+        """Leave out the lines after those that were sealed."""
+        if self.path.exists():
+            with open(self.path, "rb+") as file:
+                file.truncate(0 if seal is None else seal["bytes"])
+                os.fsync(file.fileno())
 
     def _whole(self) -> int:
         """The length of the file up to the end of its last whole line."""
@@ -65,12 +86,7 @@ class Metrics:
         return 0
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise Damaged(f"{self.path}: line {number} is no JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise Damaged(f"{self.path}: line {number} must hold a JSON object")
+        record = parse_json(line, f"{self.path}: line {number}")
         return {key: math.nan if value is None else value for key, value in record.items()}
 
 

@@ -3,6 +3,9 @@
 A checkpoint is a pair of files, `step-00000120.safetensors` and `step-00000120.json`. The second is written
 last and holds the SHA-256 of the first and of itself: a pair that a kill, a full disk or a flipped bit has
 spoiled is recognised, named, and the one before it used. Nothing is ever unpickled.
+
+It also says what it was computed with. A run that goes on with another number of threads, another processor
+or other versions is the same run, and may differ in the last bits: a CheckpointWarning says so.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +23,16 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..files import Damaged, make_directory, remove_leftovers, write_atomically
+from ..files import Damaged, OtherFormat, make_directory, remove_leftovers, write_atomically
+from .environment import changes, environment
 
-_FORMAT = "equipoise.checkpoint.1"
+_FORMAT = "equipoise.checkpoint.2"
 _NAME = re.compile(r"step-(\d{8,})\.(?:safetensors|json)")
 _SEALED = '{{"sha256": "{digest}", "checkpoint": {content}}}\n'
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged or was not finished being written."""
+    """A checkpoint is damaged, was not finished being written, or was computed otherwise than it goes on."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,21 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
     path: Path  # of the JSON file
+    seal: dict[str, Any]  # of the files beside, as they were then
 
 
 class Checkpoints:
-    """A directory of checkpoints, of which the last `keep` are kept. It has one writer at a time."""
+    """A directory of checkpoints, of which the last `keep` are kept. It has one writer at a time.
 
-    def __init__(self, directory: str | Path, keep: int = 2) -> None:
+    Each holds what `seal` returns when it is saved: hashes of files beside it that have no seal themselves.
+    """
+
+    def __init__(
+        self, directory: str | Path, keep: int = 2, seal: Callable[[], dict[str, Any]] = dict
+    ) -> None:
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
             raise ValueError(f"keep must be an integer ≥ 1. Got {keep!r} instead.")
-        self.directory, self.keep = Path(directory), keep
+        self.directory, self.keep, self.seal = Path(directory), keep, seal
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
         """Write a checkpoint, and only then remove the oldest.
@@ -68,6 +78,8 @@ class Checkpoints:
             "step": step,
             "tensors": hashlib.sha256(content).hexdigest(),
             "layouts": layouts,
+            "environment": environment(),
+            "seal": self.seal(),
             "facts": dict(facts),
         }
         sealed = _seal(json.dumps(known))
@@ -92,7 +104,7 @@ class Checkpoints:
         return sorted({int(match[1]) for match in found if match})
 
     def latest(self) -> Checkpoint | None:
-        """The newest that is intact, or None; each newer one is named in a CheckpointWarning."""
+        """The newest that is intact, or None; a CheckpointWarning names each newer one."""
         return next(self._intact(), None)
 
     def _intact(self) -> Iterator[Checkpoint]:
@@ -113,7 +125,10 @@ class Checkpoints:
             raise Damaged(f"{path} stands alone: {beside.name} is missing")
         known = _unseal(path)
         if known.get("format") != _FORMAT:
-            raise Damaged(f"{path} must be of format {_FORMAT!r}. Got {known.get('format')!r} instead")
+            raise OtherFormat(
+                f"{path} is of format {known.get('format')!r}; this version of equipoise reads {_FORMAT!r}. "
+                f"Go on with the version that wrote it, or begin a new run."
+            )
         if known["step"] != step:
             raise Damaged(f"{path} holds step {known['step']} instead of {step}")
         content = beside.read_bytes()
@@ -127,7 +142,15 @@ class Checkpoints:
             t = t.clone()  # aligned as torch aligns
             order = known["layouts"].get(name)
             tensors[name] = t if order is None else t.permute([order.index(i) for i in range(t.ndim)])
-        return Checkpoint(step, tensors, known["facts"], path)
+        if changed := changes(known["environment"]):
+            said = "; ".join(f"{name}: {words}" for name, words in changed.items())
+            warnings.warn(
+                f"{path} was computed otherwise ({said}). The run goes on, and its last bits may differ from "
+                f"those of a run that was never interrupted.",
+                CheckpointWarning,
+                stacklevel=5,
+            )
+        return Checkpoint(step, tensors, known["facts"], path, known["seal"])
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}.json"
