@@ -82,6 +82,7 @@ def test_one_seed_is_one_network(equipoise, tmp_path):
         assert (
             equipoise("fit", table, *SMALL, "--seed", seed, "--out", out, "-q", "--no-report").exit_code == 0
         )
+    assert Run.open("a").status["files"] == Run.open("b").status["files"]
     a, b, c = (load_file(tmp_path / out / "model.safetensors") for out in "abc")
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not torch.equal(a["W"], c["W"])
@@ -261,6 +262,22 @@ def test_a_certificate_that_cannot_be_proved_leaves_nothing_behind(equipoise, tm
     assert "slack" in result.stderr
     assert visible(tmp_path) <= {"h.csv", "runs"}
     assert not list((tmp_path / "runs").iterdir()) if (tmp_path / "runs").exists() else True
+
+
+def test_a_directory_that_was_there_outlasts_a_fit_that_failed(equipoise, tmp_path):
+    table = write_houses(tmp_path / "h.csv", rows=60)
+    (tmp_path / "mine").mkdir()
+    for out, stays in (("mine", True), ("made", False)):
+        result = equipoise("fit", table, "--width", "8", "--slack", "0", "--steps", "3", "--out", out)
+        assert result.exit_code == 1
+        assert (tmp_path / out).exists() == stays
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_all_files_of_a_run_have_one_mode(trained):
+    files = [p for p in trained.path.rglob("*") if p.is_file()]
+    assert len(files) > 12
+    assert len({p.stat().st_mode for p in files}) == 1
 
 
 def test_warnings_are_told_and_kept(equipoise, tmp_path):

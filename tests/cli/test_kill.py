@@ -75,14 +75,19 @@ def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch):
     assert_same_outcome(tmp_path / "a", whole)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, whole):
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_wish_to_stop_saves_and_says_how_to_go_on(tmp_path, whole, number):
     process = start_signalled(
         *(FIT, whole.parent / "f.csv", *LONG[:-1], "--out", "a"),
-        number=signal.SIGINT, at=5, within=tmp_path / "a", name="metrics.jsonl", cwd=tmp_path,
+        number=number, at=5, within=tmp_path / "a", name="metrics.jsonl", cwd=tmp_path,
     )  # fmt: skip
     said = " ".join(finish(process).replace("│", " ").split())
     assert process.returncode == 130
-    assert "Stopping after this step, to save it" in said
+    assert ("Stopping after this step, to save it" in said) == (
+        number != signal.SIGHUP
+    )  # the terminal is gone
     assert "Go on with: equipoise fit --resume a" in said
     run = Run.open(tmp_path / "a")
     assert run.state == "interrupted"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
 from cli.commands import SMALL, assert_same_outcome, write_flowers
 from equipoise.runs import Run
 from equipoise.runs import fitting as fitting_module
@@ -58,6 +60,51 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(equipoise, tra
     assert result.exit_code == 0
     assert "step-00000006.safetensors is damaged" in "".join(result.stderr.split("\n")).replace("  ", " ")
     assert_same_outcome(tmp_path / "a", trained.path)
+
+
+def test_a_run_killed_before_its_report_gets_one_when_resumed(equipoise, trained, tmp_path, monkeypatch):
+    def killed(run):
+        raise SystemExit
+
+    monkeypatch.setattr("equipoise.cli.training.write_report", killed)
+    equipoise("fit", trained.table, *SMALL, "--out", "a")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert Run.open("a").state == "finished"
+    assert not (tmp_path / "a" / "report.html").exists()
+    assert equipoise("fit", "--resume", "a", "--no-report").exit_code == 0
+    assert not (tmp_path / "a" / "report.html").exists()
+    result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 0
+    assert "Its report was missing" in result.stdout
+    assert "flowers.csv" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_other_threads_are_said_and_recorded(equipoise, trained, tmp_path, monkeypatch):
+    interrupted_at(3, monkeypatch)
+    assert equipoise("fit", trained.table, *SMALL, "--out", "a", "--no-report").exit_code == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 77)
+    result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 0
+    assert "its last bits may differ" in " ".join(result.stderr.split())
+    assert "now 77" in Run.open("a").status["changed"]["threads"]
+    assert "changed when resumed: threads" in (tmp_path / "a" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["config.toml", "data.json", "metrics.jsonl"])
+def test_a_run_whose_files_were_altered_is_not_resumed(equipoise, trained, tmp_path, monkeypatch, name):
+    interrupted_at(3, monkeypatch)
+    assert equipoise("fit", trained.table, *SMALL, "--out", "a", "--no-report").exit_code == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a" / name
+    path.write_text(path.read_text().replace("6", "7", 1))
+    result = equipoise("fit", "--resume", "a")
+    assert result.exit_code == 5
+    assert f"{name}isdamaged" in "".join(result.stderr.replace("│", "").split())
+    assert "from a copy" in result.stderr
 
 
 def test_changed_data_are_not_resumed_on(equipoise, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from equipoise.papers import catalogue, experiments, runner
 from equipoise.papers.experiments import Context, Settings, Silent
 from equipoise.papers.gallery import read_results
 from equipoise.papers.runner import reproduce, run_one
-from equipoise.runs.directory import locked
+from equipoise.runs.lock import locked
 
 TINY = Settings("tiny", ("digits",))
 NAMES = ["gao2022.fig1", "gao2022.fig4", "ling2023.theorem4"]  # the first two share their units
