@@ -17,6 +17,7 @@ from ..solve import Solution, Solver, Stop
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision, checked_chain
 from ..solve.failure import OnFailure, Policy
+from ..solve.norms import row_distances, row_norms
 from ..solve.problem import Layout, make_map
 from ..solve.solution import EquilibriumError, State, Status
 from .cell import CellEquation, advance_parametrisations, draw_masks, refuse_unsteady
@@ -237,8 +238,7 @@ class Equilibrium(nn.Module):
             return True
         with torch.no_grad():
             one, two = (equation(z, *equation.tensors) for _ in range(2))
-        gap = (one - two).norm(dim=1)
-        return not bool((gap > 1e-3 * one.norm(dim=1)).any())
+        return not bool((row_distances(one, two) > 1e-3 * row_norms(one)).any())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": Record()}

@@ -30,6 +30,7 @@ from ..solve import (
     fixed_point,
 )
 from ..solve.driver import Precision
+from ..solve.norms import row_distances, row_norms
 from ..solve.problem import Layout, Map, make_map
 from .affine import AffineFamily
 from .equilibrium import Equilibrium
@@ -187,13 +188,13 @@ class Problem:
         f, pull = self.map(), self._transposed(z)
         radius = estimate_spectral_radius(push, z, steps=40, generator=generator).value
         square = estimate_lambda_max(lambda v: pull(push(v)), z, steps=20, generator=generator).value
-        size = z.norm(dim=1, keepdim=True) / z.shape[1] ** 0.5
+        size = row_norms(z)[:, None] / z.shape[1] ** 0.5
         size = torch.where(size > 0, size, 1.0)
         stretch = 0.0
         for i in range(_PAIRS):
             noise = torch.randn(2, *z.shape, generator=generator, dtype=z.dtype, device=z.device)
             a, b = z + (1.0 if i % 2 else 0.1) * size * noise  # far apart, and near
-            ratio = (f(a) - f(b)).norm(dim=1) / (a - b).norm(dim=1)
+            ratio = row_distances(f(a), f(b)) / row_distances(a, b)
             stretch = max(stretch, float(ratio.nan_to_num(nan=math.inf).max()))
         return radius, math.sqrt(max(square, 0.0)), stretch
 

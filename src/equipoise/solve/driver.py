@@ -170,7 +170,7 @@ def verify(
     *,
     stop: Stop | None = None,
 ) -> Solution:
-    """Judge a state without moving it: one evaluation, the true residual of each sample and its status."""
+    """Judge a state by one evaluation: true residuals, relative to ‖f(z)‖ alone, and a status a sample."""
     problem = make_map(f, z, args, shared)
     with torch.no_grad():
         flat = problem.layout.flat(z)

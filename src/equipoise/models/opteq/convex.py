@@ -19,6 +19,7 @@ from scipy.optimize import lsq_linear, nnls
 from torch import Tensor
 
 from ...solve import Activation
+from ...solve.norms import row_norms
 from .activations import potential
 
 _NEWTON_STEPS = 200
@@ -69,7 +70,7 @@ class Phi:
             value = self._relu_value(z)
         else:
             y, residual = self._solve(0.0, z)
-            inside = residual <= _FEASIBLE * (z.norm(dim=1) + self.size)
+            inside = residual <= _FEASIBLE * (row_norms(z) + self.size)
             value = (y * z).sum(dim=1) - self.psi(y) - z.square().sum(dim=1) / 2
             value = torch.where(inside, value, math.inf)
         outside = value.isinf()
@@ -81,14 +82,14 @@ class Phi:
     def _value_nearby(self, t: float, z: Tensor) -> Tensor:
         """φ(p), p = prox_{tφ}(z); ∞ where ‖z − p‖ > 4t, relative to z and c."""
         y, residual = self._solve(t, z)
-        scale = z.norm(dim=1) + self.size
-        near = (residual <= _FEASIBLE * scale) & ((z - self.map(y)).norm(dim=1) <= 4 * t * scale)
+        scale = row_norms(z) + self.size
+        near = (residual <= _FEASIBLE * scale) & (row_norms(z - self.map(y)) <= 4 * t * scale)
         return torch.where(near, self.at_image(y), math.inf)
 
     @property
     def size(self) -> Tensor:
         """μ⁻¹‖W‖‖σ(c)‖ ≥ ‖f(0)‖, (N,): with ‖x‖, what rounding errors and tolerances are relative to."""
-        return torch.linalg.norm(self.W) * self.activation(self.c).norm(dim=1) / self.mu
+        return torch.linalg.norm(self.W) * row_norms(self.activation(self.c)) / self.mu
 
     def prox(self, t: float, x: Tensor) -> Tensor:
         """prox_{tφ}(x), (N, m), 0 < t ≤ 1."""
@@ -114,7 +115,7 @@ class Phi:
         if not 0 < t <= 1:
             raise ValueError(f"t must lie in (0, 1]. Got {t} instead.")
         y, residual = self._solve(t, x)
-        far = residual > 1e-9 * (x.norm(dim=1) + self.size)
+        far = residual > 1e-9 * (row_norms(x) + self.size)
         if bool(far.any()):
             row = int(torch.nonzero(far)[0])
             raise RuntimeError(
@@ -128,8 +129,8 @@ class Phi:
         eye = torch.eye(self.W.shape[1], dtype=x.dtype, device=x.device)
         y = x.clone()
         gap = self._gradient(t, y, x)
-        size = gap.norm(dim=1)
-        scale = x.norm(dim=1) + self.size
+        size = row_norms(gap)
+        scale = row_norms(x) + self.size
         goal = 4 * torch.finfo(x.dtype).eps * scale
         for _ in range(_NEWTON_STEPS):
             open_rows = size > goal
@@ -143,7 +144,7 @@ class Phi:
             waiting = open_rows.clone()
             for halving in range(30):
                 trial = y - 0.5**halving * step
-                rest = self._gradient(t, trial, x).norm(dim=1)
+                rest = row_norms(self._gradient(t, trial, x))
                 lower = self._merit(t, trial, x) < merit - 1e-4 * 0.5**halving * (step * gap).sum(dim=1)
                 good = waiting & ((rest < 0.5 * size) | (lower & (rest < 10 * size)) | (rest <= goal))
                 best = torch.where(good[:, None], trial, best)

@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from ...solve import Stop
+from ...solve.norms import row_norms
 from ..affine import refuse_nonfinite
 from .convex import Phi, QuadraticProgramme
 from .family import ProximalFamily
@@ -331,12 +332,12 @@ def _polished(z: Tensor, scale: Tensor, slope: Rows, curvature: Rows) -> Tensor:
     eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
     gradient = slope(z)
     for _ in range(_POLISH):
-        size = gradient.norm(dim=1)
+        size = row_norms(gradient)
         trial = z - torch.linalg.lstsq(
             curvature(z) + (size / scale)[:, None, None] * eye, gradient[..., None]
         ).solution.squeeze(-1)
         rest = slope(trial)
-        better = rest.norm(dim=1) < size
+        better = row_norms(rest) < size
         if not bool(better.any()):
             break
         z = torch.where(better[:, None], trial, z)
