@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.linalg import Estimate, Interval, maximum, minimum
+from equipoise.linalg.rounding import _make
 
 flint = pytest.importorskip("flint")
 
@@ -37,6 +38,7 @@ def sharp(interval, ulps):
 def test_sums_and_differences_are_directed_roundings(a, b):
     for x, exact in (
         (Interval(a) + b, Fraction(a) + Fraction(b)),
+        (a + Interval(b), Fraction(a) + Fraction(b)),
         (a - Interval(b), Fraction(a) - Fraction(b)),
     ):
         assert holds(x, exact)
@@ -161,6 +163,37 @@ def test_division_by_zero_and_nan_leave_nothing_known():
     assert Interval(-2, -1) ** 0.5 == Interval(0, 1) ** -2 == ENTIRE
     assert not ENTIRE.certainly_lt(math.inf)
     assert not Interval(math.nan).certainly_ge(-math.inf)
+
+
+def test_nan_at_one_end_leaves_nothing_known_at_the_other():
+    for ends in ((1.0, math.nan), (math.nan, 1.0)):
+        assert _make(*ends) == Interval(-math.inf, math.inf)
+
+
+def test_an_interval_of_intervals_holds_their_members_and_its_ends_are_members():
+    x, y = Interval(1.0, 2.0), Interval(3.0, 4.0)
+    assert Interval(x) == x
+    assert Interval(x, y) == Interval(1.0, 4.0)
+    assert Interval.within(x) == Interval(-2.0, 2.0)
+    for end, beyond in ((1.0, -math.inf), (2.0, math.inf)):
+        assert end in x
+        assert math.nextafter(end, beyond) not in x
+
+
+@pytest.mark.parametrize("a", [1e-300, -1e-300, 5e-324, -5e-324])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_is_below_every_float_keeps_its_sign(a, sign):
+    for x in (Interval(a) / (sign * 1e300), Interval(a) * (sign * 1e-300)):
+        assert x == (Interval(0.0, 5e-324) if a * sign > 0 else Interval(-5e-324, 0.0))
+
+
+def test_logarithms_know_their_domain_and_are_sharp_in_it():
+    for at in (-0.5, 0.5, 3.0):
+        assert sharp(Interval(at).log1p(), 9)
+        assert sharp(Interval(1 + at).log(), 9)
+    for beyond in (Interval(-2.0, -1.0).log1p(), Interval(-1.0, 0.0).log()):
+        assert beyond == Interval(-math.inf, math.inf)
+    assert Interval(-2.0, 0.5).log1p().lo == -math.inf
 
 
 def test_overflow_opens_an_interval_and_never_closes_one():

@@ -35,6 +35,7 @@ def test_the_list_names_every_experiment():
 
 def test_it_runs_writes_a_gallery_and_does_not_compute_twice(tmp_path):
     asked = ("kawaguchi2021.appendixB", "ling2023.theorem4", "--scale", "tiny", "--out", tmp_path)
+    asked += ("--jobs", "1")  # workers have their own tests, and take long to come up
     result = call(*asked, "--json")
     assert result.exit_code == 0, result.output
     assert {row["key"]: row["verdict"] for row in json.loads(result.stdout)} == {

@@ -155,8 +155,16 @@ def coordinate(model):
     return (model.W if isinstance(model, eq.GaussianReLU) else model.A).detach()
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("readout", READOUTS)
+# Every shape with either readout and either number of outputs; all their pairs are slow.
+@pytest.mark.parametrize(
+    ("readout", "outputs"),
+    [
+        ("gradient", 1),
+        ("gauss-newton", 3),
+        pytest.param("gradient", 3, marks=pytest.mark.slow),
+        pytest.param("gauss-newton", 1, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("family", "N", "width", "slack"), SHAPES)
 def test_every_inequality_of_the_proof_holds_along_a_run(family, N, width, slack, readout, outputs):
     model, X, y = instance(family, N, width, outputs)
@@ -197,11 +205,11 @@ def test_every_inequality_of_the_proof_holds_along_a_run(family, N, width, slack
 def test_gradient_descent_keeps_the_promise(family, N, width, slack, readout):
     model, X, y = instance(family, N, width)
     certificate = eq.certify(model, X, y, theorem="two_timescale", readout=readout, slack=slack)
-    history = eq.gradient_descent(model, X, y, steps=100, step_size=certificate)
+    history = eq.gradient_descent(model, X, y, steps=50, step_size=certificate)
     if certificate.constants["least"]:
         history = replace(history, least_loss=certificate.constants["least"])
     assert history.violations() == []
-    assert history.loss[100] < history.loss[0]
+    assert history.loss[50] < history.loss[0]
 
 
 def test_13_the_gauss_newton_readout_moves_as_far_as_its_bound_says():
