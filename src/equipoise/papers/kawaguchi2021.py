@@ -203,7 +203,7 @@ def _deep(context: Context, bias: bool) -> Measured:
     size = {
         **_size(context),
         "epochs": context.pick(tiny=1, small=30, medium=500, paper=5000),
-        "trials": len(context.seeds(tiny=1, small=2, medium=3, paper=5)),
+        "trials": len(context.seeds(tiny=1, small=3, medium=3, paper=5)),
         "rates": context.pick(tiny=RATES[2:3], small=RATES[::2], paper=RATES),
     }
     depths = context.pick(tiny=(10,), small=(10, 100, 200))
@@ -239,7 +239,7 @@ def fig8(context: Context) -> Measured:
         "train_rows": context.pick(tiny=70, small=2000, medium=6000, paper=60000),
         "test_rows": context.pick(tiny=20, small=1000, medium=2000, paper=26032),
         "epochs": context.pick(tiny=1, small=8, medium=30, paper=100),
-        "trials": len(context.seeds(tiny=1, small=2, medium=3)),
+        "trials": len(context.seeds(tiny=1, small=3)),
         "rates": context.pick(tiny=RATES[2:3], small=RATES),
     }
     return _compare(context, names, [LINEAR, DELM, *_dnns(2, 3, 4)], **size)

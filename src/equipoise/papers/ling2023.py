@@ -134,7 +134,7 @@ def _lambda_min(Z: Tensor) -> float:
 )
 def fig1(context: Context) -> Measured:
     widths = sizes(context)["widths"]
-    seeds = context.seeds(tiny=1, small=2, medium=1, paper=3)
+    seeds = context.seeds(tiny=1, small=3, medium=1, paper=5)
     images = context.datasets("mnist", "cifar10")
     names = images if context.settings.data else [SYNTHETIC, *images]
     found: Measured = {"data": {}}
