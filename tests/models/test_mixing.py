@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import equipoise as eq
@@ -36,6 +38,27 @@ def test_no_sample_of_a_mixing_map_is_said_to_have_converged_that_has_not(cell, 
     residual = true_residual(cell, found.value, x)
     torch.testing.assert_close(found.residual, residual, rtol=1e-6, atol=1e-12)
     assert (residual[found.converged] <= 2e-8 * found.scale[found.converged]).all()
+
+
+@given(
+    st.floats(0.0, 3.0),
+    st.sampled_from([eq.Picard(), eq.Anderson(), eq.Broyden(), eq.Newton(), [eq.Picard(), eq.Anderson()]]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=12)
+def test_whatever_the_mixing_no_status_is_false(strength, solver, closed, seed):
+    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    f = lambda z, x: torch.tanh(x[:, :1].sigmoid() * z + strength * z.roll(1, dims=0) + x)
+    stop = eq.Stop(max_steps=60)
+    if closed:
+        found = eq.fixed_point(lambda z: f(z, x), torch.zeros_like(x), solver=solver, stop=stop)
+    else:
+        found = eq.fixed_point(f, torch.zeros_like(x), args=(x,), solver=solver, stop=stop)
+    residual = true_residual(f, found.value, x)
+    assert (residual[found.converged] <= 1.01 * found.tolerance[found.converged]).all()
+    if strength == 0:
+        assert not (found.status == eq.Status.coupled).any()
 
 
 def test_samples_that_needed_those_left_out_have_a_status_that_says_so():

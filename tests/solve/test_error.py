@@ -49,7 +49,7 @@ def squared_distance(value: torch.Tensor, exact: list) -> Fraction:
     st.sampled_from([1e-2, 1e-8, 1e-13]),
     st.integers(0, 2**31),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_no_equilibrium_is_farther_than_the_bound(m, q, relu, monotone, power, rtol, seed):
     weight, bias = contraction(2, m, q, seed)
     if monotone:
