@@ -1,6 +1,8 @@
 """The trusted product: its error bound against exact rationals, and sums of non-negative numbers."""
 
 import math
+import subprocess
+import sys
 from fractions import Fraction
 
 import pytest
@@ -176,6 +178,36 @@ def test_a_thread_that_flushes_subnormal_numbers_is_refused():
     finally:
         torch.set_flush_denormal(False)
     assert frobenius_upper(torch.ones(2, 2)) >= 2
+
+
+def test_threads_of_the_pool_that_flush_subnormal_numbers_are_refused_where_it_matters():
+    """They keep what was set when they began. In a process of its own, whose pool begins with flushing."""
+    program = """
+import torch
+from equipoise.linalg import conv_norm_upper, frobenius, inf_norm_upper, norm_upper, row_norms_upper
+from equipoise.linalg import singular_bounds
+torch.set_num_threads(3)
+torch.set_flush_denormal(True)
+torch.ones(10**6, dtype=torch.float64).mul(2)
+torch.set_flush_denormal(False)
+small = torch.full((60_000, 4), 2.0**-1030, dtype=torch.float64)
+narrow = torch.full((60_000, 4), 2.0**-140, dtype=torch.float32)
+kernel = small[:9].reshape(2, 2, 3, 3)
+flushed = bool((small * 2 == 0).any())
+refused = 0
+for bound, M in [(f, M) for f in (frobenius, inf_norm_upper, norm_upper, row_norms_upper, singular_bounds)
+                 for M in (small, narrow)] + [(lambda K: conv_norm_upper(K, 8), kernel)]:
+    try:
+        bound(M)
+    except RuntimeError as error:
+        refused += "flushes" in str(error)
+print(flushed, refused, frobenius(torch.ones(60_000, 4)).hi >= 60_000**0.5 * 2)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    flushed, *found = ran.stdout.split()
+    if flushed != "True":
+        pytest.skip("threads of the pool do not keep the mode they began with")
+    assert found == ["11", "True"]
 
 
 def test_gamma_and_inflation_bound_what_they_say():

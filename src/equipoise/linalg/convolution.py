@@ -47,11 +47,11 @@ def conv_norm_upper(
     for pixels, s, p, r in zip(_pair("size", size, 1), steps, pads, reach, strict=True):
         n = pixels + min(p, r)
         grid.append(n + -n % s)  # a multiple of the stride
-    if not K.any():
-        return 0.0
     near = near_one(K)
     if near is None:
         return math.inf
+    if not K.any():
+        return 0.0
     K, e = near
 
     K = K.unflatten(0, (groups, -1))  # (g, out, in, kh, kw)

@@ -3,7 +3,7 @@
 Everything that `equipoise.linalg` proves about a matrix rests on this bound and on sums of non-negative
 floats. Hypotheses: float64 arithmetic rounds to nearest, dot products and sums are conventional (any order,
 fused or not, no Strassen). Underflow inside a product is in `tiny`; a thread that flushes subnormal numbers
-to zero is refused.
+to zero is refused: the one that asks always, those of the pool where a matrix is so small that it matters.
 
 The row sums of `|A||B|` are `|A|(|B|1)`: a bound costs one matrix product and a few passes over the entries.
 """
@@ -20,6 +20,9 @@ from .rounding import UNIT, Interval
 
 FactorisationError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 TINY = 2.0**-900  # beyond all underflow in products of matrices whose entries are near 1
+_SMALL = 2.0**-900  # what is lost where subnormal numbers are flushed is less than a rounding of larger ones
+_SMALL_NARROW = 2.0**-60  # the same of narrower dtypes, read into float64
+_GRAIN = 2**15  # entries that torch gives a thread at least
 _UNSCALED = 30  # a peak in 2^±30 is near 1: such a matrix is left alone
 
 
@@ -48,7 +51,45 @@ def as_float64(M: Tensor, ndim: int | None = 2) -> Tensor:
             "call torch.set_flush_denormal(False) first"
         )
     M = M.detach()
-    return (M.cpu() if M.device.type == "mps" else M).to(torch.float64)
+    if M.dtype == torch.float64:
+        return M
+    wide = (M.cpu() if M.device.type == "mps" else M).to(torch.float64)
+    peak_of(wide, M)
+    return wide
+
+
+def peak_of(M: Tensor, stored: Tensor | None = None) -> float:
+    """max|M_ij|; if that is small, only after every thread that computes was seen to keep subnormal numbers.
+
+    `stored` are the same numbers in the dtype that M was read from.
+    """
+    peak = M.abs().amax().item() if M.numel() else 0.0
+    small = _SMALL if stored is None else _SMALL_NARROW
+    if peak < small and M.device.type == "cpu" and bool(_bits(M if stored is None else stored).any()):
+        _refuse_flushing_threads()
+    return peak
+
+
+def _bits(M: Tensor) -> Tensor:
+    """What is not zero in M but for signs, as integers: no thread takes a subnormal number for zero there."""
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[M.element_size()]
+    return M.contiguous().view(integers) & torch.iinfo(integers).max
+
+
+def _refuse_flushing_threads() -> None:
+    """By a sum and a product so large that all threads of the pool take part in them.
+
+    A thread of the pool keeps what was set when it began, whatever the thread that asks has set since.
+    """
+    threads = torch.get_num_threads()
+    least = torch.full((threads * _GRAIN * 2,), float_info.min, dtype=torch.float64)
+    root = torch.full((32 * threads + 128,) * 2, 2.0**-518, dtype=torch.float64)
+    if bool((least * 0.5 == 0).any()) or bool((root @ root == 0).any()):
+        raise RuntimeError(
+            "bounds of numbers this small need gradual underflow, but a thread of torch's pool flushes "
+            "subnormal numbers to zero, as torch.set_flush_denormal(True) was set when it began: "
+            "call torch.set_flush_denormal(False) before anything else, or scale the numbers up"
+        )
 
 
 def as_square(M: Tensor) -> Tensor:
@@ -60,7 +101,7 @@ def as_square(M: Tensor) -> Tensor:
 
 def near_one(M: Tensor) -> tuple[Tensor, int] | None:
     """M·2^−e and e, with entries near 1; None if M holds NaN or Inf. Entries lose at most 2^−1074 each."""
-    peak = M.abs().amax().item() if M.numel() else 0.0
+    peak = peak_of(M)
     if not math.isfinite(peak):
         return None
     e = math.frexp(peak)[1]
@@ -92,7 +133,7 @@ def product_error(A: Tensor, B: Tensor, C: Tensor) -> float:
     if C.numel() == 0:
         return 0.0
     near = near_one(A), near_one(B)
-    if near[0] is None or near[1] is None or not math.isfinite(C.abs().amax().item()):
+    if near[0] is None or near[1] is None or not math.isfinite(peak_of(C)):
         return math.inf
     (A, a), (B, b) = near[0], near[1]
     defect = product_defect(A, B, _times_power(C, -a - b)).item()
@@ -139,6 +180,7 @@ def row_norms_upper(M: Tensor) -> Tensor:
     if M.numel() == 0:
         return M.new_zeros(len(M))
     peak = M.abs().amax(dim=1, keepdim=True)
+    peak_of(M[peak[:, 0] < _SMALL])
     e = torch.frexp(peak).exponent
     halves = [2.0 ** part.double() for part in (e // 2, e - e // 2)]  # 2^e itself may be no float
     norms = (M / halves[0] / halves[1]).square().sum(dim=1).sqrt() * inflation(M.shape[1] + 8)
@@ -157,6 +199,7 @@ def inf_norm_upper(M: Tensor) -> float:
     M = as_float64(M)
     if M.numel() == 0:
         return 0.0
+    peak_of(M)
     largest = M.abs().sum(-1).amax().item()
     return (Interval(largest) * inflation(M.shape[1])).hi
 
