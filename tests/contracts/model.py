@@ -133,7 +133,7 @@ class ModelContract(FilesContract):
         for name, jacobian in self.jacobians(model, X).items():
             torch.testing.assert_close(jacobian, printed[name], rtol=1e-10, atol=1e-11)
 
-    @pytest.mark.parametrize("outputs", [1, 3])
+    @pytest.mark.parametrize("outputs", [1, pytest.param(3, marks=pytest.mark.slow)])
     def test_gradients_of_first_and_second_order_by_finite_differences(self, outputs):
         model, X = self.build(outputs), self.data(2).requires_grad_()
         names, parameters = zip(*model.named_parameters(), strict=True)
@@ -323,7 +323,7 @@ class ModelContract(FilesContract):
 
     # -- training ----------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("outputs", [1, 3])
+    @pytest.mark.parametrize("outputs", [pytest.param(1, marks=pytest.mark.slow), 3])
     def test_plain_sgd_lowers_the_loss_and_repeats_exactly(self, outputs):
         runs = []
         for _ in range(2):

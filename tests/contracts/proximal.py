@@ -94,7 +94,7 @@ class ProximalContract(ModelContract):
             y.sum().backward()
             assert all(p.grad is None or p.grad.abs().sum() == 0 for p in model.parameters())
 
-    @pytest.mark.parametrize("outputs", [1, 3])
+    @pytest.mark.parametrize("outputs", [pytest.param(1, marks=pytest.mark.slow), 3])
     def test_plain_sgd_lowers_the_loss_and_repeats_exactly(self, outputs):
         runs = []
         for _ in range(2):

@@ -24,6 +24,16 @@ TIGHT = eq.Stop(rtol=1e-13, max_steps=5000)
 READOUTS = ("gradient", "gauss-newton")
 SHAPES = [(f, 10, 30, 0.0) for f in FAMILIES] + [(f, 10, 30, 0.5) for f in FAMILIES]
 SHAPES += [(f, 40, 30, 0.5) for f in FAMILIES] + [("kawaguchi2021", 40, 30, 0.0)]
+# Every shape with either readout and either number of outputs; all their pairs are slow.
+PAIRS = pytest.mark.parametrize(
+    ("readout", "outputs"),
+    [
+        ("gradient", 1),
+        ("gauss-newton", 3),
+        pytest.param("gradient", 3, marks=pytest.mark.slow),
+        pytest.param("gauss-newton", 1, marks=pytest.mark.slow),
+    ],
+)
 
 
 def features(Z, slack):
@@ -34,8 +44,7 @@ def features(Z, slack):
 # -- the promise, and every check behind it, by exact quantities --------------------------------------------
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("readout", READOUTS)
+@PAIRS
 @pytest.mark.parametrize(("family", "N", "width", "slack"), SHAPES)
 def test_every_accepted_step_is_safe(family, N, width, slack, readout, outputs):
     """(S1)-(S4) at each step, measured independently: solves to 1e-13, an SVD, the residual on its own."""
@@ -72,17 +81,11 @@ def test_every_accepted_step_is_safe(family, N, width, slack, readout, outputs):
             break
 
 
-# Every shape with either readout and either number of outputs; all their pairs are slow.
+@PAIRS
 @pytest.mark.parametrize(
-    ("readout", "outputs"),
-    [
-        ("gradient", 1),
-        ("gauss-newton", 3),
-        pytest.param("gradient", 3, marks=pytest.mark.slow),
-        pytest.param("gauss-newton", 1, marks=pytest.mark.slow),
-    ],
+    ("family", "N", "width", "slack"),
+    [pytest.param(*at, marks=pytest.mark.slow) if at[1:] == (10, 30, 0.5) else at for at in SHAPES],
 )
-@pytest.mark.parametrize(("family", "N", "width", "slack"), SHAPES)
 def test_hundreds_of_steps_without_a_violation(family, N, width, slack, readout, outputs):
     model, X, y = instance(family, N, width, outputs)
     certificate = eq.certify(model, X, y, theorem="safeguarded", readout=readout, slack=slack)
