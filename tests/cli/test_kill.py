@@ -33,10 +33,18 @@ def resumed(run: Path, monkeypatch) -> None:
     assert result.exit_code == 0, result.output
 
 
+def begun(run: Path) -> bool:
+    """Whether there is a run to resume; if not, the directory is free for a new one."""
+    try:
+        return bool(Run.open(run).path)
+    except FileNotFoundError:
+        return False
+
+
 def killed_and_resumed(run: Path, whole: Path, moments: Iterable[int], monkeypatch) -> None:
     again, anew = ("--resume", "a", *LONG[-2:]), (whole.parent / "f.csv", *LONG, "--out", "a")
     for at in moments:
-        how = again if (run / "run.json").exists() else anew
+        how = again if begun(run) else anew
         process = start_signalled(FIT, *how, number=signal.SIGKILL, at=at, within=run, cwd=run.parent)
         said = finish(process)
         assert process.returncode == -signal.SIGKILL, said
@@ -53,11 +61,17 @@ def test_killed_and_killed_again_when_resumed(tmp_path, whole, monkeypatch):
 
 
 @pytest.mark.slow
+def test_killed_at_every_use_of_a_file_before_the_first_step(tmp_path, whole, monkeypatch):
+    """Each kill leaves a directory in which the same command begins again, or a run that is resumed."""
+    killed_and_resumed(tmp_path / "a", whole, (*range(1, 16), 61), monkeypatch)
+
+
+@pytest.mark.slow
 def test_killed_at_fifty_random_moments(tmp_path, whole, monkeypatch):
     draw = random.Random(1)
     for number in range(5):
         (tmp_path / str(number)).mkdir()
-        moments = (draw.randrange(15, 150), *(draw.randrange(1, 25) for _ in range(9)))
+        moments = (draw.randrange(1, 150), *(draw.randrange(1, 25) for _ in range(9)))
         killed_and_resumed(tmp_path / str(number) / "a", whole, moments, monkeypatch)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.data import DataError
+from equipoise.files import Damaged
 from equipoise.runs import Preparation, Recipe
 from equipoise.runs.preparation import as_labels, as_numbers, as_rows, gathered
 from equipoise.runs.recipe import FAMILIES
@@ -230,4 +232,33 @@ def test_another_file_is_refused(tmp_path):
         Preparation.load(path)
     Recipe(width=5).resolved(9).build(3, 1).save(path)
     with pytest.raises(ValueError, match=r"must be of format 'equipoise.preparation.1'"):
+        Preparation.load(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": None},
+        {"classes": "{"},
+        {"classes": "[" * 100_000},
+        {"classes": '{"labels": ["a", "b", "c"], "kind": "U"}'},
+        {"outputs": "-1"},
+        {"outputs": "9"},
+        {"dtype": "save"},
+        {"flat": "7"},
+    ],
+    ids=lambda changes: next(f"{k}={str(v)[:20]}" for k, v in changes.items()),
+)
+def test_damaged_metadata_are_said_to_be_damaged(tmp_path, changes):
+    path = tmp_path / "p.safetensors"
+    Preparation.of(X, np.arange(30) % 2, "classes", ONES).save(path)
+    with safetensors.safe_open(path, "numpy") as file:
+        about = {k: v for k, v in (file.metadata() | changes).items() if v is not None}
+        arrays = {name: file.get_tensor(name) for name in list(file.keys())}
+    safetensors.numpy.save_file(arrays, path, about)
+    with pytest.raises(Damaged, match=r"p\.safetensors is damaged"):
+        Preparation.load(path)
+    arrays["mean"] = arrays["mean"][:-1]
+    safetensors.numpy.save_file(arrays, path, about)
+    with pytest.raises(Damaged, match=r"p\.safetensors is damaged"):
         Preparation.load(path)

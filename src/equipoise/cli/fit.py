@@ -83,7 +83,7 @@ def fit(
         Path | None, _output("out", "Directory of the run; runs/<data>-<model>-<n> by default.")
     ] = None,
     resume: Annotated[
-        Path | None, _output("resume", "Go on with an interrupted run, bit for bit.", metavar="RUN")
+        Path | None, _output("resume", "Go on with an interrupted run as if it had not been.", metavar="RUN")
     ] = None,
     no_report: Annotated[bool, _output("no-report", "Write no report.html.")] = False,
     quiet: Quiet = False,
@@ -96,8 +96,8 @@ def fit(
     written. By default everything is chosen and training is certified: a theorem is proved of this network on
     these data before the first step, and kept by every step.
 
-    A run is a directory. After a crash, a full disk or Ctrl-C it goes on with --resume, as if nothing had
-    happened.
+    A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C it goes on with --resume,
+    bit for bit where threads, processor and versions are the same; where they are not, it says so.
     """
     given = {
         "model": model,
