@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
-from equipoise.cli.landscape import _around
 from equipoise.explore import departure, last_moment, training_path
+from equipoise.explore.survey import axes_around
 from equipoise.models.saving import load as load_model
 from equipoise.plots import contours, to_svg
 from equipoise.runs import Recipe, load
@@ -203,7 +203,7 @@ def test_a_training_of_one_step_has_no_plane(tmp_path):
 )
 def test_the_axes_hold_the_path_with_room_and_its_end_is_on_the_grid(way, points):
     way = np.array(way, dtype=float)
-    axes = _around(way, points)
+    axes = axes_around(way, points)
     longest = np.ptp(way, axis=0).max()
     for axis, along in zip(axes, way.T, strict=True):
         assert len(axis) == points

@@ -12,13 +12,11 @@ import typer
 from .failures import EXIT_CODES, Code, DataDir, Debug, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
 
-    from ..explore import Landscape, TrainingPath
+    from ..explore import Measured, Survey, TrainingPath
     from ..models.affine import AffineFamily
     from ..runs import Fitted, Run
-    from .measured import Measured
     from .output import Output
     from .sources import Sample
 
@@ -31,10 +29,6 @@ EPILOG = f"""[bold]Examples[/bold]
 [bold]Exit codes[/bold]  {EXIT_CODES}
 """
 
-_MOMENTS = 30  # of the training, at which its weights are kept
-_AGREES = 1e-6  # relative: more than the order of sums makes of a training that is the same
-_MARGIN = 0.15  # around the path, of its length on an axis
-_FLATTEST = 0.1  # of the longer side of the plane, for the shorter
 _KINDS = "contours", "surface", "line", "path"  # figures
 
 
@@ -101,71 +95,42 @@ def landscape(
         _refuse_useless("--to", "the line from one network to the other", given)
     if radius is not None and not math.isfinite(radius):
         raise Failure("An option does not fit", f"--radius must be finite. Got {radius}.", code=Code.USAGE)
-    import numpy as np
-    import torch
-
-    from ..explore import affine_loss, between, hessian_lambda_max, path_plane, random_directions
-    from ..explore import landscape as measure
-    from .measured import measured
-    from .output import Output, number, percent
+    from ..explore import measured, survey_around, survey_between, survey_path
+    from .output import Output
     from .published import publish
     from .stored import load_fitted, stored_sample
 
     output = Output(quiet, json)
     stored, fitted = load_fitted(run)
     sample = stored_sample(stored, data_dir)
-    model, loss = fitted.model, measured(fitted, sample, rows)
-    evaluate = affine_loss(loss.X, loss.y, loss)
-    generator = torch.Generator().manual_seed(seed or 0)
-    way: dict[str, Any] | None = None
+    model, loss = fitted.model, measured(fitted, *sample.train, sample.kind, rows)
     if path:
-        walked, differs = _repeated(stored, fitted, sample, output)
-        directions, coordinates, shares = path_plane(list(walked.weights.values()))
-        way = {
-            "unit": "step" if fitted.recipe.certified else "epoch",
-            "moments": list(walked.weights),
-            "coordinates": coordinates.tolist(),
-            "shares": list(shares),
-            "share": sum(shares),
-            "departure": differs,
-        }
-        s, t = _around(coordinates, grid)
-        found = measure(model, evaluate, directions, s, t)
+        found = survey_path(model, _repeated(stored, fitted, sample, output), loss, grid)
     elif to is not None:
-        directions = [between(model, _comparable(stored, fitted, sample, to, data_dir))]
-        points = 4 * (grid // 2) + 1  # both networks are among them
-        found = measure(model, evaluate, directions, np.linspace(-0.5, 1.5, points))
+        found = survey_between(model, _comparable(stored, fitted, sample, to, data_dir), loss, grid)
     else:
-        directions = random_directions(model, 1 if line else 2, generator)
         reach = 1.0 if radius is None else radius
-        axis = np.linspace(-reach, reach, grid)
-        found = measure(model, evaluate, directions, axis, None if line else axis)
-    sharpness = hessian_lambda_max(lambda: loss(model(loss.X), loss.y), model, generator=generator)
-    centre = evaluate(model, None)
-    content = {
-        **found.to_dict(),
-        **loss.to_dict(),
-        "centre": None if centre.reason else centre.loss,
-        "share_below_twice": None if centre.reason else found.share_below(2 * centre.loss),
-        "hessian_lambda_max": sharpness.value,
-        "hessian_residual": sharpness.residual,
-        "seed": seed or 0,
-    } | ({} if way is None else {"path": way})
-    figures = _draw(found, loss.words, between_runs=to is not None, way=way)
+        found = survey_around(model, loss, grid, radius=reach, line=line, seed=seed or 0)
+    content = found.to_dict()
+    figures = _draw(found, between_runs=to is not None)
     files = publish(out or run / "landscape", "landscape", content, figures, _KINDS)
-    output.facts(
-        {
-            "loss here": centre.reason or f"{number(centre.loss, 4)} ({_described(loss)})",
-            "at most twice that": f"on {percent(content['share_below_twice'])} of the slice",
-            "no equilibrium shown": f"{percent(float(found.masked.mean()))} of the points "
-            + ", ".join(f"({count} {reason})" for reason, count in found.reasons.items()),
-            "λ_max of the Hessian": f"about {number(sharpness.value, 4)} (an estimate, from below; "
-            f"Lanczos residual {number(sharpness.residual, 1)})",
-            **({} if way is None else _told(way)),
-            "written": ", ".join(str(f) for f in files),
-        }
-    )
+    output.facts({**_facts(found), "written": ", ".join(str(f) for f in files)})
     output.result(content)
+
+
+def _facts(found: Survey) -> dict[str, str]:
+    from .output import number, percent
+
+    centre, sharpness = found.centre, found.sharpness
+    return {
+        "loss here": centre.reason or f"{number(centre.loss, 4)} ({_described(found.loss)})",
+        "at most twice that": f"on {percent(found.share_below_twice)} of the slice",
+        "no equilibrium shown": f"{percent(float(found.slice.masked.mean()))} of the points "
+        + ", ".join(f"({count} {reason})" for reason, count in found.slice.reasons.items()),
+        "λ_max of the Hessian": f"about {number(sharpness.value, 4)} (an estimate, from below; "
+        f"Lanczos residual {number(sharpness.residual, 1)})",
+        **({} if found.way is None else _told(found.way.to_dict())),
+    }
 
 
 def _refuse_useless(option: str, shows: str, given: dict[str, bool]) -> None:
@@ -178,9 +143,10 @@ def _refuse_useless(option: str, shows: str, given: dict[str, bool]) -> None:
         )
 
 
-def _repeated(run: Run, fitted: Fitted, sample: Sample, output: Output) -> tuple[TrainingPath, float]:
+def _repeated(run: Run, fitted: Fitted, sample: Sample, output: Output) -> TrainingPath:
     """The training once more, as it is on record; refused unless it leads to the weights that are there."""
-    from ..explore import departure, last_moment, training_path
+    from ..explore import Unrepeated, last_moment, repeated_path
+    from ..explore.path import AGREES
     from ..runs import Recipe
     from ..train.environment import changes
     from .watching import Watch
@@ -198,39 +164,21 @@ def _repeated(run: Run, fitted: Fitted, sample: Sample, output: Output) -> tuple
     total = chosen.steps if chosen.certified else chosen.epochs
     assert total is not None  # resolved
     watch = Watch(total, unit, shown=output.talks)
-    with watch.bar:  # Ctrl-C stops at once: there is nothing to save
-        path = training_path(
-            *sample.train,
-            sample.kind,
-            Recipe.from_dict(run.config["recipe"]),
-            test=sample.test,
-            every=-(-last // _MOMENTS),
-            record=watch.record,
-        )
-    differs = departure(path.fitted.model, fitted.model)
-    if not differs <= _AGREES:
+    recipe = Recipe.from_dict(run.config["recipe"])
+    try:
+        with watch.bar:  # Ctrl-C stops at once: there is nothing to save
+            return repeated_path(
+                fitted, *sample.train, sample.kind, recipe, test=sample.test, record=watch.record
+            )
+    except Unrepeated as error:
         other = [f"{name} {words}" for name, words in changes(run.status["versions"]).items()]
         since = f" Changed since: {'; '.join(other)}." if other else ""
         raise Failure(
             "The training does not repeat itself",
-            f"Trained again, {run.path} must come to its own weights. They differ by {differs:.1g} relative, "
-            f"{_AGREES:g} is allowed.{since}",
+            f"Trained again, {run.path} must come to its own weights. They differ by {error.departure:.1g} "
+            f"relative, {AGREES:g} is allowed.{since}",
             "Use the machine, the number of threads (OMP_NUM_THREADS) and the versions it was trained with.",
-        )
-    return path, differs
-
-
-def _around(way: np.ndarray, points: int) -> list[np.ndarray]:
-    """The two axes around a path (K, 2) that ends in (0, 0), which is a point of the grid."""
-    import numpy as np
-
-    low, high = way.min(axis=0), way.max(axis=0)
-    room = np.maximum(_MARGIN * (high - low), (_FLATTEST * (high - low).max() - (high - low)) / 2)
-    axes, cells = [], points - 1
-    for a, b in zip(room - low, room + high, strict=True):  # how far to go to each side of 0
-        width, left = min((max(a / n, b / (cells - n)), n) for n in range(1, cells))
-        axes.append(width * np.arange(-left, cells - left + 1))
-    return axes
+        ) from error
 
 
 def _told(way: dict[str, Any]) -> dict[str, str]:
@@ -260,8 +208,7 @@ def _comparable(run: Run, fitted: Fitted, sample: Sample, to: Path, data_dir: Pa
     import numpy as np
     import torch
 
-    from ..explore import differences
-    from .measured import loss_name
+    from ..explore import differences, loss_name
     from .prepared import prepared
     from .stored import load_fitted, stored_sample
 
@@ -311,10 +258,11 @@ def _alike(runs: Sequence[tuple[Run, Fitted]]) -> str:
     return f"Train both alike. Of fit's options {length} may differ, and --seed{f' {only}' if only else ''}."
 
 
-def _draw(found: Landscape, name: str, between_runs: bool, way: dict[str, Any] | None) -> dict[str, Figure]:
+def _draw(survey: Survey, between_runs: bool) -> dict[str, Figure]:
     from ..plots import contours, surface
     from ..plots.surfaces import profile
 
+    found, name, way = survey.slice, survey.loss.words, survey.way
     positive = bool((found.loss[~found.masked] > 0).all()) and not found.masked.all()
     words: dict[str, Any] = {"name": name, "log": positive, "masked": "no loss to show"}
     if found.t is None:
@@ -322,9 +270,9 @@ def _draw(found: Landscape, name: str, between_runs: bool, way: dict[str, Any] |
         return {"line": profile(found.s, found.loss, x=x, **words)}
     seen = found.s, found.t, found.loss
     if way is not None:
-        first, second = (f"{100 * share:.1f} %" for share in way["shares"])
+        first, second = (f"{100 * share:.1f} %" for share in way.shares)
         words |= {"x": f"first component of the path ({first})", "y": f"second component ({second})"}
-        words |= {"name": f"{name} of the plane's points", "paths": {"training, ○ to ●": way["coordinates"]}}
+        words |= {"name": f"{name} of the plane's points", "paths": {"training, ○ to ●": way.coordinates}}
         return {"path": contours(*seen, **words)}
     here = {"trained network": (0.0, 0.0)}
     return {"contours": contours(*seen, marks=here, **words), "surface": surface(*seen, **words)}

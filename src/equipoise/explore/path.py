@@ -9,7 +9,7 @@ A run keeps no weights of its way, but what it rests on: the same rows and recip
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from ..runs.fitting import Fitted, Record, fit
 from ..runs.recipe import Kind, Recipe
 from ..train.checkpoint import Checkpoints
 
+MOMENTS = 30  # of a training that is repeated, at which its weights are kept
+AGREES = 1e-6  # relative: more than the order of sums makes of a training that is the same
 _PREFIXES = "parameter.", "model/"  # of the weights in a checkpoint of certified and of free training
 
 
@@ -29,6 +31,18 @@ class TrainingPath:
 
     weights: dict[int, dict[str, Tensor]]  # by step of certified training, by epoch of free training
     fitted: Fitted  # the training's outcome, once more
+    departure: float = 0.0  # of that outcome from the network whose training was repeated, relative
+
+
+class Unrepeated(ArithmeticError):
+    """A training that, repeated, came to other weights: `departure` says by how much, relative."""
+
+    def __init__(self, departure: float) -> None:
+        super().__init__(
+            f"trained again, the weights differ by {departure:.1g} relative, {AGREES:g} is allowed: use the "
+            "machine, the number of threads and the versions of the training"
+        )
+        self.departure = departure
 
 
 class Moments(Checkpoints):
@@ -71,6 +85,25 @@ def training_path(
     names = [name for name, _ in start.named_parameters()]
     between = {k: {n: w[n] for n in names} for k, w in sorted(kept.weights.items()) if 0 < k < end}
     return TrainingPath({0: _weights(start), **between, end: _weights(fitted.model)}, fitted)
+
+
+def repeated_path(
+    fitted: Fitted,
+    X: Any,
+    y: Any,
+    kind: Kind,
+    recipe: Recipe,
+    *,
+    test: tuple[Any, Any] | None = None,
+    record: Record | None = None,
+) -> TrainingPath:
+    """The path of a training that led to `fitted`, at about 30 moments; `Unrepeated` if it ends elsewhere."""
+    every = -(-last_moment(fitted.history) // MOMENTS)
+    path = training_path(X, y, kind, recipe, test=test, every=every, record=record)
+    differs = departure(path.fitted.model, fitted.model)
+    if not differs <= AGREES:
+        raise Unrepeated(differs)
+    return replace(path, departure=differs)
 
 
 def last_moment(history: History) -> int:

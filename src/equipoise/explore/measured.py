@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .prepared import prepared
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..runs import Fitted
-    from ..train.objective import Objective
-    from .sources import Sample
+from ..runs.fitting import Fitted, Rows, held_out, tensors
+from ..runs.recipe import Kind
+from ..train.objective import Objective, as_objective
 
 
 @dataclass(frozen=True)
@@ -50,23 +48,18 @@ def loss_name(fitted: Fitted) -> str:
     return fitted.history.loss_name.removeprefix("mean ").replace("smoothed_hinge", "hinge")
 
 
-def measured(fitted: Fitted, sample: Sample, most: int) -> Measured:
-    """On at most so many of the rows trained on, spread evenly over them.
+def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int) -> Measured:
+    """Of the raw rows (X, y) that a network was trained on, on at most so many, spread evenly over them.
 
     Certified training takes the sum over every different row, of the predictions alone (`plain_loss`, where
     the promise is about a loss with slack); free training the mean over the rows that patience left it.
     """
-    import torch
-
-    from ..runs.fitting import Rows, held_out, tensors
-    from ..train.objective import as_objective
-
     recipe, name, logged = fitted.recipe, loss_name(fitted), "loss"
     if recipe.certified:
-        X, y = prepared(fitted, sample)
+        X, y = fitted.training(X, y)
         logged = "loss" if fitted.history.plain_loss is None else "plain_loss"
     else:
-        rows = Rows.of(*sample.train, sample.kind)
+        rows = Rows.of(X, y, kind)
         rows = rows if recipe.patience is None else held_out(rows, recipe.seed)[0]
         X, y = tensors(fitted.model, fitted.preparation, rows)
     at = torch.linspace(0, len(X) - 1, min(most, len(X)), dtype=torch.float64).round().long()

@@ -1,0 +1,137 @@
+"""The loss around a trained network: on random directions, on a line to another, on its training's plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..linalg import Estimate
+from ..models.affine import AffineFamily
+from .landscape import (
+    Direction,
+    Landscape,
+    Reading,
+    affine_loss,
+    between,
+    landscape,
+    path_plane,
+    random_directions,
+)
+from .measured import Measured
+from .path import TrainingPath
+from .sharpness import hessian_lambda_max
+
+_MARGIN = 0.15  # around the path, of its length on an axis
+_FLATTEST = 0.1  # of the longer side of the plane, for the shorter
+
+
+@dataclass(frozen=True)
+class Way:
+    """A training's path in the plane of its first two principal components, which ends in (0, 0)."""
+
+    moments: list[int]
+    coordinates: np.ndarray  # (K, 2)
+    shares: tuple[float, ...]  # of the path's variance, by component
+    departure: float
+    certified: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "unit": "step" if self.certified else "epoch",
+            "moments": self.moments,
+            "coordinates": self.coordinates.tolist(),
+            "shares": list(self.shares),
+            "share": sum(self.shares),
+            "departure": self.departure,
+        }
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The loss on a slice of weights, at the trained ones, and how sharply it curves there."""
+
+    slice: Landscape
+    loss: Measured
+    centre: Reading
+    sharpness: Estimate  # λ_max of the Hessian
+    seed: int
+    way: Way | None = None
+
+    @property
+    def share_below_twice(self) -> float | None:
+        """Of the slice, where the loss is at most twice that of the trained weights."""
+        return None if self.centre.reason else self.slice.share_below(2 * self.centre.loss)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.slice.to_dict(),
+            **self.loss.to_dict(),
+            "centre": None if self.centre.reason else self.centre.loss,
+            "share_below_twice": self.share_below_twice,
+            "hessian_lambda_max": self.sharpness.value,
+            "hessian_residual": self.sharpness.residual,
+            "seed": self.seed,
+        } | ({} if self.way is None else {"path": self.way.to_dict()})
+
+
+def survey_around(
+    model: AffineFamily,
+    loss: Measured,
+    points: int,
+    *,
+    radius: float = 1.0,
+    line: bool = False,
+    seed: int = 0,
+) -> Survey:
+    """On one random direction (`line`) or two, as far as `radius` in units of the filters' own norms."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = random_directions(model, 1 if line else 2, generator)
+    axis = np.linspace(-radius, radius, points)
+    return _survey(model, loss, directions, axis, None if line else axis, generator, seed)
+
+
+def survey_between(model: AffineFamily, other: AffineFamily, loss: Measured, points: int) -> Survey:
+    """On the line from a network (0) to another (1), both of which are among its points, and beyond them."""
+    axis = np.linspace(-0.5, 1.5, 4 * (points // 2) + 1)
+    return _survey(model, loss, [between(model, other)], axis, None)
+
+
+def survey_path(model: AffineFamily, path: TrainingPath, loss: Measured, points: int) -> Survey:
+    """On the plane of a training's path, through the network it led to."""
+    directions, coordinates, shares = path_plane(list(path.weights.values()))
+    certified = path.fitted.recipe.certified
+    way = Way(list(path.weights), coordinates, shares, path.departure, certified)
+    s, t = axes_around(coordinates, points)
+    return _survey(model, loss, directions, s, t, way=way)
+
+
+def _survey(
+    model: AffineFamily,
+    loss: Measured,
+    directions: Sequence[Direction],
+    s: np.ndarray,
+    t: np.ndarray | None,
+    generator: torch.Generator | None = None,
+    seed: int = 0,
+    way: Way | None = None,
+) -> Survey:
+    evaluate = affine_loss(loss.X, loss.y, loss)
+    generator = generator or torch.Generator().manual_seed(seed)
+    found = landscape(model, evaluate, directions, s, t)
+    sharpness = hessian_lambda_max(lambda: loss(model(loss.X), loss.y), model, generator=generator)
+    return Survey(found, loss, evaluate(model, None), sharpness, seed, way)
+
+
+def axes_around(way: np.ndarray, points: int) -> list[np.ndarray]:
+    """The two axes around a path (K, 2) that ends in (0, 0), which is a point of the grid."""
+    low, high = way.min(axis=0), way.max(axis=0)
+    room = np.maximum(_MARGIN * (high - low), (_FLATTEST * (high - low).max() - (high - low)) / 2)
+    axes, cells = [], points - 1
+    for a, b in zip(room - low, room + high, strict=True):  # how far to go to each side of 0
+        width, left = min((max(a / n, b / (cells - n)), n) for n in range(1, cells))
+        axes.append(width * np.arange(-left, cells - left + 1))
+    return axes
