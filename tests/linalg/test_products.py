@@ -62,6 +62,19 @@ def test_the_float_residual_alone_would_be_too_small():
     assert too_small == 50
 
 
+@pytest.mark.parametrize("shape", [(3, 40, 5), (40, 3, 2), (2, 5, 40)])
+@pytest.mark.parametrize("sizes", [(100.0, 1.0), (1.0, 100.0), (1e-3, 1e-3)])
+def test_product_error_is_its_printed_formula_in_rows_and_in_columns(shape, sizes):
+    (n, k, m), (a, b) = shape, sizes
+    A, B = a * draw(n, k), b * draw(k, m, seed=1)
+    size = A.abs() @ B.abs()
+    allowed = gamma(k + 4) * float(size.sum(1).amax() * size.sum(0).amax()) ** 0.5
+    assert allowed * (1 - 1e-12) <= product_error(A, B, A @ B) <= allowed * (1 + 1e-10)
+    C = A @ B + 1.0
+    off = float(torch.full((n, m), 1.0).sum(1).amax() * n) ** 0.5
+    assert product_error(A, B, C) >= off + 0.5 * allowed
+
+
 def test_product_error_of_a_rank_one_defect_is_sharp():
     A, B = torch.eye(5).double(), draw(5, 5)
     C = B.clone()
@@ -78,6 +91,7 @@ def test_frobenius_encloses_the_exact_norm(scale):
         assert Fraction(vector_norm_upper(M.flatten())) ** 2 >= square
         if scale > 1e-310:
             assert frobenius(M).hi / frobenius(M).lo < 1 + 1e-13
+            assert frobenius_lower(M) == frobenius(M).lo
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 8, 16, 32, 64])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.linalg import Interval, SingularBounds, gamma
+from equipoise.linalg import Interval, SingularBounds, frobenius, gamma
 from equipoise.theory.claim import Claim
 from equipoise.theory.enclosure import Enclosure, Equilibria, product_rounding, widened
 from equipoise.theory.families import contracts, is_monotone, is_stochastic, resolvent_of, stochastic_bounds
@@ -59,6 +59,8 @@ def test_the_rounding_of_the_map_itself_counts():
     assert exact.residual.hi >= unit * (3.0 * 0.5 + 1.5 + 3.0)
     assert exact.residual.hi <= 40 * unit * 3.0
     assert one_unit(0.0, 0.0, -1e9).residual.hi >= unit * 1e9  # u − relu(u) may hide its own rounding
+    far = one_unit(1e9)  # besides that of its norm, the difference z − 0 has a rounding of its own
+    assert far.residual.hi >= frobenius(far.Z).hi + gamma(3) * 1e9
 
 
 def test_products_are_allowed_the_rounding_of_every_term_and_their_underflow():
