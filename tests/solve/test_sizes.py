@@ -113,6 +113,25 @@ def test_where_the_problem_has_no_size_the_start_decides():
     assert (zero.value.abs() <= 1e-7).all()
 
 
+def test_the_tolerance_follows_the_answer_down_to_a_ten_thousandth_of_the_problem():
+    for steep in (0.0, 99.0, 1e6):  # z = relu(1 − steep·z) = 1/(1 + steep), where f(0) = 1
+        problem = eq.AffineMap(torch.tensor([[-steep]]).double(), torch.ones(1, 1).double())
+        found = eq.fixed_point(
+            problem, solver=eq.PeacemanRachford(), stop=eq.Stop(rtol=1e-6)
+        ).raise_if_failed()
+        assert found.tolerance.item() == pytest.approx(1e-6 * max(found.scale.item(), 1e-4), rel=1e-12)
+        assert found.residual.item() <= found.tolerance.item()
+
+
+def test_the_size_of_a_problem_is_asked_for_only_where_it_decides():
+    weight, bias = contraction(4, 6, 0.8, seed=2)
+    found = eq.fixed_point(lambda z: relu_cell(z, bias, weight), torch.ones_like(bias), solver=eq.Picard())
+    checks = int(found.raise_if_failed().steps.max()) + 1
+    assert found.counts.evaluations == checks
+    halving = eq.fixed_point(lambda z: z / 2, torch.ones(1, 1), solver=eq.Picard()).raise_if_failed()
+    assert halving.counts.evaluations == int(halving.steps[0]) + 2
+
+
 def test_an_absolute_tolerance_that_was_asked_for_means_what_it_says():
     f = lambda z: z / 2 + 1e-9
     loose = eq.fixed_point(f, torch.zeros(1, 1).double(), solver=eq.Picard(), stop=eq.Stop(atol=1e-6))
@@ -175,3 +194,10 @@ def test_a_state_that_runs_away_slowly_is_not_an_answer_though_its_relative_resi
     for solver in (eq.Picard(), eq.Picard(damping=0.5)):
         found = eq.fixed_point(lambda z: z + 1, torch.zeros(2, 3).double(), solver=solver, stop=stop)
         assert [eq.Status(int(s)).name for s in found.status] == ["diverged"] * 2
+
+
+def test_growth_ends_a_solve_at_once():
+    stop = eq.Stop(growth=1e3, patience=400)
+    found = eq.fixed_point(lambda z: 10 * z + 1, torch.zeros(1, 1).double(), solver=eq.Picard(), stop=stop)
+    assert eq.Status(int(found.status[0])).name == "diverged"
+    assert int(found.steps[0]) <= 12  # residuals 1, 10, 100, 1e3, 1e4, and checks at most 8 steps apart
