@@ -297,6 +297,12 @@ class ModelContract(FilesContract):
         every = torch.stack([X, X], dim=1)[:, 0]
         torch.testing.assert_close(model(every), model(X), rtol=0, atol=1e-12)
 
+    def test_the_layout_of_the_rows_changes_no_bit(self):
+        model, X = self.build(), self.data().repeat(9, 1)
+        columns = X.T.contiguous().T
+        assert torch.equal(model(columns), model(X))
+        assert torch.equal(model.solve(columns).value, model.solve(X).value)
+
     def test_an_empty_batch(self):
         for outputs in (1, 2):
             model, X = self.build(outputs), self.data(0)

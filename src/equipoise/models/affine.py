@@ -136,7 +136,7 @@ class AffineFamily(Saved, ABC):
         precision: Precision = "native",
     ) -> Tensor:
         """Z (N, m), differentiable."""
-        self._check_inputs(X)
+        X = self._check_inputs(X)
         how = Method(solver, stop or Stop(), precision)
         z0 = self._check_start(start, (len(X), self.width))
         record = self._last = Record()
@@ -168,7 +168,8 @@ class AffineFamily(Saved, ABC):
 
         `problem` is `affine_map(X)`, where it is known already.
         """
-        z0 = self._check_start(start, (len(self._check_inputs(X)), self.width))
+        X = self._check_inputs(X)
+        z0 = self._check_start(start, (len(X), self.width))
         return self._solve(problem or self.affine_map(X), z0, Method(solver, stop or Stop(), precision))
 
     @torch.no_grad()
@@ -303,6 +304,7 @@ class AffineFamily(Saved, ABC):
         return {**self.__dict__, "_last": Record()}
 
     def _check_inputs(self, X: Tensor) -> Tensor:
+        """X in one layout, on which the last bits of a product may depend, or an error that says why not."""
         if not isinstance(X, Tensor):
             raise TypeError(f"X must be a tensor, (N, {self.inputs}). Got {type(X).__name__} instead.")
         if X.ndim != 2 or X.shape[1] != self.inputs:
@@ -317,7 +319,7 @@ class AffineFamily(Saved, ABC):
                 f"Got {X.dtype} on {X.device} instead: X.to(…) or model.to(…) makes them agree."
             )
         refuse_nonfinite("X", X)
-        return X
+        return X.contiguous()
 
     def _check_start(
         self, start: Tensor | Solution | None, shape: tuple[int, ...], name: str = "start"
