@@ -94,6 +94,12 @@ def test_frobenius_encloses_the_exact_norm(scale):
             assert frobenius_lower(M) == frobenius(M).lo
 
 
+@pytest.mark.parametrize("shape", [(1000, 1), (1, 1000), (300, 200)])
+def test_frobenius_allows_for_a_rounding_of_every_term(shape):
+    found = frobenius(draw(*shape))
+    assert sum(shape) * 2.0**-53 <= found.hi / found.lo - 1 <= 8 * sum(shape) * 2.0**-53
+
+
 @pytest.mark.parametrize("lanes", [1, 4, 8, 16, 32, 64])
 def test_squares_that_vanish_in_long_sums_are_accounted_for(lanes):
     """Ones in every lane of a vectorised sum, then squares just below half an ulp: each is rounded away."""

@@ -62,6 +62,16 @@ def test_the_rounding_of_the_map_itself_counts():
     far = one_unit(1e9)  # besides that of its norm, the difference z − 0 has a rounding of its own
     assert far.residual.hi >= frobenius(far.Z).hi + gamma(3) * 1e9
 
+    fixed = one_unit(1e9, 1.0, resolvent=Interval(1.0))  # 3 of the product, 5 of the sum, 8 of the difference
+    assert gamma(14) * 1e9 <= fixed.residual.hi <= gamma(20) * 1e9
+
+
+def test_the_norm_of_the_equilibria_is_as_near_as_they_are():
+    found = one_unit(2.5, 0.5, 1.0)  # whose equilibrium is 2
+    assert found.frobenius.lo <= 2.0 <= 2.5 <= found.frobenius.hi <= 3.0 + 1e-9
+    assert found.spectrum.norm.lo <= 2.0 <= 2.5 <= found.spectrum.norm.hi
+    assert found.spectrum.sigma_min.lo <= 2.0
+
 
 def test_products_are_allowed_the_rounding_of_every_term_and_their_underflow():
     A, B = torch.full((2, 3), 4.0, dtype=F64), torch.full((3, 5), 8.0, dtype=F64)
