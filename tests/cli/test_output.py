@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.commands import SMALL
+from equipoise.cli.failures import explain
 from equipoise.cli.output import Output, PlainConsole, as_csv
 from equipoise.plain import plain
 
@@ -93,3 +94,9 @@ def test_answers_with_hostile_labels(equipoise, tmp_path):
     assert len(names) == len(header) == 5
     answers = json.loads(equipoise("predict", "run", "t.npz", "--json").stdout)["answers"]
     assert set(answers["y"]) <= set(LABELS)
+
+
+def test_a_want_of_memory_is_told_in_the_words_of_the_library():
+    told = explain(MemoryError("a kernel of 9 × 9 pairs of rows would need 5 TB"))
+    assert told.title == "More memory would be needed than there is"
+    assert told.message == "a kernel of 9 × 9 pairs of rows would need 5 TB"

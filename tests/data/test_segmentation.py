@@ -157,3 +157,12 @@ def test_files_that_are_no_image_or_mask_are_named_and_hidden_ones_passed_over(f
         "images/notes.txt",
         "masks/b.jpg",
     ]
+
+
+def test_images_that_do_not_fit_into_memory_are_refused_after_the_first(folder, monkeypatch):
+    need = 2 * 2 * 5 * 7 * (3 + 8)  # two images with their masks, as read and as stacked
+    monkeypatch.setattr("equipoise.memory.available", lambda: need - 1.0)
+    with pytest.raises(DataError, match=r", 2 images, is too large to be read here: it needs 1\.54 kB"):
+        read_masks_folder(folder)
+    monkeypatch.setattr("equipoise.memory.available", lambda: float(need))
+    assert len(read_masks_folder(folder)) == 2

@@ -119,6 +119,8 @@ def explain(error: BaseException) -> Failure:
         advice = "Make room on the disk; a run that was begun goes on by fit --resume." if full else ""
         where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
         return Failure("The disk is full" if full else "A file cannot be used", where, advice)
+    if isinstance(error, MemoryError):
+        return Failure("More memory would be needed than there is", said)
     if isinstance(error, ImportError):
         return Failure("A package is missing", said)
     if isinstance(error, ValueError | TypeError):

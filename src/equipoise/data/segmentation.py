@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.data.dataset import Array, Provenance, SourceFile
-from equipoise.data.errors import DataError, MissingData, optional, refuse
+from equipoise.data.errors import DataError, MissingData, optional, refuse, require_memory
 from equipoise.data.formats import sha256
 from equipoise.data.images import SUFFIXES, _pixels
 from equipoise.data.load import load
@@ -128,6 +128,10 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
             y.append(_mask(masks[stem], x[-1].shape[:2]))
         except DataError as error:
             problems.append(f"{stem}: {error}")
+        if len(y) == 1:  # all are as large as the first: read, and then stacked
+            require_memory(
+                2 * len(images) * (x[0].nbytes + y[0].nbytes), f"{path.name}, {len(images)} images,"
+            )
     if not images:
         problems.append(f"no image found in {path.name}/images")
     found = max((int(m[m != IGNORE].max(initial=-1)) for m in y), default=-1)
