@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, remove_spectral_norm, spectral_norm
 
 import equipoise as eq
+from equipoise.models.altered import altered
 from equipoise.models.conv import OptEqSegmenter
 from equipoise.models.conv.conv_opteq import ConvLayer
 from equipoise.models.opteq.deep import OptEqLayer
 from equipoise.theory import certified_radius, lipschitz_bound, pairwise_lipschitz
-from equipoise.theory.altered import altered
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 IMAGES = X[:, None, :, None] * torch.ones(4, dtype=torch.float64)  # (3, 1, 4, 4)
@@ -194,3 +194,123 @@ def test_a_tensor_that_is_merely_kept_is_not_called_computed():
     assert "del model.mean" in why
     del model.mean
     assert eq.certify(model, X).proved
+
+
+# -- methods that are not the family's own -----------------------------------------------------------------
+
+METHODS = {
+    "gaussian": ("forward", "equilibrium", "readout", "injection", "weight", "solve", "masks", "slope"),
+    "scaled": ("forward", "readout", "injection"),
+    "linear": ("forward", "predictor", "equilibrium", "umat"),
+    "monotone": ("forward", "affine_map", "default_solver"),
+    "opteq": ("forward", "readout", "injections", "state_of", "weights"),
+    "deep": ("forward", "layer_map", "T"),
+    "conv": ("forward", "readout", "injection", "shared"),
+    "conv monotone": ("forward", "readout"),
+}
+CASES = [(name, method) for name, methods in METHODS.items() for method in methods]
+
+
+def negated(method):
+    """Another method, whose answer has the other sign where it has one."""
+
+    def other(self, *args, **options):
+        found = method(self, *args, **options)
+        return -found if isinstance(found, torch.Tensor) else found
+
+    return other
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_a_subclass_that_overrides_a_method_is_not_its_family(name, method):
+    model = MODELS[name][0]()
+    family = type(model)
+    model.__class__ = type("Mine", (family,), {method: negated(getattr(family, method))})
+    found = eq.certify(model, data(model))
+    assert found.verdict == "hypotheses_fail"
+    assert f"Mine changes {method} of {family.__name__}" in found.obstacle
+    model.__class__ = type("Same", (family,), {"__init__": lambda self: None, "extra_repr": str, "mine": 1})
+    assert not altered(model)
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_a_method_put_into_the_class_is_found(name, method, monkeypatch):
+    model = MODELS[name][0]()
+    family = type(model)
+    monkeypatch.setattr(family, method, negated(getattr(family, method)))
+    assert f"a class whose {method} was changed" in eq.certify(model, data(model)).obstacle
+    monkeypatch.undo()
+    assert not altered(model)
+
+
+def test_what_a_class_holds_besides_methods_counts_too(monkeypatch):
+    model = MODELS["gaussian"][0]()
+    monkeypatch.setattr(eq.GaussianReLU, "activation", eq.solve.activation.TANH, raising=False)
+    assert "a class whose activation was changed" in altered(model)
+    monkeypatch.undo()
+    model.__class__ = type(
+        "Mine", (eq.GaussianReLU,), {"W": property(lambda self: 2 * self._parameters["W"])}
+    )
+    assert "Mine changes W of GaussianReLU" in altered(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hooks_on_all_modules_are_found_and_can_be_taken_off(name):
+    model = MODELS[name][0]()
+    for register in (
+        nn.modules.module.register_module_forward_hook,
+        nn.modules.module.register_module_forward_pre_hook,
+    ):
+        hook = register(lambda *_: None)
+        try:
+            assert "all modules" in eq.certify(model, data(model)).obstacle
+        finally:
+            hook.remove()
+    assert eq.certify(model, data(model)).proved
+
+
+class Negative(eq.GaussianReLU):
+    def readout(self, Z):
+        return -super().readout(Z)
+
+
+def test_no_radius_no_bound_no_error_no_verified_certificate_of_another_map():
+    model, known = (
+        made(Negative, 4, 6, outputs=2, sigma_w2=0.05),
+        made(eq.GaussianReLU, 4, 6, outputs=2, sigma_w2=0.05),
+    )
+    certificate = eq.certify(known, X)
+    assert certificate.proved
+    with torch.no_grad():
+        known.a.normal_()
+        model.a.copy_(known.a)
+    assert eq.lipschitz_bound(known) < math.inf
+    assert eq.lipschitz_bound(model) == math.inf
+    assert not bool(certified_radius(model, X).certified.any())
+    assert eq.equilibrium_error(model, X, model.equilibrium(X)) == math.inf
+    with pytest.raises(ValueError):
+        certificate.verify(model, X)
+
+
+def test_the_tangent_kernel_of_an_overridden_family_is_that_of_its_outputs():
+    class Squared(eq.GaussianReLU):
+        def forward(self, X, **options):
+            return super().forward(X, **options) ** 2
+
+    model = made(Squared, 4, 6, sigma_w2=0.05)
+    J = torch.autograd.functional.jacobian(
+        lambda a: torch.func.functional_call(model, {"a": a}, (X,)), model.a.detach()
+    )
+    torch.testing.assert_close(eq.tangent_kernel(model, X).blocks["a"], J @ J.T)
+
+
+def test_nothing_is_trained_by_formulas_that_are_not_the_models():
+    model, y = made(Negative, 4, 6, sigma_w2=0.05), torch.ones(3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="Negative changes readout of GaussianReLU"):
+        eq.gradient_descent(model, X, y, 1, 0.1)
+    known = made(eq.GaussianReLU, 4, 6, sigma_w2=0.05)
+    certificate = eq.certify(known, X, y, theorem="safeguarded")
+    assert certificate.proved
+    known.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="a hook around forward"):
+        eq.safeguarded_descent(known, X, y, 1, certificate)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.affine import AffineFamily
+from ..models.altered import altered
 from ..models.blocks import squeeze_blocks
 from ..models.conv import ImageModel
 from ..models.opteq import MultiBlockOptEq, OptEq
@@ -89,7 +90,7 @@ def tangent_kernel(
     (N, k, m), and tiles of some 8 MB. A kernel that does not fit into memory is refused with a MemoryError
     before anything is computed.
     """
-    if isinstance(model, AffineFamily) or has_formula(model):
+    if (isinstance(model, AffineFamily) or has_formula(model)) and not altered(model, patched=False):
         assert isinstance(model, AffineFamily | OptEq)
         for inputs in (X,) if X2 is None else (X, X2):
             model._check_inputs(inputs)

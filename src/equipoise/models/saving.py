@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..files import Damaged, in_fixed_order, parse_json, write_atomically
+from .altered import family_of, seal
 
 _FORMAT = "equipoise.model.1"
 
@@ -25,7 +26,10 @@ class Saved(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Saved.families[cls.__name__] = cls
+        seal(cls)
+        known = Saved.families.get(cls.__name__, cls)
+        if family_of(known) is not known or family_of(cls) is cls:  # a file that names ours means ours
+            Saved.families[cls.__name__] = cls
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As of any object: torch would keep a module or parameter aside, past the property of that name."""

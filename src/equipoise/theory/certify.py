@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from ..models.altered import altered
 from ..models.conv import ConvMonotone, ConvOptEq
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
-from .altered import altered
 from .certificate import Certificate, fingerprint
 from .conv import prove_conv_wellposed
 from .instance import Instance

@@ -28,13 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..linalg import Interval, conv_norm_upper, frobenius, gamma, norm_upper, row_norms_upper
+from ..models.altered import altered, double
 from ..models.conv import ConvOptEq
 from ..models.conv.conv_opteq import ConvLayer
 from ..models.conv.parts import ClassHead, Extractor, PixelHead
 from ..models.opteq.pieces import pace
 from ..models.properties import Proximal
 from ..solve import Anderson, Picard, Stop
-from .altered import altered, double
 from .opteq import not_finite
 
 Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves

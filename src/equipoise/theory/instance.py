@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..linalg import Interval, SingularBounds, frobenius, gamma, one_norm_upper, singular_bounds
 from ..models.affine import AffineFamily
+from ..models.altered import altered, double
 from ..solve import Newton, Stop
 from . import families
-from .altered import altered, double
 from .certificate import FLOAT64_TIER, fingerprint
 from .enclosure import Enclosure, Equilibria, enclose, product_rounding
 
@@ -22,7 +22,6 @@ T = TypeVar("T")
 # Tight enough that the equilibrium's error is lost in the margins, loose enough for float64 to reach.
 _TIGHT = Stop(rtol=1e-13, max_steps=5000)
 _TIGHT_ENOUGH = Stop(rtol=1e-11, max_steps=100)
-_TRUSTED = ("weight", "injection", "readout", "readout_weight", "activation")  # what enclosures speak of
 
 
 class Instance:
@@ -55,7 +54,7 @@ class Instance:
     @cached_property
     def obstacle(self) -> str:
         """Why no theorem can speak of this at all; empty if one can."""
-        return self._changed() or altered(self.original) or self._nonfinite() or self._overflow()
+        return altered(self.original) or self._nonfinite() or self._overflow()
 
     def _inputs(self, X: Tensor) -> Tensor:
         d = self.model.inputs
@@ -80,20 +79,6 @@ class Instance:
                 f"y must be a real tensor {shape} like the network's output. Got {got} instead.{hint}"
             )
         return y.detach().to(self.X.device).double()
-
-    def _changed(self) -> str:
-        """What a subclass, or an attribute of its own, computes otherwise than the family that is known."""
-        kind, family = type(self.original), self.family
-        own = vars(self.original)
-        changed = [n for n in _TRUSTED if n in own or getattr(kind, n) is not getattr(family, n)]
-        names = [n for n, _ in self.original.named_parameters() if not n.startswith("feature_map.")]
-        changed += [f"the parameter {n}" for n in names if "." in n]  # weight norm and its like
-        if not changed:
-            return ""
-        return (
-            f"{kind.__name__} changes {', '.join(changed)} of {family.__name__}: what is known of the family "
-            f"may be false of it."
-        )
 
     def _nonfinite(self) -> str:
         named = [("X", self.X), ("y", self.y), *self.model.state_dict().items()]

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bounds
+from ..models import altered
 from ..models.conv import ConvOptEq
 from ..models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
 from ..models.opteq.activations import KNOWN
 from ..models.opteq.deep import OptEqLayer
 from ..models.properties import Proximal, returned
 from ..solve import Stop
-from . import altered
 from .certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from .claim import Claim
 from .enclosure import product_rounding

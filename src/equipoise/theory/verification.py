@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..linalg import Interval
-from .altered import altered
+from ..models.altered import altered
 from .certificate import NUMBERS, Certificate, Seal, digest_of, fingerprint
 from .claim import Claim
 

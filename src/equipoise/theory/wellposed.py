@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval
+from ..models.altered import altered
 from ..models.conv import ConvOptEq
 from ..models.monotone import Monotone
 from ..models.opteq import MultiBlockOptEq
-from .altered import altered
 from .certificate import Certificate
 from .conv_robustness import conv_error
 from .instance import Instance

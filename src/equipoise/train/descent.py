@@ -15,6 +15,7 @@ from torch import Tensor
 from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
+from ..models.altered import altered
 from ..models.linear import LinearEquilibrium
 from ..solve import AffineMap, EquilibriumError, Stop, extrapolate
 from ..solve.driver import Precision
@@ -99,6 +100,8 @@ def require_affine(what: str, model: object) -> None:
             f"{what} is of the affine families, whose adjoint serves all residuals. Got "
             f"{type(model).__name__} instead: Trainer(model, batch_size=None) trains any module."
         )
+    if why := altered(model):
+        raise ValueError(f"{what} goes by the formulas of the family: {why}")
 
 
 def default_loss(model: AffineFamily) -> str:
@@ -145,8 +148,8 @@ def _check_run(certificate: Certificate, loss: Any) -> None:
 
 def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, y: Tensor) -> Certificate:
     """A proved certificate of these weights and data, certified again if it was read or altered."""
-    if trained := trained_features(model):
-        raise ValueError(trained)
+    if why := trained_features(model):
+        raise ValueError(why)
     return relied_on(certificate, model, X, y)
 
 

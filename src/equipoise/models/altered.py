@@ -1,0 +1,137 @@
+"""Hooks, overridden methods, parametrisations: what Python and torch let a user change, and no theorem knows.
+
+Certificates, bounds, exports and formulas speak of the stored parameters of a family and of its own methods.
+Whether a model still is its family is asked here, by all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as of_all_modules
+from torch.nn.utils import parametrize
+
+# Modules before and behind the equilibrium, whose own changes leave its equation what it is.
+OUTSIDE = ("feature_map", "extractor", "scales", "last_norm", "head")
+_SOURCES = ("_orig", "_v")  # of spectral_norm and prune, of weight_norm: the parameter that W is computed of
+# What a subclass may say anew of itself without computing anything otherwise.
+_FREE = {"__init__", "__repr__", "__str__", "extra_repr", "config", *vars(type("Empty", (), {}))}
+_FREE |= {"__annotations__", "__annotate__", "__annotate_func__", "__static_attributes__", "__firstlineno__"}
+_FREE |= {"__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__qualname__"}
+_SEALED: dict[type, dict[str, Any]] = {}  # the members that a family of the library was defined with
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool = True) -> str:
+    """Why `model(X)` may compute otherwise than its family with the stored parameters; empty if nothing does.
+
+    A weight that is recomputed at each call (torch.nn.utils.spectral_norm, prune, a parametrisation) may be
+    another one than was certified, a hook may change anything, and so may a method that a subclass, the class
+    or the instance has in place of the family's own. A subclass that overrides nothing is its family, and so
+    is one that a user derives from an abstract family: there is no method of another to be kept. The parts of
+    the model that are named in `outside` are passed over; `patched`: whether classes that were changed after
+    their definition are looked for too.
+    """
+    if of_all_modules._global_forward_pre_hooks or of_all_modules._global_forward_hooks:
+        return (
+            f"a hook around the forward of all modules may change what {type(model).__name__} computes: "
+            f"handle.remove() takes it off."
+        )
+    for name, module in model.named_modules():
+        if name.partition(".")[0] in outside:
+            continue
+        where = f"{type(model).__name__}.{name}" if name else type(model).__name__
+        tensors = [n for n, value in vars(module).items() if isinstance(value, Tensor)]
+        if parametrize.is_parametrized(module):
+            first = next(iter(module.parametrizations))
+            what = f"a parametrised weight, which changes the parameter parametrizations.{first},"
+            remedy = "parametrize.remove_parametrizations(…)"
+        elif made := [n for n in tensors if any(n + end in module._parameters for end in _SOURCES)]:
+            what, remedy = f"{made[0]} computed at each call", "remove_spectral_norm(…) or prune.remove(…)"
+        elif tensors:
+            what = f"a tensor {tensors[0]} that is no parameter"
+            remedy = f"nn.Parameter({tensors[0]}) in its place, or del model.{tensors[0]},"
+        elif module._forward_pre_hooks or module._forward_hooks:
+            what, remedy = "a hook around forward", "handle.remove()"
+        elif own := [n for n in vars(module) if callable(getattr(type(module), n, None))]:
+            what = f"an attribute {own[0]} in place of its method, which changes {own[0]},"
+            remedy = f"del model.{own[0]}"
+        elif changed := list(dict.fromkeys(_overridden(module))):
+            kind, family = type(module).__name__, family_of(type(module)).__name__
+            what = f"{kind} changes {', '.join(changed)} of {family}: {kind}"
+            if name:
+                place = re.sub(r"[.]([0-9]+)", r"[\1]", name)
+                what = f"{place} is of the class {kind}, which"
+            return (
+                f"{what} may compute otherwise than {family}, which is known. Take a {family} with its "
+                f"parameters (load_state_dict); modules of your own can stand around it."
+            )
+        elif patched and (changed := list(dict.fromkeys(_patched(type(module))))):
+            what = f"a class whose {', '.join(changed)} was changed after its definition"
+            remedy = "the class as it was"
+        else:
+            continue
+        return (
+            f"{where} has {what}, so that a call may use other weights, or another map, than are known here: "
+            f"{remedy} leaves what can be certified."
+        )
+    return ""
+
+
+def family_of(kind: type) -> type:
+    """The class of the library, or of torch, that a user's class is derived from; or itself."""
+    return next(c for c in kind.__mro__ if _is_library(c.__module__))
+
+
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in ("equipoise", "torch")
+
+
+def _overridden(module: nn.Module) -> Iterator[str]:
+    """Members of its family that the class of a module, derived from it by a user, has in another way."""
+    family = family_of(type(module))
+    if inspect.isabstract(family) or family in (nn.Module, object):
+        return
+    known = {*dir(family), *vars(module), *module._parameters, *module._buffers, *module._modules}
+    for kind in type(module).__mro__:
+        if kind is family:
+            return
+        yield from (name for name in vars(kind) if name in known and name not in _FREE)
+
+
+def seal(kind: type) -> None:
+    """Remember the members that a class of the library, and those it derives from, were defined with."""
+    for c in kind.__mro__:
+        if _is_library(c.__module__) and c.__module__.startswith("equipoise"):
+            _SEALED.setdefault(c, dict(vars(c)))
+
+
+def _patched(kind: type) -> Iterator[str]:
+    """Members of the classes of the library and of torch that were put there by somebody else."""
+    for c in kind.__mro__:
+        if not _is_library(c.__module__):
+            continue
+        before = _SEALED.get(c)
+        for name, value in vars(c).items():
+            if name in _FREE:
+                continue
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            foreign = inspect.isfunction(function) and not _is_library(function.__module__ or "")
+            if foreign or (before is not None and before.get(name, _SEALED) is not value):
+                yield name
+
+
+def double(model: Model, device: torch.device) -> Model:
+    """A copy in float64, the exact values of the stored numbers.
+
+    Weights that are computed at each call are copied as they are: torch copies none that has a gradient.
+    """
+    computed = [t for module in model.modules() for t in vars(module).values() if isinstance(t, Tensor)]
+    twin = copy.deepcopy(model, {id(t): t.detach().to(device).double() for t in computed})
+    return twin.to(device).double().requires_grad_(False)
