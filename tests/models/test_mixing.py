@@ -74,6 +74,23 @@ def test_samples_that_needed_those_left_out_have_a_status_that_says_so():
     assert (true_residual(cell, whole.value, x) <= 1e-8 * whole.scale).all()
 
 
+def test_the_next_solver_of_a_chain_works_without_the_samples_that_were_found():
+    x = torch.ones(10, 1, dtype=torch.float64)
+    x[0] = 0
+    # Sample 0 is z = z/2 + 1, the others z = 1 − 3z + a tenth of all, on which plain iteration diverges.
+    f = lambda z, x: torch.where(x == 0, z / 2 + 1, 1 - 3 * z + z.sum(dim=0) / 10)
+    found = eq.fixed_point(f, 0 * x, args=(x,), solver=[eq.Picard(), eq.Picard(damping=0.3)])
+    assert [eq.Status(int(s)).name for s in found.status] == ["converged"] + 9 * ["coupled"]
+
+
+def test_samples_that_depend_on_one_that_failed_are_not_answers():
+    def f(z):  # the first sample runs away, and the second looks at it
+        return torch.stack([3 * z[0] + 1, z[1] / 2 + 1 / (1 + z[0].abs())])
+
+    found = eq.fixed_point(f, torch.zeros(2, 1, dtype=torch.float64), solver=eq.Picard())
+    assert [eq.Status(int(s)).name for s in found.status] == ["diverged", "coupled"]
+
+
 @pytest.mark.parametrize("gradient", [eq.Implicit(), eq.Phantom(2)], ids=["implicit", "phantom"])
 @pytest.mark.parametrize("recorded", [True, False], ids=["with gradients", "without"])
 @pytest.mark.parametrize("policy", ["raise", "mask"])

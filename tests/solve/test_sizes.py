@@ -201,3 +201,9 @@ def test_growth_ends_a_solve_at_once():
     found = eq.fixed_point(lambda z: 10 * z + 1, torch.zeros(1, 1).double(), solver=eq.Picard(), stop=stop)
     assert eq.Status(int(found.status[0])).name == "diverged"
     assert int(found.steps[0]) <= 12  # residuals 1, 10, 100, 1e3, 1e4, and checks at most 8 steps apart
+
+
+def test_numbers_that_stop_being_finite_on_the_way_are_named():
+    f = lambda z: torch.where(z < 3, z + 1, torch.nan)
+    found = eq.fixed_point(f, torch.zeros(1, 2).double(), solver=eq.Anderson())
+    assert eq.Status(int(found.status[0])).name == "nonfinite"
