@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from leftovers import end_processes, watch_processes
+from leftovers import end_processes, forget_processes, watch_processes
 
 # Contract suites run one test under many classes, which hypothesis would otherwise call an accident.
 settings.register_profile(
@@ -16,6 +16,7 @@ watch_processes()
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
+    forget_processes()
     yield
     if left := end_processes():
         pytest.fail(f"a test must wait for the processes it starts. Left: {'; '.join(left)}")

@@ -25,8 +25,13 @@ def watch_processes() -> None:
     subprocess.Popen.__init__ = known  # type: ignore[method-assign]
 
 
+def forget_processes() -> None:
+    """Those so far belong to fixtures of many tests, which end them."""
+    _STARTED.clear()
+
+
 def end_processes() -> list[str]:
-    """End every process that was not waited for, close all pipes, and say which processes these were."""
+    """End every process since then that was not waited for, close its pipes, and name it."""
     left = []
     for process in list(_STARTED):
         if process.returncode is None:
