@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageColor
 
-from equipoise.papers.gallery import counts, duration, processor_time, read_results, summary
+from equipoise.papers.framework.gallery import counts, duration, processor_time, read_results, summary
 from equipoise.plots import LIGHT
 
 WIDEST, LARGEST = 1400, 200_000  # pixels; bytes of a picture

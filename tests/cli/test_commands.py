@@ -303,7 +303,7 @@ def test_data_and_claims(equipoise):
 
 
 def test_a_check_that_disagrees_with_its_verdict_is_exit_code_1(equipoise, monkeypatch):
-    from equipoise.papers.claims import Outcome, PaperClaim
+    from equipoise.papers.framework.claims import Outcome, PaperClaim
 
     def entry(key, holds):
         return PaperClaim(key, "gao2022", key, "x ≤ y", "holds", lambda seed: Outcome(holds, 1.0, 2.0, 2.0))

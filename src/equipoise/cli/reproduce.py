@@ -15,7 +15,7 @@ from .output import Output, duration, table
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from ..papers.experiments import Experiment, Result
+    from ..papers.framework.experiments import Experiment, Result
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -70,7 +70,7 @@ def reproduce(
     interrupted run goes on. What is computed again is named, with the reason.
     """
     from ..papers import catalogue
-    from ..papers.gallery import check_place
+    from ..papers.framework.gallery import check_place
 
     output = Output(quiet, json)
     named = [name for name in what if name != "list"]
@@ -171,7 +171,7 @@ class _Bar:
         from rich.text import Text
 
         from ..data.errors import DataWarning
-        from ..papers.gallery import computed_again, counts
+        from ..papers.framework.gallery import computed_again, counts
 
         verdict = result.verdict
         colour = {"agree": "green", "differs": "yellow", "failed": "red"}.get(verdict, "dim")

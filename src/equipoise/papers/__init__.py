@@ -1,16 +1,21 @@
 """What the papers claim, checked: `claims()`, `claim(key)`, `run(key)`, `table()`."""
 
-from . import (  # noqa: F401  each module enters its claims
-    gao2022_claims,
-    gao2022_practice_claims,
-    hieu2022_background_claims,
-    hieu2022_claims,
-    kawaguchi2021_claims,
-    ling2023_claims,
-    ling2023_width_claims,
-    xie2021_claims,
-    xie2021_training_claims,
+from importlib import import_module
+
+from .framework.claims import Outcome, PaperClaim, claim, claims, run, table
+
+_ENTERED = (  # each module enters its claims
+    "gao2022.claims",
+    "gao2022.practice_claims",
+    "hieu2022.background_claims",
+    "hieu2022.claims",
+    "kawaguchi2021.claims",
+    "ling2023.claims",
+    "ling2023.width_claims",
+    "xie2021.claims",
+    "xie2021.training_claims",
 )
-from .claims import Outcome, PaperClaim, claim, claims, run, table
+for _name in _ENTERED:
+    import_module(f".{_name}", __package__)
 
 __all__ = ["Outcome", "PaperClaim", "claim", "claims", "run", "table"]

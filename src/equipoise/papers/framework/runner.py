@@ -1,0 +1,297 @@
+"""Running experiments: one after the other, or as many at a time as there are cores.
+
+    reproduce(["gao2022"], Settings(), "gallery", jobs=2)
+
+Each job is a process with its share of the threads. Units that two experiments have in common are computed
+by the first that asks; the other waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ...data import DataError
+from ...files import write_atomically
+from .experiments import (
+    SCALES,
+    Context,
+    Experiment,
+    Result,
+    Settings,
+    Silent,
+    Watcher,
+    experiment,
+    select,
+)
+from .gallery import check_place, read_result, write_gallery, write_page
+from .page import Page
+from .units import plain
+from .verdicts import Judgement
+
+MOST = 8  # jobs, unless more are asked for: each takes about half a gigabyte
+
+
+def reproduce(
+    names: Sequence[str],
+    settings: Settings,
+    out: str | Path,
+    watcher: Watcher | None = None,
+    *,
+    jobs: int | None = 1,
+) -> list[Result]:
+    """Run experiments and write, for each, a directory `out`/<key>; then the gallery, `out`/index.html.
+
+    `jobs` of them at a time, each in a process of its own; None is the number of cores, up to 8. One that
+    raises is reported as failed, and the others go on. SIGTERM is a KeyboardInterrupt, which ends them all.
+    """
+    chosen, out, watcher = select(names), Path(out), watcher or Silent()
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be an integer ≥ 1, or None. Got {jobs} instead.")
+    check_place(out)
+    jobs = min(jobs or min(cores(), MOST), len(chosen))
+    results: dict[str, Result] = {}
+    work = (chosen, settings, out, watcher)
+    found = _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work)
+    with _interruptible(), closing(found):
+        for result in found:
+            write_page(read_result(out / result.key), out)
+            watcher.finished(result)
+            results[result.key] = result
+        write_gallery(out)
+    return [results[entry.key] for entry in chosen]
+
+
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_turn(
+    chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher
+) -> Generator[Result]:
+    for at, entry in enumerate(chosen):
+        watcher.experiment(entry.key, at, len(chosen))
+        yield run_one(entry, settings, out, watcher)
+
+
+def run_one(entry: Experiment, settings: Settings, out: Path, watcher: Watcher | None = None) -> Result:
+    """Measure, judge and draw one experiment; `measured.json` and `result.json` are written.
+
+    If it fails and there is a former result without an error, that one is kept and says so. The traceback is
+    in `error.txt`.
+    """
+    directory = out / entry.key
+    directory.mkdir(parents=True, exist_ok=True)
+    former, new = _former(directory), directory / f".new-{os.getpid()}"
+    try:
+        result = stored = _run(entry, Context(settings, out, watcher or Silent()), Page(new), former)
+        if result.error and former is not None:
+            stored = replace(former, later=result.error)
+        else:
+            for part in sorted(new.glob("*")):
+                part.replace(directory / part.name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    if not result.error:
+        (directory / "error.txt").unlink(missing_ok=True)
+    content = {**asdict(stored), "verdict": stored.verdict}
+    text = json.dumps(plain(content), ensure_ascii=False, indent=1)
+    write_atomically(directory / "result.json", text.encode())
+    return result
+
+
+def _former(directory: Path) -> Result | None:
+    """The result in `directory`, if it can be read and has no error."""
+    try:
+        found = read_result(directory)
+    except DataError:
+        return None
+    return None if found.error else found
+
+
+def _replaced(former: Result | None, scale: str) -> list[str]:
+    """Said where a smaller run takes the place of a larger."""
+    before = scale if former is None else former.settings["scale"]
+    if SCALES.index(before) <= SCALES.index(scale):
+        return []
+    kept = "whose units are kept: run again at that scale, it is drawn from them."
+    return [f"this page of the scale {scale} replaces one of the scale {before}, {kept}"]
+
+
+def _run(entry: Experiment, context: Context, page: Page, former: Result | None) -> Result:
+    judgements: list[Judgement] = []
+    error, of_data = "", False
+    try:
+        measured = plain(entry.run(context))
+        text = json.dumps(measured, ensure_ascii=False)
+        page.directory.mkdir(exist_ok=True)
+        write_atomically(page.directory / "measured.json", text.encode())
+        judgements = entry.judge(measured)
+        entry.draw(measured, page)
+    except DataError as raised:
+        error, of_data = str(raised), True
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        write_atomically(context.out / entry.key / "error.txt", traceback.format_exc().encode())
+    return Result(
+        key=entry.key,
+        title=entry.title,
+        claim=entry.claim,
+        settings=asdict(context.settings),
+        judgements=tuple(judgements),
+        figures=page.figures,
+        tables=page.tables,
+        notes=[*context.notes, *page.notes],
+        data=context.provenance,
+        units=context.units,
+        seconds=context.seconds,
+        error=error,
+        data_error=of_data,
+        warnings=[] if error else [*context.ignored(), *_replaced(former, context.settings.scale)],
+        sizes=context.sizes,
+        recomputed=context.recomputed,
+    )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is Ctrl-C in here."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # others may not handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def _side_by_side(
+    chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher, jobs: int
+) -> Generator[Result]:
+    """Results as they come. The longest start first, so that none is left running alone at the end."""
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    messages = context.SimpleQueue()
+    order = sorted(chosen, key=lambda entry: -entry.minutes)
+    with (
+        _told(messages, watcher, len(chosen)),
+        ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_start, initargs=(messages, max(1, cores() // jobs))
+        ) as pool,
+    ):
+        try:
+            with _no_interrupt():  # which a worker keeps, also before it comes to `_start`
+                futures: list[Future[Result]] = [pool.submit(_work, e.key, settings, out) for e in order]
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool:
+            raise RuntimeError(
+                "a process of the run was killed, perhaps for want of memory: what was computed is kept, and "
+                "the same command with fewer jobs goes on from there."
+            ) from None
+        except BaseException:  # such as Ctrl-C: nothing goes on in the background
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; processes that are started in it never hear of it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _told(messages: Any, watcher: Watcher, total: int) -> Iterator[None]:
+    """The watcher hears what the processes say.
+
+    A process that was ended may have left the queue locked: after an error nothing is put into it.
+    """
+
+    def listen() -> None:
+        begun = 0
+        while (message := messages.get()) is not None:
+            kind, name, share = message
+            if kind == "unit":
+                watcher.unit(name, share)
+            else:
+                watcher.experiment(name, begun, total)
+                begun += 1
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    yield
+    messages.put(None)
+    thread.join(timeout=5)
+
+
+class _Messenger(Silent):
+    """A watcher that passes on what it is told."""
+
+    def __init__(self, messages: Any) -> None:
+        self.messages = messages
+
+    def experiment(self, key: str, at: int, total: int) -> None:
+        self.messages.put(("experiment", key, 0.0))
+
+    def unit(self, name: str, share: float) -> None:
+        self.messages.put(("unit", name, share))
+
+
+_messenger: _Messenger | None = None  # of a worker
+
+
+def _start(messages: Any, threads: int) -> None:
+    global _messenger
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _messenger = _Messenger(messages)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed could not end its workers. A unit is written whole or not at all."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _work(key: str, settings: Settings, out: Path) -> Result:
+    from .. import catalogue  # noqa: F401  enters the experiments
+
+    assert _messenger is not None
+    _messenger.experiment(key, 0, 0)
+    return run_one(experiment(key), settings, out, _messenger)

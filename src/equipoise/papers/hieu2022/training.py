@@ -1,0 +1,82 @@
+"""θ by Adam, its rate falling as a cosine: the residual DEQs of [hieu2022, chapter 4] and their repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...differentiate import jacobian_penalty
+from ...models.conv import ImageModel, ResidualConv
+from ...solve import Anderson, Broyden, Stop
+from ..framework.experiments import Progress
+
+BATCH = 100
+RATES = {"tiny": 1e-2, "medium": 3e-3, "paper": 1e-3}  # fewer steps take a larger one
+STOP = Stop(rtol=1e-2, max_steps=50)  # of training, as in the text of §4.1.2
+
+# Where equilibria are looked for in earnest, from zero: each solver on the images the one before failed on.
+# f is continuous and its last norm bounds it, so that one exists for any weights (Brouwer), found or not.
+SEARCH = (Anderson(memory=5), Broyden(memory=30), Anderson(memory=20))
+FAR = Stop(rtol=1e-2, max_steps=200, patience=200)
+
+
+def build(X: Tensor, channels: int, seed: int, **options: Any) -> ResidualConv:
+    """The residual DEQ for images like X; large ones are halved by the first convolution."""
+    return ResidualConv(
+        tuple(X.shape[1:]),
+        channels,
+        groups=4,
+        extractor=(2,) if X.shape[2] > 16 else (1,),
+        on_failure="accept",
+        generator=torch.Generator().manual_seed(seed),
+        **{"stop": STOP, **options},
+    )
+
+
+def fit(
+    model: nn.Module,
+    X: Tensor,
+    y: Tensor,
+    epochs: int,
+    *,
+    seed: int,
+    rate: float,
+    penalty: float = 0.0,
+    progress: Progress = lambda share: None,
+    after: Callable[[int], None] = lambda epoch: None,
+) -> list[float]:
+    """Mean cross-entropy by epoch; `after(epoch)` is called at 0 and after every epoch.
+
+    `penalty` times an estimate of ‖∂f/∂z‖_F² / D at the equilibria is added to what is minimised.
+    """
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    steps = epochs * -(-len(X) // BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
+    shuffle, signs = (torch.Generator().manual_seed(seed) for _ in range(2))
+    losses: list[float] = []
+    after(0)
+    for epoch in range(1, epochs + 1):
+        total = 0.0
+        for rows in torch.randperm(len(X), generator=shuffle).split(BATCH):
+            x = X[rows]
+            if penalty and isinstance(model, ImageModel):
+                z, c = model.equilibrium(x), model.injection(x)
+                loss = F.cross_entropy(model.readout(z), y[rows])
+                goal = loss + penalty * jacobian_penalty(
+                    model, *c, shared=model.shared(), z=z, generator=signs
+                )
+            else:
+                goal = loss = F.cross_entropy(model(x), y[rows])
+            optimiser.zero_grad()
+            goal.backward()
+            optimiser.step()
+            schedule.step()
+            total += loss.item() * len(rows)
+        losses.append(total / len(X))
+        progress(epoch / epochs)
+        after(epoch)
+    return losses

@@ -1,0 +1,1 @@
+"""The claims and the experiments of [ling2023]."""

@@ -1,0 +1,43 @@
+"""The gallery on the screen of a phone: every verdict is in sight, nothing needs to be pushed aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.papers.framework.experiments import Experiment, Settings
+from equipoise.papers.framework.gallery import read_result, write_gallery, write_page
+from equipoise.papers.framework.runner import run_one
+from equipoise.papers.framework.verdicts import judged
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+RIGHTMOST = """() => Math.max(
+  document.documentElement.scrollWidth,
+  ...[...document.querySelectorAll(".badge, .cards td")].map((part) => part.getBoundingClientRect().right))"""
+
+
+def test_verdicts_are_in_sight_on_a_narrow_screen(tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    long = {
+        "paper": "as the paper says it " * 5,
+        "measured": "m = 25: 0.001231, " * 9,
+        "tolerance": "t " * 50,
+    }
+    judge = lambda measured: [judged("a claim of some length", holds, **long) for holds in (True, None)]
+    entry = Experiment(
+        "gao2022.test", "title", "claim", lambda context: {}, judge, lambda measured, page: None
+    )
+    run_one(entry, Settings("tiny"), tmp_path)
+    write_page(read_result(tmp_path / entry.key), tmp_path)
+    write_gallery(tmp_path)
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        for path in (tmp_path / "index.html", tmp_path / entry.key / "index.html"):
+            page.goto(path.as_uri())
+            assert page.evaluate(RIGHTMOST) <= 390
+        browser.close()
