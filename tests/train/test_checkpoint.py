@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.files import remove_leftovers, write_atomically
+from equipoise.files import OtherFormat, remove_leftovers, write_atomically
+from equipoise.train import checkpoint
 from equipoise.train.checkpoint import Checkpoints, CheckpointWarning
 from processes import small_files
 
@@ -265,3 +266,24 @@ def test_a_save_is_the_newest_whatever_was_left_by_a_run_that_came_to_nothing(tm
     saved(tmp_path, 5, keep=keep)
     assert checkpoints.steps() == [5]
     assert_is(checkpoints.latest(), 5)
+
+
+def test_another_format_is_not_called_damage(tmp_path):
+    checkpoints = saved(tmp_path, 10)
+    path = tmp_path / "step-00000010.json"
+    known = checkpoint._unseal(path) | {"format": "equipoise.checkpoint.1"}
+    path.write_text(checkpoint._seal(json.dumps(known)))
+    with pytest.raises(OtherFormat, match=r"checkpoint\.1.*the version that wrote it"):
+        checkpoints.latest()
+
+
+@pytest.mark.parametrize("name", ["threads", "processor", "torch"])
+def test_what_was_computed_otherwise_is_said(tmp_path, monkeypatch, name):
+    """Bit for bit holds for one number of threads, one processor and one set of versions."""
+    then = checkpoint.environment()
+    monkeypatch.setattr(checkpoint, "environment", lambda: then | {name: "another"})
+    checkpoints = saved(tmp_path, 10)
+    with pytest.warns(CheckpointWarning, match=f"{name}: another, now .*its last bits may differ"):
+        assert_is(checkpoints.latest(), 10)
+    monkeypatch.setattr(checkpoint, "environment", lambda: then | {"platform": "a newer kernel"})
+    assert_is(saved(tmp_path, 20).latest(), 20)

@@ -31,6 +31,7 @@ def report(
     named on the page and on stderr, nothing of it is shown, and the command exits with 5.
     """
     from ..files import Damaged
+    from ..plain import plain
     from ..report import write
     from ..report.reading import read
     from .output import Output
@@ -43,6 +44,6 @@ def report(
     output.say(str(page))
     output.result({"report": str(page), "damaged": damaged})
     for name, why in damaged.items():
-        typer.echo(f"{name} is not shown: {why}", err=True)
+        typer.echo(plain(f"{name} is not shown: {why}"), err=True)
     if damaged:
         raise Ended(Code.DAMAGED)

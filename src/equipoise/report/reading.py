@@ -101,7 +101,10 @@ def read(run: Run | str | Path) -> Record:
     empty: dict[str, Any] = {}
     status = attempt("run.json", lambda: run.status, empty)
     if status:
-        damaged |= run.alterations()
+        try:
+            damaged |= run.alterations()
+        except (OSError, ValueError) as error:  # a checkpoint of another version
+            damaged["checkpoints"] = str(error)
     return Record(
         name=path.resolve().name,
         config=attempt("config.toml", lambda: run.config, {}),
