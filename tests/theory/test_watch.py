@@ -113,5 +113,11 @@ def test_a_weight_beyond_one_is_seen():
     assert enclose_near(model, X, guard).unique[0].holds
     model.W.mul_(1.0000001 / torch.linalg.matrix_norm(model.W, ord=2))
     at = enclose_near(model, X, guard)
+    assert not at.contraction.holds
+    assert at.unique[0].name == "λ_max(sym W) < 1"
+    assert at.resolvent.hi == pytest.approx(enclose(model, X).resolvent.hi, rel=1e-9)
+    model.W.copy_(model.W @ model.W.T)  # of which ‖W‖ is λ_max(sym W)
+    model.W.mul_(1.0000001 / torch.linalg.matrix_norm(model.W, ord=2))
+    at = enclose_near(model, X, guard)
     assert not at.unique[0].holds
     assert at.resolvent.hi == math.inf

@@ -14,10 +14,13 @@ from problems import exact_affine
 F64 = torch.float64
 
 
-def gaussian(norm, n=6, seed=0):
+def gaussian(norm, n=6, seed=0, symmetric=False):
+    """‖W‖ as given; of a symmetric W ⪰ 0 it is λ_max(sym W) too."""
     generator = torch.Generator().manual_seed(seed)
     model = eq.GaussianReLU(3, n, dtype=F64, generator=generator)
     with torch.no_grad():
+        if symmetric:
+            model.W.copy_(model.W @ model.W.T)
         model.W.mul_(norm / torch.linalg.matrix_norm(model.W, 2))
     return model
 
@@ -34,6 +37,11 @@ def family(name, seed=0, outputs=1):
 
 
 FAMILIES = ["gao2022", "ling2023", "hieu2022", "hieu2022 bias", "kawaguchi2021"]
+
+
+def margin(W):
+    """λ_min(sym(I − W))."""
+    return 1 - float(torch.linalg.eigvalsh((W + W.T).detach() / 2)[-1])
 
 
 def inputs(N=4, seed=1):
@@ -59,12 +67,14 @@ def test_the_resolvent_bound_and_the_rate_of_each_family():
     q = float(torch.linalg.matrix_norm(model.W.detach(), 2))
     found = eq.certify(model, X).constants
     assert found["rate"] == pytest.approx(q, rel=1e-12)
-    assert found["R"] == pytest.approx(1 / (1 - q), rel=1e-12)
+    assert found["R"] == pytest.approx(1 / margin(model.weight()), rel=1e-12)
+    assert found["R"] < 1 / (1 - q)
     model = family("gao2022")
     q = model.gamma * float(torch.linalg.matrix_norm(model.A.detach(), 2))
     found = eq.certify(model, X).constants
     assert found["rate"] == pytest.approx(q, rel=1e-12)
-    assert found["R"] == pytest.approx(1 / (1 - q), rel=1e-12)
+    assert found["R"] == pytest.approx(1 / margin(model.weight()), rel=1e-12)
+    assert found["R"] <= 1 / (1 - q) * (1 + 1e-12)
     model = family("kawaguchi2021")
     found = eq.certify(model, X).constants
     assert found["rate"] == pytest.approx(0.8)
@@ -99,7 +109,46 @@ def test_the_promised_rate_is_kept_by_the_solver(name):
 def test_norms_just_below_and_above_1_are_told_apart(distance):
     X = inputs()
     assert eq.certify(gaussian(1 - distance), X).proved
-    assert eq.certify(gaussian(1 + distance), X).verdict == "hypotheses_fail"
+    assert eq.certify(gaussian(1 - distance, symmetric=True), X).proved
+    assert eq.certify(gaussian(1 + distance, symmetric=True), X).verdict == "hypotheses_fail"
+    assert eq.certify(gaussian(1 + distance), X).constants["reason"] == "λ_max(sym W) < 1"
+
+
+@pytest.mark.parametrize("sigma_w2", [0.15, 0.2, 0.24])
+def test_maps_that_do_not_contract_are_well_posed_where_they_are_monotone(sigma_w2):
+    """‖W‖ is about 2√2 σ_w and λ_max(sym W) about 2σ_w: between σ_w² = ⅛ and ¼ only the latter is below 1."""
+    generator = torch.Generator().manual_seed(0)
+    model = eq.GaussianReLU(3, 60, sigma_w2=0.1, dtype=F64, generator=generator)
+    with torch.no_grad():
+        model.W.mul_(math.sqrt(sigma_w2 / 0.1))
+    X = inputs()
+    mu = margin(model.weight())
+    assert float(torch.linalg.matrix_norm(model.W.detach(), 2)) > 1 > 1 - mu
+    cert = eq.certify(model, X)
+    assert cert.proved
+    assert cert.constants["R"] == pytest.approx(1 / mu, rel=1e-10)
+    Z = model.equilibrium(X, stop=eq.Stop(rtol=1e-13, max_steps=5000)).detach()
+    W, u = model.weight().detach(), model.injection(X).detach()
+    ell = float(torch.linalg.matrix_norm(torch.eye(60, dtype=F64) - W, 2))
+    z = torch.zeros_like(Z)
+    for _ in range(10):  # the promised rate is that of forward-backward splitting with the step μ/ℓ²
+        before = (z - Z).norm(dim=1)
+        z = torch.relu(z - mu / ell**2 * (z - z @ W.T - u))
+        assert bool(((z - Z).norm(dim=1) <= cert.constants["rate"] * before + 1e-11).all())
+    rough = Z + 1e-3
+    assert float((rough - Z).norm()) <= equilibrium_error(model, X, rough) <= 200 * float((rough - Z).norm())
+
+
+def test_theorems_that_need_a_contraction_say_so():
+    model = gaussian(1.2)
+    scaled = eq.ScaledReLU(3, 6, gamma=0.5, dtype=F64)
+    with torch.no_grad():
+        scaled.A.copy_(2 * model.W.T)
+    for network, theorem, name in ((model, "ling2023", "‖W‖ < 1"), (scaled, "gao2022.descent", "γ‖A‖ < 1")):
+        assert eq.certify(network, inputs()).constants["reason"] == "λ_max(sym W) < 1"
+        cert = eq.certify(network, inputs(), torch.ones(4, dtype=F64), theorem=theorem)
+        assert cert.verdict == "hypotheses_fail"
+        assert cert.claim(name).refuted
 
 
 def test_a_norm_of_exactly_1_is_not_proved():
@@ -275,7 +324,8 @@ def test_the_obvious_shortcut_for_monotone_networks_is_false():
 
 def test_nothing_is_said_of_equilibria_that_may_not_be_unique():
     X, Z = inputs(), torch.zeros(4, 6, dtype=F64)
-    assert equilibrium_error(gaussian(1.1), X, Z) == math.inf
+    assert equilibrium_error(gaussian(1.1, symmetric=True), X, Z) == math.inf
+    assert equilibrium_error(gaussian(1.1), X, Z) < math.inf
     assert equilibrium_error(gaussian(0.9), X, torch.full_like(Z, math.nan)) == math.inf
     assert equilibrium_error(gaussian(0.9), math.nan * X, Z) == math.inf
     with pytest.raises(ValueError, match=r"Z must be \(4, 6\)"):

@@ -51,9 +51,12 @@ def trained_features(model: object) -> str:
     )
 
 
-def well_posed(claims: Claims, instance: Instance) -> bool:
-    claims.items.extend(instance.enclosure.unique)
-    return instance.unique
+def well_posed(claims: Claims, instance: Instance, contracting: bool = False) -> bool:
+    """One equilibrium for every input; where the proof needs it, because the map contracts."""
+    at = instance.enclosure
+    needed = (at.contraction,) if contracting and at.contraction is not None else at.unique
+    claims.items.extend(needed)
+    return all(c.holds for c in needed)
 
 
 def independent_rows(claims: Claims, instance: Instance) -> Claim:

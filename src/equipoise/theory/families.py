@@ -2,8 +2,8 @@
 
 | family | effective weight | unique because | R ≥ ‖(I − D W)⁻¹ D‖ |
 | --- | --- | --- | --- |
-| gao2022 | γ Aᵀ | γ‖A‖ < 1 | 1/(1 − γ‖A‖) |
-| ling2023 | W | ‖W‖ < 1 | 1/(1 − ‖W‖) |
+| gao2022 | γ Aᵀ | γ‖A‖ < 1, or λ_max(sym W) < 1 | 1/(1 − γ‖A‖), or 1/(1 − λ_max(sym W)) |
+| ling2023 | W | ‖W‖ < 1, or λ_max(sym W) < 1 | 1/(1 − ‖W‖), or 1/(1 − λ_max(sym W)) |
 | hieu2022 | (1−μ)I − AᵀA + B − Bᵀ | sym(I − W) = μI + AᵀA, for every A, B | 1/μ |
 | kawaguchi2021 | γ softmax_columns(A) | ‖W‖₁ = γ < 1, for every A | ‖(I − W)⁻¹‖ ≤ √m/(1 − γ) |
 """
@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
-from ..linalg import Interval, frobenius, gamma, minimum, singular_bounds
+from ..linalg import Interval, frobenius, gamma, minimum, singular_bounds, symmetric_part_margin_lower
 from ..models.conv import ConvMonotone
 from ..models.gaussian_relu import GaussianReLU
 from ..models.linear import LinearEquilibrium
@@ -72,6 +73,37 @@ def resolvent_of(reason: Claim) -> Interval:
     return 1 / (1 - reason.left) if reason.holds else Interval(0.0, math.inf)
 
 
+def is_positive(margin: float) -> Claim:
+    """λ_max(sym W) < 1, from a margin ≤ λ_min(sym(I − W))."""
+    return Claim(
+        "λ_max(sym W) < 1",
+        "sym(I − W) is positive, though W may not contract: one equilibrium for every input",
+        Interval(-math.inf, (1 - Interval(margin)).hi),
+        "<",
+        Interval(1.0),
+        "a Cholesky witness, rounded outward",
+    )
+
+
+def reasons(contraction: Claim, margin: float) -> dict[str, Any]:
+    """Of a family that contracts or is monotone: the better of both, and ‖W‖ < 1 where neither is proved."""
+    reason, resolvent = contraction, resolvent_of(contraction)
+    if margin > 0:
+        reason = contraction if contraction.holds else is_positive(margin)
+        resolvent = Interval(0.0, min(resolvent.hi, (1 / Interval(margin)).hi))
+    return {
+        "unique": (reason,),
+        "resolvent": resolvent,
+        "reason": reason.name,
+        "contraction": contraction,
+    }
+
+
+def margin_of(W: Tensor, error: float) -> float:
+    """≤ λ_min(sym(I − W exact)) for a W that is off by at most `error`."""
+    return (Interval(symmetric_part_margin_lower(W)) - error).lo
+
+
 def stochastic_bounds(model: LinearEquilibrium) -> tuple[Interval, Interval]:
     """‖γS‖ ≤ γ√m and ‖(I − γS)⁻¹‖ ≤ √m/(1 − γ), from the same bounds without √m in the 1-norm."""
     g, root = abs(Interval(float(model.gamma))), Interval(model.width).sqrt()
@@ -84,17 +116,14 @@ def stochastic_bounds(model: LinearEquilibrium) -> tuple[Interval, Interval]:
 @enclose.register
 def _(model: GaussianReLU, X: Tensor) -> Enclosure:
     norm = singular_bounds(model.W).norm
-    reason = contracts(model, norm)
     return Enclosure(
         weight=model.weight(),
         weight_error=0.0,
         weight_norm=norm,
         injection=model.injection(X),
         injection_error=product_rounding(X, model.U.T).hi,
-        unique=(reason,),
-        resolvent=resolvent_of(reason),
-        reason="‖W‖ < 1",
         norms={"W": norm},
+        **reasons(contracts(model, norm), margin_of(model.W, 0.0)),
     )
 
 
@@ -102,18 +131,16 @@ def _(model: GaussianReLU, X: Tensor) -> Enclosure:
 def _(model: ScaledReLU, X: Tensor) -> Enclosure:
     size = singular_bounds(model.A).norm
     norm = abs(Interval(float(model.gamma))) * size
-    reason = contracts(model, norm)
     weight = model.weight()
+    error = (gamma(2) * frobenius(weight) + Interval(0.0, weight.numel() * 2.0**-1074)).hi
     return Enclosure(
         weight=weight,
-        weight_error=(gamma(2) * frobenius(weight) + Interval(0.0, weight.numel() * 2.0**-1074)).hi,
+        weight_error=error,
         weight_norm=norm,
         injection=model.injection(X),
         injection_error=product_rounding(X, model.W).hi,
-        unique=(reason,),
-        resolvent=resolvent_of(reason),
-        reason="γ‖A‖ < 1",
         norms={"A": size},
+        **reasons(contracts(model, norm), margin_of(weight, error)),
     )
 
 

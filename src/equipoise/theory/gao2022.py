@@ -88,7 +88,7 @@ class _Theorem:
         if obstacle:
             return certificate(self.name, instance, obstacle=obstacle, **frame)
         claims = Claims()
-        if not well_posed(claims, instance):
+        if not well_posed(claims, instance, contracting=True):
             return certificate(self.name, instance, claims, **frame)
         a0 = independent_rows(claims, instance).left
         C = self.C or self._choose(instance)

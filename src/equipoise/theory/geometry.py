@@ -7,8 +7,8 @@ For a hidden gradient step of size η_h at residual r, with ‖a‖ ≤ ā and �
 
 | family | K | β | c | R in the ball |
 | --- | --- | --- | --- | --- |
-| ling2023 | S̄² + x² | S̄ | W | 1/(1 − ‖W(0)‖ − δ) |
-| gao2022 | γ²S̄² + x² | γ²S̄ | γA | 1/(1 − γ‖A(0)‖ − δ) |
+| ling2023 | S̄² + x² | S̄ | W | 1/(1/R(0) − δ) |
+| gao2022 | γ²S̄² + x² | γ²S̄ | γA | 1/(1/R(0) − δ) |
 | hieu2022 | 4 max(1, Ā²)S̄² + x², Ā = ‖A(0)‖ + δ | 2ĀS̄ | A | 1/μ |
 | kawaguchi2021 | γ²S̄²/4 | γS̄/2 | A | 1/max(σ_min(I − γS(0)) − γδ/2, (1 − γ)/√m) |
 
@@ -74,7 +74,7 @@ class Geometry(ABC):
 
 @dataclass(frozen=True)
 class Contracting(Geometry):
-    """ling2023 (g = 1) and gao2022 (g = γ): q = ‖W(0)‖ of the effective weight."""
+    """ling2023 (g = 1) and gao2022 (g = γ): q = 1 − 1/R(0), the lesser of ‖W(0)‖ and λ_max(sym W(0))."""
 
     q: Number
     g: Number
@@ -135,13 +135,13 @@ def geometry(model: Any, instance: Instance) -> Geometry:
 
 @geometry.register
 def _(model: GaussianReLU, instance: Instance) -> Geometry:
-    return Contracting(q=_upper(instance.enclosure.weight_norm), g=Interval(1.0), x=_x(instance))
+    return Contracting(q=_q(instance), g=Interval(1.0), x=_x(instance))
 
 
 @geometry.register
 def _(model: ScaledReLU, instance: Instance) -> Geometry:
     g = Interval(float(model.gamma))
-    return Contracting(q=_upper(instance.enclosure.weight_norm), g=g, x=_x(instance))
+    return Contracting(q=_q(instance), g=g, x=_x(instance))
 
 
 @geometry.register
@@ -155,6 +155,11 @@ def _(model: LinearEquilibrium, instance: Instance) -> Geometry:
     g = Interval(float(model.gamma))
     worst = (1 - g) / Interval(model.width).sqrt()
     return Softmax(g=g, sigma=instance.keep("σ_min(I − γS)", lambda: _sigma(instance)), worst=worst)
+
+
+def _q(instance: Instance) -> Interval:
+    """≥ 1 − 1/R: both ‖W‖ and λ_max(sym W) move by at most ‖ΔW‖_F."""
+    return Interval((1 - 1 / Interval(instance.enclosure.resolvent.hi)).hi)
 
 
 def _upper(x: Interval) -> Interval:

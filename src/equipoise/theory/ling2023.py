@@ -91,7 +91,7 @@ class Descent:
         if obstacle:
             return certificate(self.name, instance, obstacle=obstacle, **frame)
         claims = Claims()
-        if not well_posed(claims, instance):
+        if not well_posed(claims, instance, contracting=True):
             return certificate(self.name, instance, claims, **frame)
         s = independent_rows(claims, instance).left
         lambda0 = s**2

@@ -17,15 +17,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..linalg import Interval, SingularBounds, minimum, norm_upper_ball, sigma_min_lower_ball
-from ..linalg.ball import _balls, _down, _flint, _up
+from ..linalg import (
+    UNIT,
+    Interval,
+    SingularBounds,
+    minimum,
+    norm_upper_ball,
+    sigma_min_lower_ball,
+)
+from ..linalg.ball import _balls, _defect, _down, _flint, _scalar, _up
 from ..models.gaussian_relu import GaussianReLU
 from ..models.linear import LinearEquilibrium
 from ..models.monotone import Monotone
 from ..models.scaled_relu import ScaledReLU
 from .certificate import RIGOROUS_TIER
 from .enclosure import Enclosure, Equilibria, widened
-from .families import contracts, is_monotone, is_stochastic, resolvent_of, stochastic_bounds
+from .families import contracts, is_monotone, is_stochastic, reasons, stochastic_bounds
 from .instance import Instance
 
 _BITS = 128
@@ -110,8 +117,7 @@ def _(model: GaussianReLU, X: Tensor) -> BallEnclosure:
     reason = contracts(model, norm, _METHOD)
     with _precision():
         W, u = _balls(model.W), _balls(X) * _balls(model.U.T)
-    more = {"unique": (reason,), "resolvent": resolvent_of(reason), "reason": "‖W‖ < 1", "norms": {"W": norm}}
-    return _enclosure(model, X, W, u, norm, **more)
+    return _enclosure(model, X, W, u, norm, norms={"W": norm}, **reasons(reason, _margin(W, model.weight())))
 
 
 @enclose_in_balls.register
@@ -122,13 +128,7 @@ def _(model: ScaledReLU, X: Tensor) -> BallEnclosure:
     with _precision():
         W = _balls(model.A.T) * _flint().arb(model.gamma)
         u = _relu(_balls(X) * _balls(model.W))
-    more = {
-        "unique": (reason,),
-        "resolvent": resolvent_of(reason),
-        "reason": "γ‖A‖ < 1",
-        "norms": {"A": size},
-    }
-    return _enclosure(model, X, W, u, norm, **more)
+    return _enclosure(model, X, W, u, norm, norms={"A": size}, **reasons(reason, _margin(W, model.weight())))
 
 
 @enclose_in_balls.register
@@ -197,6 +197,21 @@ def singular(M: Tensor) -> SingularBounds:
     return SingularBounds(
         norm=Interval(min(max(top.lo, 0.0), upper), upper), sigma_min=Interval(lower, max(low.hi, lower))
     )
+
+
+def _margin(W: Any, weight: Tensor) -> float:
+    """≤ λ_min(sym(I − W)) of W in balls, by a Cholesky factor of the float64 weight, which is not trusted."""
+    n, eye = len(weight), torch.eye(len(weight), dtype=torch.float64, device=weight.device)
+    S = (weight + weight.T) / 2
+    values = torch.linalg.eigvalsh(S) if bool(torch.isfinite(S).all()) else S.new_full((1,), math.nan)
+    tau = float(values[-1] + 4 * n * UNIT * values.abs().amax())  # just above λ_max
+    L, info = torch.linalg.cholesky_ex(tau * eye - S)
+    if int(info) or not bool(torch.isfinite(L).all()):
+        return -math.inf
+    with _precision():
+        factor, shift = _balls(L), _flint().arb(tau)
+        shifted = _scalar(n, shift) - (W + W.transpose()) / 2
+        return _down(1 - shift - _defect(factor, factor.transpose(), shifted))
 
 
 def frobenius(entries: list[list[Any]]) -> Interval:

@@ -222,7 +222,7 @@ class TwoTimescale:
                 found.delta,
                 "<",
                 at.room,
-                "the map contracts in the whole ball",
+                "equilibria stay unique in the whole ball",
                 remedy="a smaller delta_w",
             )
         if self.readout == "gradient":

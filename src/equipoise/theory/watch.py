@@ -21,14 +21,15 @@ from ..linalg import (
     gram_bounds,
     norm_upper,
     singular_bounds,
+    symmetric_part_margin_lower,
 )
 from ..models.gaussian_relu import GaussianReLU
 from ..models.scaled_relu import ScaledReLU
 from .enclosure import Enclosure, enclose, product_rounding, widened
-from .families import contracts, resolvent_of
+from .families import contracts, reasons
 
 _BLIND = 1e-6  # of ‖Z‖: singular values below about √u‖Z‖ are lost in a Gram matrix
-_STALE = 0.25  # of 1 − ‖W‖: how far W may drift before its norm is bounded afresh
+_STALE = 0.25  # of λ_min(sym(I − W)): how far W may drift before it is bounded afresh
 
 
 class FeatureWatch:
@@ -68,22 +69,35 @@ class FeatureWatch:
 
 
 class WeightWatch:
-    """‖W‖ ≤ ‖W_w‖ + ‖W − W_w‖_F."""
+    """‖W‖ ≤ ‖W_w‖ + ‖W − W_w‖_F and λ_min(sym(I − W)) ≥ λ_min(sym(I − W_w)) − ‖W − W_w‖_F."""
 
     def __init__(self) -> None:
         self.witness: SpectralWitness | None = None
         self.renewals = 0
+        self._margin: tuple[SpectralWitness, float] | None = None  # of a witness, once computed
 
     def norm(self, W: Tensor) -> Interval:
-        """‖W‖, renewed when W has drifted by more than a small part of 1 − ‖W_w‖."""
+        """‖W‖, renewed when W has drifted by more than a small part of the margin."""
         if self.witness is not None:
             found, known = self.witness.bounds(W).norm, self.witness.at_matrix.norm
-            if found.hi - known.hi <= _STALE * (1 - known.hi):
+            if found.hi - known.hi <= _STALE * max(1 - known.hi, self._at_witness()):
                 return found
         self.renewals += 1
         bounds = SingularBounds(norm=Interval(0.0, norm_upper(W)), sigma_min=Interval(0.0, math.inf))
         self.witness = SpectralWitness(W, bounds)
         return bounds.norm
+
+    def margin(self, W: Tensor) -> float:
+        """≤ λ_min(sym(I − W)), from the witness that `norm` left."""
+        assert self.witness is not None
+        drift = frobenius(W - self.witness.matrix) * (1 + 2.0**-50)
+        return (Interval(self._at_witness()) - drift).lo
+
+    def _at_witness(self) -> float:
+        assert self.witness is not None
+        if self._margin is None or self._margin[0] is not self.witness:
+            self._margin = self.witness, symmetric_part_margin_lower(self.witness.matrix)
+        return self._margin[1]
 
 
 @singledispatch
@@ -94,7 +108,7 @@ def enclose_near(model: Any, X: Tensor, watch: WeightWatch) -> Enclosure:
 
 @enclose_near.register
 def _(model: GaussianReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
-    return _contracting(model, watch.norm(model.W), model.weight(), 0.0, X, model.U.T)
+    return _contracting(model, watch, watch.norm(model.W), model.weight(), 0.0, X, model.U.T)
 
 
 @enclose_near.register
@@ -102,20 +116,24 @@ def _(model: ScaledReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
     weight = model.weight()
     rounding = gamma(2) * frobenius(weight) + Interval(0.0, weight.numel() * 2.0**-1074)
     norm = watch.norm(weight) + Interval.within(rounding.hi)  # the watch sees the computed γAᵀ
-    return _contracting(model, norm, weight, rounding.hi, X, model.W)
+    return _contracting(model, watch, norm, weight, rounding.hi, X, model.W)
 
 
 def _contracting(
-    model: GaussianReLU | ScaledReLU, norm: Interval, W: Tensor, W_error: float, X: Tensor, U: Tensor
+    model: GaussianReLU | ScaledReLU,
+    watch: WeightWatch,
+    norm: Interval,
+    W: Tensor,
+    W_error: float,
+    X: Tensor,
+    U: Tensor,
 ) -> Enclosure:
-    reason = contracts(model, norm, "a Cholesky witness, and the drift from it")
+    contraction = contracts(model, norm, "a Cholesky witness, and the drift from it")
     return Enclosure(
         weight=W,
         weight_error=W_error,
         weight_norm=norm,
         injection=model.injection(X),
         injection_error=product_rounding(X, U).hi,
-        unique=(reason,),
-        resolvent=resolvent_of(reason),
-        reason=reason.name,
+        **reasons(contraction, (Interval(watch.margin(W)) - W_error).lo),
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..linalg import Interval
 from ..models.altered import altered
 from ..models.conv import ConvOptEq
-from ..models.monotone import Monotone
+from ..models.linear import LinearEquilibrium
 from ..models.opteq import MultiBlockOptEq
 from .certificate import Certificate
 from .conv_robustness import conv_error
@@ -25,7 +25,8 @@ class WellPosed:
     """One z with z = σ(W z + u), for every u.
 
     `constants` hold the resolvent bound R; the factor `rate` by which a step of plain iteration brings the
-    iterate nearer (of forward-backward splitting for Monotone, in the 1-norm for LinearEquilibrium); and
+    iterate nearer (of forward-backward splitting where the map is monotone and not known to contract, in the
+    1-norm for LinearEquilibrium); and
     `error`, a sound distance of the computed equilibria to the true ones.
     """
 
@@ -64,12 +65,12 @@ class WellPosed:
 def _rate(instance: Instance) -> tuple[float, str]:
     """An upper bound of the contraction factor, and of what."""
     model, at = instance.model, instance.enclosure
-    if not isinstance(model, Monotone):
+    if at.unique[0] is at.contraction or isinstance(model, LinearEquilibrium):
         return at.unique[0].left.hi, "plain iteration"
     eye = torch.eye(model.width, dtype=torch.float64, device=at.weight.device)
     # ℓ ≥ ‖I − W‖, the rounding of I − W included; the factor is √(1 − (μ/ℓ)²) at the step μ/ℓ².
     lipschitz = instance.singular(eye - at.weight).norm.hi * Interval(1 + 2.0**-52) + at.weight_error
-    share = Interval(model.margin) / lipschitz
+    share = 1 / (Interval(at.resolvent.hi) * lipschitz)  # μ = 1/R
     return min((1 - share**2).sqrt().hi, 1.0), "forward-backward splitting"
 
 
