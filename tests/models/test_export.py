@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -141,3 +142,90 @@ def test_onnx_gives_the_same_network(tmp_path):
         x = inside(2.0, n=n, seed=n).float()
         (found,) = session.run(None, {name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), plain(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+# -- what is promised is kept, or nothing is promised --------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [lambda x: 1e6 + 0 * x, lambda x: torch.full_like(x, -3e5)])
+def test_a_start_that_a_function_gives_does_not_break_the_promise(state):
+    layer = eq.Equilibrium(lambda z, x: 0.5 * z + x, state=state)
+    found = eq.unroll(layer, 1e-3, 1.0, contraction=0.5, offset=1.0)
+    x = torch.eye(3, dtype=torch.float64)
+    assert found.proved
+    assert (found(x) - 2 * x).norm(dim=1).max() <= 1e-3
+
+
+def test_estimates_are_of_the_same_start():
+    layer = eq.Equilibrium(lambda z, x: 0.5 * z + x, state=lambda x: 1e6 + 0 * x)
+    x = torch.eye(3, dtype=torch.float64)
+    found = eq.unroll(layer, 1e-3, 1.0, contraction="estimate", offset="estimate", sample=x)
+    assert not found.proved
+    assert found.steps < 20
+
+
+@pytest.mark.parametrize("family", [eq.GaussianReLU, eq.ScaledReLU, eq.Monotone, eq.LinearEquilibrium])
+@pytest.mark.parametrize("method", ["injection", "forward", "readout", "equilibrium", "weight"])
+def test_a_subclass_with_a_method_of_its_own_is_not_unrolled(family, method):
+    def other(self, *args, **options):
+        return 1000 * getattr(family, method)(self, *args, **options)
+
+    model = type("Mine", (family,), {method: other})(3, *(() if family is eq.LinearEquilibrium else (4,)))
+    with pytest.raises(ValueError, match=f"Mine changes {method}"):
+        eq.unroll(model, 1e-3, 1.0)
+
+
+def test_hooks_and_layers_of_ones_own_are_not_unrolled():
+    model = eq.GaussianReLU(3, 4)
+    hook = model.register_forward_hook(lambda module, args, y: 1000 * y)
+    with pytest.raises(ValueError, match="a hook around forward"):
+        eq.unroll(model, 1e-3, 1.0)
+    hook.remove()
+    assert eq.unroll(model, 1e-3, 1.0).proved
+
+    class Shifted(eq.Equilibrium):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    given = {"contraction": 0.5, "offset": 1.0}
+    with pytest.raises(ValueError, match="Shifted changes forward of Equilibrium"):
+        eq.unroll(Shifted(lambda z, x: 0.5 * z + x), 1e-3, 1.0, **given)
+    layer = eq.Equilibrium(lambda z, x: 0.5 * z + x)
+    layer.register_forward_hook(lambda module, args, z: 2 * z)
+    with pytest.raises(ValueError, match="a hook around forward"):
+        eq.unroll(layer, 1e-3, 1.0, **given)
+
+
+def test_a_family_of_a_users_own_has_no_bounds_that_are_known():
+    class Own(eq.models.AffineFamily):
+        readout_name = "U"
+
+        def __init__(self):
+            super().__init__(2, 2, 1)
+            self.U = torch.nn.Parameter(torch.ones(2))
+
+        weight = injection = pullback = gram = check_wellposed = lambda self, *_: 100 * torch.ones(2, 2)
+
+    with pytest.raises(ValueError, match="bounds are known of GaussianReLU"):
+        eq.unroll(Own(), 1e-3, 1.0)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 3e7, 1e12])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_symmetric_part_of_B_is_proved_rightly_or_not_at_all(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = eq.Monotone(3, 6, margin=0.5, generator=generator)
+    with torch.no_grad():
+        S = torch.randn(6, 6, generator=generator)
+        model.B.add_(size * (S + S.T))  # B − Bᵀ cancels it, but for the rounding of B itself
+    x = torch.nn.functional.normalize(torch.randn(5, 3, generator=generator, dtype=torch.float64))
+    try:
+        found = eq.unroll(model, 1e-3, 1.0)
+    except ValueError as error:
+        refused = str(error)
+        assert "contraction" in refused or "more than the error" in refused
+        return
+    assert found.proved
+    exact = copy.deepcopy(model).double()
+    wanted = exact(x, stop=eq.Stop(rtol=1e-13, max_steps=20000))
+    assert (found.double()(x) - wanted).abs().max() <= 1e-3 + 1e-6

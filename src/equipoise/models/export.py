@@ -1,24 +1,27 @@
 """z_K with z_{k+1} = f(z_k, x): an equilibrium network as a plain feedforward module, K from a proved bound.
 
-A map that contracts by q < 1 has ‖z_K − z*‖ ≤ q^K/(1 − q) · ‖f(z_0, x) − z_0‖. With a bound of the last
-factor over all inputs ‖x‖ ≤ radius, K makes the output's error at most `error` for every such input. What
-comes out has no loop that depends on data: torch.export and ONNX take it as it is.
+A map that contracts by q < 1 has ‖z_K − z*‖ ≤ q^K/(1 − q) · ‖f(0, x)‖ from z_0 = 0. With a bound of the last
+factor over all inputs ‖x‖ ≤ radius, K makes the output's error at most `error` for every such input. A weight
+W(θ) that is off by δ once it is stored adds αδ‖f(0, x)‖/(1 − q)². What comes out has no loop that depends on
+data: torch.export and ONNX take it as it is.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..linalg import Interval, norm_upper
+from ..linalg import Interval, frobenius, gamma, norm_upper
 from .affine import AffineFamily
+from .altered import altered, double, family_of
 from .equilibrium import Equilibrium
+from .gaussian_relu import GaussianReLU
 from .linear import LinearEquilibrium
 from .monotone import Monotone
 from .scaled_relu import ScaledReLU
@@ -76,9 +79,11 @@ def unroll(
     if isinstance(model, AffineFamily):
         if contraction is not None or offset is not None:
             raise ValueError("an affine family knows its own contraction and offset: give neither.")
-        body, q, first, gain = _affine(model, radius)
-        steps, proved = _steps(q, first, gain, error), True
+        _refuse_altered(model, ())
+        body, q, first, gain, rest = _affine(model, radius)
+        steps, proved = _steps(q, first, gain, error, rest), True
     elif isinstance(model, Equilibrium):
+        _refuse_altered(model, ("cell",))  # which is the user's own, and copied as it is
         q, first, proved = _bounds_of_cell(model, radius, contraction, offset, sample)
         body, steps = _CellBody(model), _steps(q, first, Interval(1.0), error)
     else:
@@ -89,16 +94,32 @@ def unroll(
     return UnrolledNetwork(body, steps, error, radius, q.hi, proved)
 
 
-def _steps(q: Interval, first: Interval, gain: Interval, error: float) -> int:
-    """The least K with gain · q^K/(1 − q) · first ≤ error."""
+def _refuse_altered(model: nn.Module, outside: Sequence[str]) -> None:
+    if why := altered(model, outside):
+        raise ValueError(f"what is unrolled is the family's own map: {why}")
+
+
+def _steps(
+    q: Interval,
+    first: Interval,
+    gain: Interval,
+    error: float,
+    rest: Interval = Interval(0.0),  # noqa: B008
+) -> int:
+    """The least K with gain · (q^K/(1 − q) · first + rest) ≤ error."""
     if not q.hi < 1:
         raise ValueError(
             f"a proved contraction factor below 1 is required: without one no number of steps is enough. "
             f"Got {q.hi:.6g} instead; smaller weights give one."
         )
+    if not (gain * rest).hi < error:
+        raise ValueError(
+            f"the weight W(θ), rounded as it is stored, is off by more than the error allows: "
+            f"{(gain * rest).hi:.3g} of {error:g} in the output. Unroll model.double(), or ask for less."
+        )
     whole = gain * first / (1 - q)
     for K in range(1, _MOST_STEPS + 1):
-        if (whole * q**K).hi <= error:
+        if (whole * q**K + gain * rest).hi <= error:
             return K
     raise ValueError(
         f"more than {_MOST_STEPS} steps would be needed (contraction {q.hi:.6g}): ask for a larger error or "
@@ -114,11 +135,11 @@ class _AffineBody(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, family: AffineFamily, alpha: float) -> None:
+    def __init__(self, family: AffineFamily, alpha: float, weight: Tensor) -> None:
         super().__init__()
         self.family = copy.deepcopy(family).requires_grad_(False)
         self.alpha = alpha
-        self.register_buffer("weight", family.weight().detach().clone())
+        self.register_buffer("weight", weight)
 
     def forward(self, x: Tensor, steps: int) -> Tensor:
         u = self.family.injection(x)
@@ -129,38 +150,68 @@ class _AffineBody(nn.Module):
         return self.family.readout(z)
 
 
-def _affine(model: AffineFamily, radius: float) -> tuple[nn.Module, Interval, Interval, Interval]:
-    """The body, q, a bound of ‖z_1‖, and what the readout does to an error."""
-    with torch.no_grad():
-        alpha, q, scale = contraction_of(model)
-        first = alpha * _injection_bound(model, radius) * scale
-        gain = Interval(norm_upper(model.readout_weight.detach().reshape(model.width, -1)))
-        return _AffineBody(model, alpha), q, Interval(first.hi), gain
+@torch.no_grad()
+def _affine(model: AffineFamily, radius: float) -> tuple[nn.Module, Interval, Interval, Interval, Interval]:
+    """The body, q, a bound of ‖z_1‖, what the readout does to an error, and the error of the weight in z."""
+    family = family_of(type(model))
+    if family not in (GaussianReLU, ScaledReLU, Monotone, LinearEquilibrium):
+        raise ValueError(
+            f"bounds are known of GaussianReLU, ScaledReLU, Monotone and LinearEquilibrium. Got "
+            f"{type(model).__name__} instead: unroll an Equilibrium of its map, whose bounds you give."
+        )
+    exact = double(model, torch.device("cpu"))
+    found = exact.weight()
+    weight = found.to(model.readout_weight)  # rounded once, after all cancellation
+    shift = weight.cpu().double() - found
+    alpha, q, scale, off = contraction_of(exact, weight.cpu().double(), shift)
+    first = Interval((alpha * _injection_bound(model, radius) * scale).hi)
+    gain = Interval(norm_upper(model.readout_weight.detach().reshape(model.width, -1)))
+    rest = alpha * off * first / (1 - q) ** 2 if q.hi < 1 else Interval(0.0)
+    return _AffineBody(model, alpha, weight), q, first, gain, rest
 
 
 @singledispatch
-def contraction_of(model: AffineFamily) -> tuple[float, Interval, float]:
-    """α, the contraction factor of z ← P((1−α)z + α(Wz + u)), and the equivalence constant of its norm."""
-    slack = 4 * torch.finfo(model.weight().dtype).eps  # the rounding of the effective weight itself
-    return 1.0, Interval(norm_upper(model.weight().detach())) * (1 + slack), 1.0
+def contraction_of(
+    model: AffineFamily, weight: Tensor, shift: Tensor
+) -> tuple[float, Interval, float, Interval]:
+    """α, the contraction factor of z ← P((1−α)z + α(Wz + u)), the equivalence constant of its norm, and δ.
+
+    `model` is in float64. δ bounds ‖Ŵ − W‖ in that norm, of `weight` Ŵ as it is stored and of the exact
+    W = W(θ), from which the W(θ) computed in float64 differs by `shift`; the factor holds for both.
+    """
+    off = _off(shift, frobenius(weight), 2)
+    return 1.0, Interval(norm_upper(weight)) + off, 1.0, off
 
 
 @contraction_of.register
-def _(model: LinearEquilibrium) -> tuple[float, Interval, float]:
-    return 1.0, Interval(float(model.gamma)), math.sqrt(model.width) * (1 + 1e-15)  # in the ℓ₁ norm
+def _(model: LinearEquilibrium, weight: Tensor, shift: Tensor) -> tuple[float, Interval, float, Interval]:
+    spread = math.ceil(min(float((model.A.amax(dim=0) - model.A.amin(dim=0)).amax()), 1000.0))
+    units = gamma(model.width + 2 * spread + 32)  # of an entry of γS, its exponentials and their sum
+    rounded = float(shift.abs().sum(dim=0).amax()) * (1 + 2.0**-40) + model.width * 2.0**-1000
+    off = Interval(units) * float(model.gamma) + rounded
+    return 1.0, Interval(float(model.gamma)) + off, math.sqrt(model.width) * (1 + 1e-15), off  # in ℓ₁
 
 
 @contraction_of.register
-def _(model: Monotone) -> tuple[float, Interval, float]:
-    weight = model.weight().detach()
-    slack = 1 + 16 * torch.finfo(weight.dtype).eps * model.width
-    plain = Interval(norm_upper(weight)) * slack
+def _(model: Monotone, weight: Tensor, shift: Tensor) -> tuple[float, Interval, float, Interval]:
+    n = model.width
+    sizes = abs(1 - model.margin) * math.sqrt(n) + 1 + frobenius(model.A) ** 2 + 2 * frobenius(model.B)
+    off = _off(shift, sizes, n + 8)
+    plain = Interval(norm_upper(weight)) + off
     if plain.hi < 1:
-        return 1.0, plain, 1.0
-    ell = Interval(norm_upper(torch.eye(model.width, dtype=torch.float64) - weight.double().cpu())) * slack
-    mu = Interval(float(model.margin))
+        return 1.0, plain, 1.0, off
+    eye = torch.eye(n, dtype=torch.float64)
+    ell = Interval(norm_upper(eye - weight)) * (1 + 2.0**-50) + off
+    mu = Interval(float(model.margin)) - off
+    if not mu.lo > 0:
+        return 1.0, plain, 1.0, off  # B is too large for its rounding: nothing is proved
     alpha = (mu / ell**2).lo
-    return alpha, (1 - 2 * alpha * mu + alpha**2 * ell**2).sqrt(), 1.0
+    return alpha, (1 - 2 * alpha * mu + alpha**2 * ell**2).sqrt(), 1.0, off
+
+
+def _off(shift: Tensor, sizes: Interval, roundings: int) -> Interval:
+    """≥ ‖Ŵ − W‖: what the rounding to the stored dtype moved, and that of the sums behind W in float64."""
+    return Interval(norm_upper(shift)) * (1 + 2.0**-50) + gamma(roundings) * sizes
 
 
 def _injection_bound(model: AffineFamily, radius: float) -> Interval:
@@ -184,10 +235,16 @@ class _CellBody(nn.Module):
         self.layer = copy.deepcopy(layer).requires_grad_(False)
 
     def forward(self, x: Tensor, steps: int) -> Any:
-        z = self.layer._start((x,), None)
+        z = _zero_start(self.layer, x)
         for _ in range(steps):
             z = self.layer.cell(z, x)
         return z
+
+
+def _zero_start(layer: Equilibrium, x: Tensor) -> Any:
+    """0 in the shape of the state: `offset` bounds no step from where a function of the inputs may begin."""
+    z = layer._start((x,), None)
+    return tuple(map(torch.zeros_like, z)) if isinstance(z, tuple) else torch.zeros_like(z)
 
 
 def _bounds_of_cell(
@@ -235,6 +292,5 @@ def _observed_offset(layer: Equilibrium, x: Tensor | None, radius: float) -> flo
     assert x is not None
     size = x.flatten(1).norm(dim=1).clamp_min(1e-30).reshape(-1, *[1] * (x.ndim - 1))
     at = x / size * radius
-    z0 = layer._start((at,), None)
-    first = layer.cell(z0, at)
-    return float((first - z0).flatten(1).norm(dim=1).max())  # type: ignore[operator]
+    first = layer.cell(_zero_start(layer, at), at)
+    return float(first.flatten(1).norm(dim=1).max())  # type: ignore[union-attr]
