@@ -50,3 +50,22 @@ def test_a_run_solves_no_looser_than_its_floor_allows():
     for loose in (eq.Stop(rtol=1e-6), eq.Stop(rtol=1e-13, atol=1e-3)):
         with pytest.raises(ValueError, match=r"stop\.[ra]tol must be at most"):
             eq.gradient_descent(model, X, y, 3, certificate, stop=loose)
+
+
+@pytest.mark.parametrize("theorem", ["two_timescale", "safeguarded"])
+@pytest.mark.parametrize("family", ["ling2023", "gao2022"])
+def test_promises_are_kept_where_the_map_is_monotone_and_does_not_contract(family, theorem):
+    model, X, y = instance(family, N=6, width=16)
+    with torch.no_grad():
+        hidden = model.W if family == "ling2023" else model.A
+        hidden.copy_(torch.randn(16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+        hidden.mul_(1.2 / float(torch.linalg.matrix_norm(model.weight(), 2)))
+    certificate = eq.certify(model, X, y, theorem=theorem)
+    assert certificate.proved
+    assert certificate.claims[0].name == "λ_max(sym W) < 1"
+    run = eq.gradient_descent if theorem == "two_timescale" else eq.safeguarded_descent
+    history = run(model, X, y, 15, certificate)
+    assert len(history.loss) == 16
+    assert history.violations() == []
+    if theorem == "safeguarded":
+        assert history.accepted["hidden"].max() > 0
