@@ -20,6 +20,7 @@ class TestMultiscale(ImageContract):
         return MultiscaleDEQ(channels=(4, 6), dtype=dtype, generator=generator, **how)
 
 
+@pytest.mark.slow  # the same equilibria behind another head, which other networks have too
 class TestMultiscalePixels(TestMultiscale):
     pixels, task = True, "segmentation"
 
