@@ -75,6 +75,15 @@ def test_product_error_is_its_printed_formula_in_rows_and_in_columns(shape, size
     assert product_error(A, B, C) >= off + 0.5 * allowed
 
 
+def test_a_product_that_underflows_is_not_without_error():
+    """t² is below every float, though neither factor is small: what is 1 in one meets a 0 of the other."""
+    t = 2.0**-600
+    A = torch.tensor([[1.0, t, 0.0]], dtype=torch.float64)
+    B = torch.tensor([[0.0], [t], [1.0]], dtype=torch.float64)
+    assert float(A @ B) == 0.0
+    assert product_error(A, B, torch.zeros(1, 1).double()) > 0
+
+
 def test_product_error_of_a_rank_one_defect_is_sharp():
     A, B = torch.eye(5).double(), draw(5, 5)
     C = B.clone()

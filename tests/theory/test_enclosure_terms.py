@@ -10,7 +10,7 @@ import torch
 import equipoise as eq
 from equipoise.linalg import Interval, SingularBounds, frobenius, gamma
 from equipoise.theory.claim import Claim
-from equipoise.theory.enclosure import Enclosure, Equilibria, product_rounding, widened
+from equipoise.theory.enclosure import Enclosure, Equilibria, enclose, product_rounding, widened
 from equipoise.theory.families import contracts, is_monotone, is_stochastic, resolvent_of, stochastic_bounds
 
 F64 = torch.float64
@@ -125,3 +125,20 @@ def test_the_bounds_of_a_softmax_are_attained_or_nearly_so():
 def test_equality_proves_nothing_strict(relation, left, right):
     assert not Claim("", "", Interval(left), relation, Interval(right)).holds
     assert Claim("", "", Interval(left), relation + "=", Interval(right)).holds
+
+
+def test_a_large_margin_is_rounded_too():
+    model = eq.Monotone(1, 4, margin=1e6, dtype=F64)
+    with torch.no_grad():
+        model.A.zero_()
+        model.B.zero_()
+    found = enclose(model, torch.ones(1, 1, dtype=F64))
+    assert found.weight_error >= gamma(4) * math.sqrt(4) * 1e6  # of 1 − μ, and of three sums
+
+
+def test_a_scale_below_zero_contracts_by_its_size():
+    model = eq.ScaledReLU(1, 3, gamma=0.5, dtype=F64)
+    model.gamma = -5.0
+    (reason,) = enclose(model, torch.ones(1, 1, dtype=F64)).unique
+    assert not reason.holds
+    assert reason.left.lo > 1
