@@ -314,3 +314,14 @@ def test_nothing_is_trained_by_formulas_that_are_not_the_models():
     known.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="a hook around forward"):
         eq.safeguarded_descent(known, X, y, 1, certificate)
+
+
+def test_a_class_that_takes_the_name_of_a_family_neither_replaces_it_nor_is_saved_as_it(tmp_path):
+    path = tmp_path / "model.safetensors"
+    made(eq.GaussianReLU, 4, 6, sigma_w2=0.05).save(path)
+    taken = type("GaussianReLU", (Negative,), {})
+    assert type(eq.models.load(path)) is eq.GaussianReLU
+    with pytest.raises(ValueError, match="a name of its own"):
+        made(taken, 4, 6, sigma_w2=0.05).save(path)
+    made(Negative, 4, 6, sigma_w2=0.05).save(path)
+    assert type(eq.models.load(path)) is Negative

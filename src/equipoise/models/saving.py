@@ -49,6 +49,12 @@ class Saved(nn.Module):
         solved for, and the failure policy. `load(path, solver=…, gradient=…, on_failure=…)` says them again.
         The tolerance is kept, and so are unrolled steps, SAM and phantom gradients.
         """
+        kind, known = type(self), Saved.families.get(type(self).__name__)
+        if known is not kind and known is not None and family_of(known) is known:
+            raise ValueError(
+                f"a file that names {kind.__name__} holds a {known.__module__}.{kind.__name__}. Got another "
+                f"class of that name instead: give yours a name of its own."
+            )
         tensors = {name: t.detach().contiguous() for name, t in self.state_dict().items()}
         config = json.dumps(self.config(), sort_keys=True)
         about = {"format": _FORMAT, "family": type(self).__name__, "config": config}
