@@ -125,7 +125,7 @@ class ProximalFamily(Bounded, Saved, ABC):
     def features(self, X: Tensor) -> Tensor:
         """x = g(x₀), (N, d): X itself without an extractor."""
         if self.feature_map is None:
-            return X
+            return X.contiguous()  # one layout, so that rows are summed in one order
         features = self.feature_map(X)
         if tuple(features.shape) != (len(X), self.inputs):
             raise ValueError(
