@@ -142,3 +142,12 @@ def test_a_scale_below_zero_contracts_by_its_size():
     (reason,) = enclose(model, torch.ones(1, 1, dtype=F64)).unique
     assert not reason.holds
     assert reason.left.lo > 1
+
+
+def test_a_bias_and_the_error_of_a_weight_count():
+    model = eq.Monotone(1, 4, bias=True, dtype=F64)
+    with torch.no_grad():
+        model.bias.fill_(1e6)
+    found = enclose(model, torch.zeros(1, 1, dtype=F64))
+    assert found.injection_error >= gamma(2) * 2e6
+    assert found.weight_norm.hi >= frobenius(found.weight).hi + 0.5 * found.weight_error
