@@ -75,3 +75,13 @@ def test_gauss_newton_from_zero_ends_at_ridge_regression(shape, eta):
     ridge = torch.linalg.solve(Z.T @ Z + slack * torch.eye(shape[1], dtype=Z.dtype), Z.T @ y)
     torch.testing.assert_close(readout.a, ridge, rtol=1e-9, atol=1e-11)
     assert float(readout.residual(Z).norm()) < 1e-12 * float(y.norm())
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e170])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_gauss_newton_of_features_whose_squares_are_no_floats(shape, size):
+    generator = torch.Generator().manual_seed(0)
+    Z, r = (torch.randn(*s, dtype=torch.float64, generator=generator) for s in (shape, (shape[0], 2)))
+    da, _ = gauss_newton(Z, r)
+    scaled, _ = gauss_newton(Z * size, r)
+    torch.testing.assert_close(scaled * size, da)

@@ -126,7 +126,7 @@ class Run:
 
     @property
     def loss(self) -> float:
-        return self.scale * self.residual.norm**2 + self.least
+        return self.scale * self.residual.norm * self.residual.norm + self.least  # ** would raise on overflow
 
     @property
     def plain_loss(self) -> float:
@@ -266,7 +266,7 @@ class Run:
 
     def _foreseen(self, size: float) -> Tensor:
         """Z where the last hidden update points, a step of this h‖r‖ on."""
-        if self.last_move is None:
+        if self.last_move is None or self.last_move[1] == 0:
             return self.point.Z
         move, of = self.last_move
         return self.point.Z + min(size / of, 2.0) * move
@@ -277,7 +277,8 @@ class Run:
         if self.features.floor > 0:
             least = min(least, self.features.floor)
         rtol = _PART * least / (self.point.gain * max(float(self.point.Z.norm()), 1e-300))
-        return min(max(rtol, 4 * Stop.reach(torch.float64)), _LOOSEST)
+        tightest = 4 * Stop.reach(torch.float64)
+        return tightest if math.isnan(rtol) else min(max(rtol, tightest), _LOOSEST)
 
     # -- to and from a checkpoint ---------------------------------------------------------------------------
 
@@ -373,7 +374,7 @@ def _within(size: Interval, limit: float) -> bool:
 def _largest(base: Tensor, change: Tensor, limit: float) -> float:
     """The largest t with ‖base + t·change‖ ≤ limit; 0 where there is none."""
     A, B = float(change.square().sum()), float((base * change).sum())
-    C = float(base.square().sum()) - limit**2
+    C = float(base.square().sum()) - limit * limit
     if not (limit > 0 and C <= 0 and math.isfinite(A)):
         return 0.0
     return math.inf if A == 0 else (math.sqrt(B * B - A * C) - B) / A

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+_SQUARES = 200  # an exponent beyond which Z is scaled, so that ZZᵀ neither overflows nor is lost
+
 
 @dataclass
 class Readout:
@@ -51,6 +53,12 @@ def gauss_newton(Z: Tensor, r: Tensor, slack: float = 0.0) -> tuple[Tensor, Tens
     N ≤ m:  δa = Zᵀw, δe = √λ w with (ZZᵀ + λI) w = r;   N > m:  (ZᵀZ + λI) δa = Zᵀr, δe = (r − Zδa)/√λ.
     By Cholesky, refined once; by an SVD where Z is too ill-conditioned for it.
     """
+    peak = float(Z.abs().amax()) if Z.numel() else 0.0
+    e = math.frexp(peak)[1] if math.isfinite(peak) else 0
+    if not slack and abs(e) > _SQUARES:
+        scale = 2.0 ** -max(-1000, min(1000, e))
+        da, de = gauss_newton(Z * scale, r)
+        return da * scale, de
     wide, root = len(Z) <= Z.shape[1], math.sqrt(slack)
     G = Z @ Z.T if wide else Z.T @ Z
     G.diagonal().add_(slack)
