@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import equipoise as eq
+from equipoise.solve import OnFailure
 
 
 def mixing(z, x):
@@ -93,7 +94,7 @@ def test_samples_that_depend_on_one_that_failed_are_not_answers():
 
 @pytest.mark.parametrize("gradient", [eq.Implicit(), eq.Phantom(2)], ids=["implicit", "phantom"])
 @pytest.mark.parametrize("recorded", [True, False], ids=["with gradients", "without"])
-@pytest.mark.parametrize("policy", ["raise", "mask"])
+@pytest.mark.parametrize("policy", ["raise", OnFailure("mask", share=1.0)], ids=["raise", "mask"])
 def test_a_layer_says_that_its_cell_mixes_samples(gradient, recorded, policy):
     layer = eq.Equilibrium(AttentionAcrossRows(), solver=eq.Picard(), gradient=gradient, on_failure=policy)
     with (

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise.solve.error import _factor
 from equipoise.solve.norms import row_norms
 from problems import contraction, exact_affine, monotone_weight
 
@@ -75,6 +76,22 @@ def test_the_bound_is_that_of_the_contraction():
     true = (found.value - exact_affine(weight, bias)).norm(dim=1)
     assert (true <= found.error).all()
     assert (found.error <= (1 + 1e-6) * found.residual / (1 - 0.9)).all()  # or less, by the margin
+
+
+def test_the_factor_covers_every_mask():
+    row = torch.zeros(4, 4).double()
+    row[0] = 0.9  # ‖W‖₁ = 0.9, ‖W‖ > 1
+    weights = [
+        row,
+        row.T,
+        -2 * torch.eye(3).double(),
+        *(monotone_weight(3, 0.3, 2.0, seed) for seed in range(4)),
+    ]
+    for W in weights:
+        m = len(W)
+        masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0]).double()] * m)
+        worst = torch.linalg.matrix_norm(torch.linalg.inv(torch.eye(m) - masks[:, :, None] * W), ord=2).max()
+        assert worst <= _factor(W) < torch.inf
 
 
 def test_families_carry_it_in_every_dtype():
