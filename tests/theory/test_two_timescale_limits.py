@@ -105,3 +105,11 @@ def test_ling2023_start_at_width_1000_takes_at_most_150_steps_an_e_fold():
     assert promised <= 150
     assert history.violations() == []
     assert promised / 10 <= measured <= promised
+
+
+@pytest.mark.parametrize("readout", ["gradient", "gauss-newton"])
+@pytest.mark.parametrize("scale", [1e-170, 1e150])
+def test_features_whose_squares_are_no_floats_get_a_verdict(readout, scale):
+    model, X, y = instance("ling2023", N=5, width=12)
+    certificate = eq.certify(model, scale * X, y, theorem="two_timescale", readout=readout)
+    assert certificate.explain()

@@ -188,7 +188,7 @@ class TwoTimescale:
         """
         floats = at.as_floats()
         S, s = start.floats[:2]
-        ideal = (self.eta or 1.0) * (1.0 if self.readout == "gauss-newton" else s**2 / S**2)
+        ideal = (self.eta or 1.0) * (1.0 if self.readout == "gauss-newton" else (s / S) ** 2)
         reach = min(floats.scale * 10, 0.95 * at.room)
         ranges = [(1e-4, 0.95), (1e-3, 0.6), (1e-8 * reach, reach)]
         given = (self.tau, self.theta, self.delta_w)
