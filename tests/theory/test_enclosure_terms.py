@@ -151,3 +151,13 @@ def test_a_bias_and_the_error_of_a_weight_count():
     found = enclose(model, torch.zeros(1, 1, dtype=F64))
     assert found.injection_error >= gamma(2) * 2e6
     assert found.weight_norm.hi >= frobenius(found.weight).hi + 0.5 * found.weight_error
+
+
+def test_every_part_of_a_monotone_weight_is_rounded():
+    for name, allowed in (("A", gamma(12) * 4e4**2), ("B", gamma(7) * 2 * 4e4)):  # A: of the product too
+        model = eq.Monotone(1, 4, dtype=F64)
+        with torch.no_grad():
+            model.A.zero_()
+            model.B.zero_()
+            model.get_parameter(name).fill_(1e4)  # whose norm is 4e4
+        assert enclose(model, torch.ones(1, 1, dtype=F64)).weight_error >= allowed
