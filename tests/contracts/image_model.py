@@ -140,7 +140,7 @@ class ImageContract:
         model = self.build(
             on_failure=eq.OnFailure("mask", share=0.5),
             stop=eq.Stop(rtol=1e-7, max_steps=1),
-            gradient=eq.Implicit(),
+            gradient=eq.Implicit(stop=eq.Stop(rtol=1e-7)),
         )
         leaf = x.clone().requires_grad_()
         y = model(leaf, start=start if isinstance(good.solve(x).value, tuple) else start[0])
@@ -167,7 +167,7 @@ class ImageContract:
             twin = read(path).train(model.training)
             assert type(twin) is type(model)
             assert twin.config() == model.config()
-            assert twin.stop == model.stop
+            assert twin.method.stop == model.method.stop
             torch.testing.assert_close(twin(x), model(x))
 
     def test_float32_is_close_to_float64(self):
@@ -195,9 +195,9 @@ class ImageContract:
         stop = eq.Stop(rtol=1e-11, max_steps=1234)
         self.build(stop=stop, on_failure="accept").save(tmp_path / "model.safetensors")
         twin = load(tmp_path / "model.safetensors")
-        assert twin.stop == stop
-        assert twin.on_failure == OnFailure("raise")
-        assert load(tmp_path / "model.safetensors", stop=TIGHT).stop == TIGHT
+        assert twin.method.stop == stop
+        assert twin.method.on_failure == OnFailure("raise")
+        assert load(tmp_path / "model.safetensors", stop=TIGHT).method.stop == TIGHT
 
     def test_options_that_are_none_are_refused_at_once(self):
         with pytest.raises(TypeError, match=r"stop must be a Stop such as .* Got 1e-06 instead"):

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.differentiate import Method
-from equipoise.models.adjoint import MaskedMap, solve_linear, transposed
+from equipoise.differentiate.affine import MaskedMap, transposed
 from equipoise.models.affine import AffineFamily, norm_estimate
 from equipoise.models.blocks import pairs, readout_block, squeeze_blocks, weigh
 from problems import contraction, monotone_weight
@@ -27,8 +26,8 @@ def masked_problem(n=30, m=12, seed=0, weight=None):
 @pytest.mark.parametrize("precision", ["native", "mixed"])
 def test_a_masked_map_is_solved_row_by_row_by_every_solver(solver, precision):
     problem, exact = masked_problem()
-    how = Method(solver, eq.Stop(rtol=1e-11, max_steps=3000), precision)
-    solution = solve_linear(problem, how).raise_if_failed()
+    stop = eq.Stop(rtol=1e-11, max_steps=3000)
+    solution = eq.fixed_point(problem, solver=solver, stop=stop, precision=precision).raise_if_failed()
     error = (solution.value - exact).norm(dim=1)
     assert (error <= 1e-9 * exact.norm(dim=1)).all()
     assert solution.value[problem.mask == 0].abs().max() == 0
@@ -47,7 +46,7 @@ def test_a_masked_map_of_large_norm_is_solved_by_splitting_with_transposed_facto
 
     for name in ("inv", "eigvalsh", "svdvals"):
         monkeypatch.setattr(torch.linalg, name, forbidden)
-    found = solve_linear(problem, Method(solver, eq.Stop(rtol=1e-11))).raise_if_failed().value
+    found = eq.fixed_point(problem, solver=solver, stop=eq.Stop(rtol=1e-11)).raise_if_failed().value
     assert ((found - exact).norm(dim=1) <= 1e-9 * exact.norm(dim=1)).all()
 
 

@@ -274,7 +274,7 @@ def test_tensors_are_named_as_the_user_knows_them():
     cell = DropCell(eq.SharedDropout(0.5))
     x, a = rates_and_inputs()
     layout, masks = Layout.of(x), {cell.dropout: torch.ones_like(x)}
-    equation = CellEquation(cell, layout, (x, None, a), (torch.ones(2),), Method(), masks)
+    equation = CellEquation(cell, layout, (x, None, a), (torch.ones(2),), Method(), x, masks)
     assert [equation.name(i) for i in range(len(equation.tensors))] == [
         "input 0",
         "input 1",

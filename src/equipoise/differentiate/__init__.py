@@ -1,10 +1,12 @@
 """Gradients through z*: exact, unrolled, or cheap and labelled so."""
 
+from .affine import StructuredAdjoint
 from .audit import Audit, audit
-from .equation import Equation, Method
+from .equation import Equation
 from .gradient import Gradient, Record
 from .implicit import Implicit
 from .linear import GMRES
+from .method import Method
 from .phantom import Phantom
 from .regularise import jacobian_penalty, spectral_radius_penalty
 from .unrolled import Unrolled
@@ -18,6 +20,7 @@ __all__ = [
     "Method",
     "Phantom",
     "Record",
+    "StructuredAdjoint",
     "Unrolled",
     "audit",
     "jacobian_penalty",

@@ -28,9 +28,9 @@ from ..solve import EquilibriumError, Stop
 from ..solve.failure import OnFailure
 from ..solve.solution import State
 from .closure import closed_over
-from .equation import Method
 from .gradient import Gradient
 from .implicit import Implicit
+from .method import Method
 from .phantom import Phantom
 from .unrolled import Unrolled
 
@@ -244,7 +244,7 @@ class _Trial:
         if not isinstance(layer, nn.Module):
             raise TypeError(f"layer must be an nn.Module. Got {type(layer).__name__} instead.")
         module = copy.deepcopy(layer).double()
-        layers: list[Any] = [m for m in module.modules() if _has_modes(m)]
+        layers: list[Any] = list(_equilibria(module))
         takes_stop = "stop" in inspect.signature(module.forward).parameters
         if not layers and not takes_stop:
             raise TypeError(
@@ -256,10 +256,12 @@ class _Trial:
             if isinstance(held, ParametrizationList):
                 held.eval()
         for part in layers:
-            _refuse_single_precision(part.cell)
+            _refuse_single_precision(getattr(part, "cell", None))
             steps = max(2000, part.method.stop.max_steps)
-            part.method = Method(part.method.solver, _finest(steps), "native", OnFailure("accept"))
-            part.gradient = Implicit()
+            exact = Implicit()
+            part.method = Method(
+                solver=part.method.solver, stop=_finest(steps), gradient=exact, on_failure=OnFailure("accept")
+            )
         options = {"stop": _finest(2000)} if takes_stop else {}
         doubles = [_double(a) for a in inputs], [_double(a) for a in shared]
         near = tuple(_double(p) for p in start) if isinstance(start, tuple) else _double(start)
@@ -279,7 +281,8 @@ class _Trial:
                 yield name, value
 
     def unseen(self) -> tuple[str, ...]:
-        names = [name for part in self.layers for name in closed_over(part.cell, lambda t: t.requires_grad)]
+        cells = [getattr(part, "cell", None) for part in self.layers]
+        names = [name for cell in cells for name in closed_over(cell, lambda t: t.requires_grad)]
         return tuple(dict.fromkeys(names))
 
     def choose(self, modes: Sequence[Gradient] | None) -> dict[str, Gradient | None]:
@@ -331,6 +334,15 @@ class _Trial:
         for part in self.layers:
             part.gradient = Implicit()
         return found
+
+
+def _equilibria(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules that have a gradient and a method: what is inside one of them is its cell."""
+    if _has_modes(module):
+        yield module
+        return
+    for child in module.children():
+        yield from _equilibria(child)
 
 
 def _has_modes(module: nn.Module) -> bool:

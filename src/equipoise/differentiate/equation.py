@@ -5,28 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..solve import Solution, Solver, Stop, fixed_point
-from ..solve.driver import Precision, approach, confirm
-from ..solve.failure import OnFailure
+from ..solve import Solution, fixed_point
+from ..solve.driver import approach, confirm
+from ..solve.problem import Layout
+from .method import Method
 from .ties import settle
 
 _NEAR = 1000.0  # the error of an equilibrium in multiples of its residual, of a map that contracts by 0.999
-
-
-@dataclass(frozen=True)
-class Method:
-    """How an equation is solved, and what happens when it is not."""
-
-    solver: Solver | Sequence[Solver] | None = None
-    stop: Stop = field(default_factory=Stop)
-    precision: Precision = "native"
-    on_failure: OnFailure = field(default_factory=OnFailure)
 
 
 class Equation(ABC):
@@ -35,8 +26,11 @@ class Equation(ABC):
     The first `batched` tensors are batch-first, one row a sample; the others are shared by all samples.
     """
 
+    tensors: tuple[Tensor, ...]
     batched: int
     method: Method
+    layout: Layout  # how a state lies in flat rows
+    start: Tensor | None  # (N, D), where a solve begins; None for the solvers' own start
     what: str = "forward solve"
 
     @abstractmethod

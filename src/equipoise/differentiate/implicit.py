@@ -19,10 +19,11 @@ from ..solve import EquilibriumError, Solution, Solver, Stop
 from ..solve.driver import confirm, finish
 from .closure import closed_over as closed_over
 from .closure import closed_over_message, refuse_closed_over
-from .equation import Equation, Method, needs_gradient, under_transform
+from .equation import Equation, needs_gradient, under_transform
 from .gradient import Record, SolvedGradient
 from .graph import Graph, leaves, refuse_unsteady
 from .linear import GMRES, LinearSolver, solve_linear, solve_linear_once
+from .method import Method
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Implicit(SolvedGradient):
     """u = g + (∂f/∂z)ᵀ u, θ̄ = (∂f/∂θ)ᵀ u.
 
     `solver` finds u: GMRES by default, or any solver of equipoise for a general f. `stop` is its tolerance,
-    by default that of the dtype, for g of size 1: the equation is linear. A sample whose adjoint does not
-    converge is treated by the layer's failure policy.
+    by default that of the forward solve, for g of size 1: the equation is linear. A sample whose adjoint does
+    not converge is treated by the layer's failure policy.
 
     Exact to every order in the tensors the layer knows of: its inputs and the parameters of its cell, as far
     as the cell itself can be differentiated (second derivatives of attention need torch's MATH kernel). A
@@ -40,7 +41,7 @@ class Implicit(SolvedGradient):
     """
 
     solver: LinearSolver = field(default_factory=GMRES)
-    stop: Stop = field(default_factory=Stop)
+    stop: Stop | None = None
 
     def __post_init__(self) -> None:
         listed = isinstance(self.solver, Sequence) and not isinstance(self.solver, str)
@@ -54,8 +55,12 @@ class Implicit(SolvedGradient):
                 )
         if not chain:
             raise ValueError("a chain of solvers must hold at least one.")
-        if not isinstance(self.stop, Stop):
+        if self.stop is not None and not isinstance(self.stop, Stop):
             raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {self.stop!r} instead.")
+
+    def stop_for(self, equation: Equation) -> Stop:
+        """The tolerance of the adjoint: its own, or that of the equation it differentiates."""
+        return self.stop or equation.method.stop
 
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
@@ -199,7 +204,9 @@ def _eager_pullback(
         found = graph.pull_tensors(wanted, u) if kept is None else ()
     else:
         last = lambda u: graph.pull_both(wanted, u)
-        solution, found = solve_linear_once(graph.pull, last, g, how.solver, how.stop, graph.dtype)
+        solution, found = solve_linear_once(
+            graph.pull, last, g, how.solver, how.stop_for(equation), graph.dtype
+        )
         u, kept = _judged(solution, equation, ctx.record)
     if kept is None:
         return found
@@ -217,7 +224,8 @@ def _solve_eager_adjoint(
     how: Implicit, equation: Equation, graph: Graph, g: Tensor, record: Record
 ) -> tuple[Tensor, Tensor | None]:
     """u = g + (∂f/∂z)ᵀ u, and the rows to keep: those that fail are judged by the layer's policy."""
-    return _judged(solve_linear(graph.pull, g, how.solver, how.stop, graph.dtype), equation, record)
+    solution = solve_linear(graph.pull, g, how.solver, how.stop_for(equation), graph.dtype)
+    return _judged(solution, equation, record)
 
 
 def _judged(solution: Solution, equation: Equation, record: Record) -> tuple[Tensor, Tensor | None]:
@@ -250,7 +258,7 @@ class _Linearised(Equation):
     def __init__(self, of: Equation, how: Implicit) -> None:
         self.of = of
         self.batched = of.batched + 2
-        self.method = Method(on_failure=of.method.on_failure)
+        self.method = Method(stop=of.method.stop, on_failure=of.method.on_failure)
         self.how = how
 
     def name(self, index: int) -> str:
@@ -258,7 +266,7 @@ class _Linearised(Equation):
 
     def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
         b, *rest = tensors
-        return solve_linear(self.at(*rest), b, self.how.solver, self.how.stop)
+        return solve_linear(self.at(*rest), b, self.how.solver, self.how.stop_for(self))
 
     def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
         b, *rest = tensors

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..solve import EquilibriumError, Picard, Solver
+from ..solve import SAM, EquilibriumError, Picard, Solution, Solver, Status
 from ..solve.driver import verify
 from ..solve.problem import make_map
 from .equation import Equation
@@ -38,18 +38,8 @@ class Unrolled(Gradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
-        args, shared = tensors[: equation.batched], tensors[equation.batched :]
-        f = make_map(equation, start, args, shared)
-        z, state = start, self.solver.init(f, start)
-        with equation.held():
-            for _ in range(self.steps):
-                z, state = self.solver.step(f, z, f(z), state)
-            _refuse_mapped(z)
-            seen = verify(equation, z, args, shared, stop=equation.method.stop)
-        taken, limit = torch.full_like(seen.steps, self.steps), replace(seen.stop, max_steps=self.steps)
-        f.counts += seen.counts
-        name = type(self.solver).__name__
-        solution = record.forward = replace(seen, steps=taken, counts=f.counts, stop=limit, solver=name)
+        z, solution = _recorded(self.solver, self.steps, equation, start, tensors)
+        record.forward = solution
         try:
             kept = equation.method.on_failure.judge(solution, f"{self.steps} unrolled steps")
         except EquilibriumError as error:
@@ -58,13 +48,62 @@ class Unrolled(Gradient):
                 f"is, with on_failure='accept'.",
                 solution,
             ) from None
-        if kept is not None:
-            record.masked = len(z) - len(kept)
-            rows = [t[kept] for t in args]
-            again = self.equilibrium(equation, start[kept], [*rows, *shared], Record())
-            frame = torch.where(torch.isfinite(z), z, 0.0).detach()
-            z = frame.index_copy(0, kept, again)
-        return z
+        return z if kept is None else _without_failures(self, equation, start, tensors, record, z, kept)
+
+
+@dataclass(frozen=True)
+class UnrolledSAM(Gradient):
+    """z^K with z^k = β_k S_λk(z^{k−1}) + (1 − β_k) T(z^{k−1}): SAM, its K steps recorded    [xie2021, (11)].
+
+    z^K is the network's state by definition; that it is some k^{−ρ} away from a fixed point of T is recorded
+    (`last.forward`) and no failure. A state that is not finite is one.
+    """
+
+    steps: int
+    sam: SAM
+
+    def equilibrium(
+        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
+    ) -> Tensor:
+        z, solution = _recorded(self.sam, self.steps, equation, start, tensors)
+        record.forward = solution
+        lost = solution.status == Status.nonfinite
+        judged = replace(solution, status=torch.where(lost, solution.status, int(Status.converged)))
+        kept = equation.method.on_failure.judge(judged, f"{self.steps} steps of SAM")
+        return z if kept is None else _without_failures(self, equation, start, tensors, record, z, kept)
+
+
+def _recorded(
+    solver: Solver, steps: int, equation: Equation, start: Tensor, tensors: Sequence[Tensor]
+) -> tuple[Tensor, Solution]:
+    """z after so many steps of a solver, recorded by autograd, and what is true of it."""
+    args, shared = tensors[: equation.batched], tensors[equation.batched :]
+    f = make_map(equation, start, args, shared)
+    z, state = start, solver.init(f, start)
+    with equation.held():
+        for _ in range(steps):
+            z, state = solver.step(f, z, f(z), state)
+        _refuse_mapped(z)
+        seen = verify(equation, z, args, shared, stop=equation.method.stop)
+    taken, limit = torch.full_like(seen.steps, steps), replace(seen.stop, max_steps=steps)
+    f.counts += seen.counts
+    return z, replace(seen, steps=taken, counts=f.counts, stop=limit, solver=type(solver).__name__)
+
+
+def _without_failures(
+    how: Gradient,
+    equation: Equation,
+    start: Tensor,
+    tensors: Sequence[Tensor],
+    record: Record,
+    z: Tensor,
+    kept: Tensor,
+) -> Tensor:
+    """z whose failed rows have no gradient: the others are recorded once more without them."""
+    record.masked = len(z) - len(kept)
+    rows = [t[kept] if i < equation.batched else t for i, t in enumerate(tensors)]
+    again = how.equilibrium(equation, start[kept], rows, Record())
+    return torch.where(torch.isfinite(z), z, 0.0).detach().index_copy(0, kept, again)
 
 
 def _refuse_mapped(z: Tensor) -> None:

@@ -11,38 +11,33 @@ one linear equation with the contraction factor of the forward one. No Jacobian 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..differentiate import Method, Record
+from ..differentiate import Equation, Gradient, Method, StructuredAdjoint
+from ..differentiate.affine import AffineEquation, MaskedMap, by_sample, transposed
 from ..differentiate.equation import needs_gradient, under_transform
+from ..differentiate.gradient import SolvedGradient
+from ..differentiate.method import Solvers
 from ..linalg import estimate_norm
-from ..solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Solver, Stop, fixed_point
+from ..solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Stop, fixed_point
 from ..solve.autocast import unlowered
 from ..solve.compilers import uncompiled
 from ..solve.driver import Precision
 from ..solve.norms import norm_dtype, row_norms
-from .adjoint import MaskedMap, Task, by_sample, differentiable_equilibrium, solve_linear, transposed
-from .saving import Saved
+from .base import EquilibriumModel, Start
 from .ties import settled
 
-Solvers = Solver | Sequence[Solver]
 
-
-class AffineFamily(Saved, ABC):
+class AffineFamily(EquilibriumModel):
     """Z = σ(Z W(θ)ᵀ + u(X; θ)),  ŷ = readout(Z).
 
-    `forward` and `equilibrium` are differentiable in the parameters and in X, to every order. They raise an
-    EquilibriumError that names the rows when a sample has no equilibrium; `solve` returns the Solution as it
-    is. `start=` is any earlier Z; `rtol` of `stop=` serves the forward and the adjoint solve alike.
-
-    `last` records the last call: `last.forward` and, after a backward pass, `last.adjoint`. It is neither
-    copied nor saved with the model.
+    `forward` and `equilibrium` are differentiable in the parameters and in X, to every order. `start=` is any
+    earlier Z; `rtol` of `stop=` serves the forward and the adjoint solve alike.
     """
 
     readout_name: ClassVar[str]  # the parameter of the last, linear layer; the others are the hidden ones
@@ -58,7 +53,6 @@ class AffineFamily(Saved, ABC):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
         self.inputs, self.width, self.outputs = inputs, width, outputs
-        self._last = Record()
 
     # -- what a family is --------------------------------------------------------------------------------
 
@@ -111,66 +105,41 @@ class AffineFamily(Saved, ABC):
 
     # -- equilibria --------------------------------------------------------------------------------------
 
+    def equation(  # type: ignore[override]
+        self, X: Tensor, *, start: Start = None, method: Method, problem: AffineMap | None = None
+    ) -> AffineEquation:
+        """Z = σ(Z Wᵀ + u). `problem` is `affine_map(X)`, where it is known already: without a gradient."""
+        X = self._check_inputs(X)
+        z0 = self._check_start(start, (len(X), self.width))
+        if z0 is None and not isinstance(method.gradient, SolvedGradient):
+            z0 = X.new_zeros(len(X), self.width)  # where recorded steps begin
+        if problem is None and not (needs_gradient((X, *self.parameters())) or under_transform()):
+            problem = self.affine_map(X)
+        weight, u = (self.weight(), self.injection(X)) if problem is None else (problem.weight, problem.bias)
+        equation = AffineEquation(u, weight, self.activation, method, self.default_solver, self._masks, z0)
+        if problem is not None:
+            equation.problem = problem
+        return equation
+
+    def default_gradient(self) -> Gradient:
+        return StructuredAdjoint()
+
     @unlowered
-    def forward(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-    ) -> Tensor:
+    def forward(self, X: Tensor, **how: Any) -> Tensor:  # type: ignore[override]
         """ŷ = readout(Z), (N,) or (N, k)."""
-        return self.readout(self.equilibrium(X, stop=stop, start=start, solver=solver, precision=precision))
+        return super().forward(X, **how)
 
     @uncompiled
     @unlowered
-    def equilibrium(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-    ) -> Tensor:
+    def equilibrium(self, X: Tensor, **how: Any) -> Tensor:  # type: ignore[override]
         """Z (N, m), differentiable."""
-        X = self._check_inputs(X)
-        how = Method(solver, stop or Stop(), precision)
-        z0 = self._check_start(start, (len(X), self.width))
-        record = self._last = Record()
-        if not (needs_gradient((X, *self.parameters())) or under_transform()):
-            return self._solved(self.affine_map(X), z0, how, record)[0]
-
-        def solve(weight: Tensor, u: Tensor, z0: Tensor | None, task: Task) -> tuple[Tensor, Tensor]:
-            problem = AffineMap(weight, u, self.activation)
-            Z, image = self._solved(problem, z0, how, record)
-            task.cache = problem.cache
-            return Z, self._masks(problem, Z, image)
-
-        weight, u = self.weight(), self.injection(X)
-        return differentiable_equilibrium(weight, u, z0, Task(solve, self.default_solver, how, record))
+        return super().equilibrium(X, **how)
 
     @uncompiled
-    @torch.no_grad()
-    def solve(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-        problem: AffineMap | None = None,
-    ) -> Solution:
-        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient.
-
-        `problem` is `affine_map(X)`, where it is known already.
-        """
-        X = self._check_inputs(X)
-        z0 = self._check_start(start, (len(X), self.width))
-        return self._solve(problem or self.affine_map(X), z0, Method(solver, stop or Stop(), precision))
+    @unlowered
+    def solve(self, X: Tensor, **how: Any) -> Solution:  # type: ignore[override]
+        """The Solution behind `equilibrium`; `problem=` is `affine_map(X)`, where it is known already."""
+        return super().solve(X, **how)
 
     @torch.no_grad()
     @unlowered
@@ -178,30 +147,12 @@ class AffineFamily(Saved, ABC):
         """f(Z) = σ(Z Wᵀ + u), the problem that `solve` hands to the solvers."""
         return AffineMap(self.weight(), self.injection(X), self.activation)
 
-    def _solve(self, problem: AffineMap, z0: Tensor | None, how: Method) -> Solution:
-        solver = how.solver or self.default_solver(problem)
-        return fixed_point(problem, z0, solver=solver, stop=how.stop, precision=how.precision)
-
-    def _solved(
-        self, problem: AffineMap, z0: Tensor | None, how: Method, record: Record
-    ) -> tuple[Tensor, Tensor | None]:
-        """Z, and f(Z) where that is at hand."""
-        solution = record.forward = self._solve(problem, z0, how)
-        if solution.failed_rows:
-            message = f"{solution.explain_failure()}\n{self._diagnosis()}"
-            raise EquilibriumError(message, solution)
-        Z = solution.value
-        assert isinstance(Z, Tensor)
-        # Z is about to get a gradient, and a record is not to hold the problem.
-        record.forward = replace(solution, value=Z.detach(), image=None, solved=None)
-        return Z, solution.image
-
-    def _diagnosis(self) -> str:
+    def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
         """Whether the weights are to blame. An SVD, so only asked of a solve that failed."""
         try:
             self.check_wellposed()
-        except ValueError as error:
-            return str(error)
+        except ValueError as refused:
+            return str(refused)
         return "The weights are well-posed: each of these samples has exactly one equilibrium."
 
     # -- the adjoint of the readout ----------------------------------------------------------------------
@@ -250,8 +201,14 @@ class AffineFamily(Saved, ABC):
             rows = weights.reshape(N, k) @ a
         linear = MaskedMap(problem.weight.T, rows, D)
         linear.cache = transposed(problem.cache)
-        how = Method(solver or self.default_solver(linear), stop or Stop(), precision)
-        solution = solve_linear(linear, how, None if v0 is None else v0.reshape(len(rows), m))
+        how = self.method.changed(stop=stop, solver=solver, precision=precision)
+        solution = fixed_point(
+            linear,
+            None if v0 is None else v0.reshape(len(rows), m),
+            solver=how.solver or self.default_solver(linear),
+            stop=how.stop,
+            precision=how.precision,
+        )
         return solution if len(shape) == 2 else by_sample(solution, N, k, m)
 
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
@@ -294,14 +251,6 @@ class AffineFamily(Saved, ABC):
         return row_norms(change) / (1 - q)
 
     # -- housekeeping ------------------------------------------------------------------------------------
-
-    @property
-    def last(self) -> Record:
-        """The forward and adjoint Solution of the last call."""
-        return self._last
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": Record()}
 
     def _check_inputs(self, X: Tensor) -> Tensor:
         """X in one layout, on which the last bits of a product may depend, or an error that says why not."""

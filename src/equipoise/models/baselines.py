@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..solve.problem import Layout
 from ..solve.solution import State
 from .equilibrium import Shape
-from .equilibrium import _checked_shapes as checked_shapes
+from .equilibrium import checked_shapes as checked_shapes
 from .linear import LinearEquilibrium
 
 Start = Shape | Sequence[Shape] | Callable[[Tensor], State]

@@ -13,8 +13,10 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ..differentiate import Equation, Method
-from ..solve import Solution
-from ..solve.problem import Layout
+from ..differentiate.closure import closed_over
+from ..differentiate.equation import under_transform
+from ..solve import Solution, Solver
+from ..solve.problem import Layout, make_map
 from ..solve.solution import State
 from .places import call_with, places_of, tensors_of
 
@@ -64,6 +66,8 @@ class SharedDropout(nn.Module):
 class CellEquation(Equation):
     """z = cell(z, *args, *shared), with the cell's parameters, buffers and masks as further tensors."""
 
+    start: Tensor
+
     def __init__(
         self,
         cell: Callable[..., State],
@@ -71,9 +75,10 @@ class CellEquation(Equation):
         args: Sequence[Any],
         shared: Sequence[Any],
         method: Method,
+        start: Tensor,
         masks: dict[SharedDropout, Tensor] | None = None,
     ) -> None:
-        self.cell, self.layout, self.method = cell, layout, method
+        self.cell, self.layout, self.method, self.start = cell, layout, method, start
         self.inputs = [*args, *shared]  # the tensors among them are replaced at each call
         self.masks = masks or {}
         module = cell if isinstance(cell, nn.Module) else None
@@ -213,15 +218,83 @@ class CellEquation(Equation):
         return self.known[key]
 
 
+def cell_equation(
+    cell: Callable[..., State], inputs: Sequence[Any], shared: Sequence[Any], start: State, method: Method
+) -> CellEquation:
+    """z = cell(z, *inputs, *shared), checked: one map for the whole solve, each sample on its own."""
+    refuse_splitting(method)
+    rows = make_map(cell, start, (), shared).rows
+    for i, a in enumerate(inputs):
+        if isinstance(a, Tensor) and (a.ndim < 1 or len(a) != rows):
+            raise ValueError(
+                f"x and args are batch-first: {f'args[{i - 1}]' if i else 'x'} must have {rows} rows, as "
+                f"the state has. Got shape {tuple(a.shape)} instead. What all share goes into shared=."
+            )
+    _check_state(cell, start, method)
+    layout, masks = Layout.of(start), {}
+    if isinstance(cell, nn.Module):
+        refuse_unsteady(cell)
+        masks = draw_masks(cell, start, (*inputs, *shared), rows)
+    equation = CellEquation(cell, layout, inputs, shared, method, layout.flat(start), masks)
+    _check_closure(equation)
+    return equation
+
+
+def refuse_splitting(method: Method) -> None:
+    """A TypeError where a solver splits an AffineMap: a cell may be any map."""
+    for one in [method.solver] if isinstance(method.solver, Solver) else method.solver or ():
+        if one.affine_only:
+            raise TypeError(
+                f"{type(one).__name__} splits an AffineMap, and a cell may be any map: "
+                f"use Anderson() or Newton() instead."
+            )
+
+
+def _check_state(cell: Callable[..., State], start: State, method: Method) -> None:
+    dtype = (start[0] if isinstance(start, tuple) else start).dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"an equilibrium is solved for in float32 or float64. Got a state of {dtype} instead: use "
+            f"torch.autocast for lower precision, which keeps the state in float32."
+        )
+    if method.precision == "mixed" and (held := closed_over(cell, torch.is_floating_point)):
+        raise ValueError(
+            f"precision='mixed' cannot cast what a cell closes over: {', '.join(held)}. Make it a "
+            f"parameter or buffer of an nn.Module cell, or an input of the layer."
+        )
+
+
+def _check_closure(equation: CellEquation) -> None:
+    """Samples that end leave the batch, which a batch held by the cell itself cannot follow."""
+    rows = len(equation.start)
+    if rows < 2 or under_transform():
+        return
+    held = closed_over(equation.cell, lambda t: t.ndim > 0 and t.shape[0] == rows)
+    if not held:
+        return
+    tensors = [t[:1] if i < equation.batched else t for i, t in enumerate(equation.tensors)]
+    try:
+        with torch.no_grad():
+            equation(equation.start[:1], *tensors)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"the cell must take any number of samples. Got one that closes over {', '.join(held)}, a "
+            f"batch of {rows}, and fails on a single sample ({str(error).splitlines()[0]}): make it an "
+            f"input of the layer, layer(x, more), as cell(z, x, more)."
+        ) from error
+
+
 def _parametrisations(cell: nn.Module) -> list[ParametrizationList]:
     return [m for m in cell.modules() if isinstance(m, ParametrizationList)]
 
 
-def advance_parametrisations(cell: nn.Module) -> None:
+def advance_parametrisations(cell: Any) -> None:
     """Let parametrisations in training take the one step of a call (the power iteration of spectral_norm).
 
     During the solve and its derivatives they are held in eval mode, so that the cell is one map.
     """
+    if not isinstance(cell, nn.Module) or under_transform():
+        return
     with torch.no_grad():
         for one in _parametrisations(cell):
             if one.training and next(one.buffers(), None) is not None:

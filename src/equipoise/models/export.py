@@ -243,7 +243,7 @@ class _CellBody(nn.Module):
 
 def _zero_start(layer: Equilibrium, x: Tensor) -> Any:
     """0 in the shape of the state: `offset` bounds no step from where a function of the inputs may begin."""
-    z = layer._start((x,), None)
+    z = layer.start_of(x)
     return tuple(map(torch.zeros_like, z)) if isinstance(z, tuple) else torch.zeros_like(z)
 
 

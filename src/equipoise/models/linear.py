@@ -18,10 +18,10 @@ from ..differentiate.equation import under_transform
 from ..solve import IDENTITY, AffineMap, Counts, Solution, Status, Stop
 from ..solve.autocast import full_precision, unlowered
 from ..solve.compilers import uncompiled
-from ..solve.driver import Precision
 from ..solve.error import Solved
 from ..solve.norms import norm_dtype, row_norms
-from .affine import AffineFamily, Solvers, open_unit, refuse_nonfinite, spectral_norm
+from .affine import AffineFamily, open_unit, refuse_nonfinite, spectral_norm
+from .base import Start
 from .blocks import readout_block, squeeze_blocks, weigh
 
 
@@ -103,88 +103,47 @@ class LinearEquilibrium(AffineFamily):
         return _Predictor.apply(self.A, self.B, self.gamma)
 
     @unlowered
-    def forward(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-    ) -> Tensor:
+    def forward(self, X: Tensor, **how: Any) -> Tensor:  # type: ignore[override]
         """ŷ = Φ Mᵀ, (N, k)."""
-        if solver is not None:
-            return super().forward(X, stop=stop, start=start, solver=solver, precision=precision)
+        if self._iterates(how):
+            return super().forward(X, **how)
         return self.injection(self._check_inputs(X)) @ self.predictor().T
 
     @unlowered
-    def equilibrium(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-    ) -> Tensor:
+    def equilibrium(self, X: Tensor, **how: Any) -> Tensor:  # type: ignore[override]
         """Z = Φ Umat⁻ᵀ, (N, m), differentiable."""
-        if solver is not None:
-            return super().equilibrium(X, stop=stop, start=start, solver=solver, precision=precision)
+        if self._iterates(how):
+            return super().equilibrium(X, **how)
         Phi = self.injection(self._check_inputs(X))
         wide = norm_dtype(Phi)
         return torch.linalg.solve(self.umat().T.to(wide), Phi.to(wide), left=False).to(Phi.dtype)
 
+    def _iterates(self, how: dict[str, Any]) -> bool:
+        """Whether a call names a solver: without one nothing is iterated."""
+        own = {name: value for name, value in how.items() if name != "start"}
+        return self.method.changed(**own).solver is not None
+
     @torch.no_grad()
-    def solve(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-        problem: AffineMap | None = None,
+    def solve(  # type: ignore[override]
+        self, X: Tensor, *, start: Start = None, problem: AffineMap | None = None, **how: Any
     ) -> Solution:
         """The Solution of Z = γ Z Sᵀ + Φ: its residuals are measured, though there is nothing to iterate."""
+        if self._iterates(how):
+            return super().solve(X, start=start, problem=problem, **how)
         self._check_start(start, (len(self._check_inputs(X)), self.width))
-        if solver is not None:
-            return super().solve(
-                X, stop=stop, start=start, solver=solver, precision=precision, problem=problem
-            )
         Z = self.equilibrium(X)
         problem = problem or self.affine_map(X)
-        return replace(_direct(Z, problem(Z), stop), solved=Solved.of(problem))
+        return replace(_direct(Z, problem(Z), how.get("stop")), solved=Solved.of(problem))
 
     @torch.no_grad()
     @unlowered
     def solve_adjoint(
-        self,
-        Z: Tensor,
-        X: Tensor,
-        *,
-        weights: Tensor | None = None,
-        masks: Tensor | None = None,
-        image: Tensor | None = None,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-        problem: AffineMap | None = None,
+        self, Z: Tensor, X: Tensor, *, weights: Tensor | None = None, start: Start = None, **how: Any
     ) -> Solution:
         """The Solution of V = 1 B + V γS, (N, k, m): M for every sample, and one M in store."""
-        if solver is not None:
-            return super().solve_adjoint(
-                Z,
-                X,
-                weights=weights,
-                masks=masks,
-                image=image,
-                stop=stop,
-                start=start,
-                solver=solver,
-                precision=precision,
-                problem=problem,
-            )
+        if how.get("solver") is not None:
+            return super().solve_adjoint(Z, X, weights=weights, start=start, **how)
+        stop = how.get("stop")
         N, M = len(self._check_inputs(X)), self.predictor()
         again = self.B + M @ self.weight()
         if weights is not None:

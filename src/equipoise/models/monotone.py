@@ -8,11 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..differentiate.method import Solvers
 from ..linalg import estimate_norm
 from ..solve import AffineMap, Newton, PeacemanRachford, Stop
 from ..solve.autocast import unlowered
 from ..solve.norms import norm_dtype, row_norms
-from .affine import AffineFamily, Solvers, choice, refuse_nonfinite, slope_at_zero, spectral_norm
+from .affine import AffineFamily, choice, refuse_nonfinite, slope_at_zero, spectral_norm
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
 

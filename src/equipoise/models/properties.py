@@ -21,19 +21,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..differentiate import Equation, Gradient, Phantom, Record, Unrolled
-from ..differentiate.gradient import SolvedGradient
-from ..differentiate.unrolled import _refuse_mapped
-from ..solve import SAM, Picard, Regulariser, Solver, Status, Stop, half_squared_norm
-from ..solve.driver import verify
-from ..solve.problem import make_map
+from ..solve import SAM, Regulariser
 
 # -- layers that give the state a property -------------------------------------------------------------------
 
@@ -240,38 +235,7 @@ def as_property(value: Property | Mapping[str, Any] | str | None) -> Property | 
     )
 
 
-# -- SAM, trained unrolled -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class UnrolledSAM(Gradient):
-    """z^K with z^k = β_k S_λk(z^{k−1}) + (1 − β_k) T(z^{k−1}): SAM, its K steps recorded    [xie2021, (11)].
-
-    z^K is the network's state by definition; that it is some k^{−ρ} away from a fixed point of T is recorded
-    (`last.forward`) and no failure. A state that is not finite is one.
-    """
-
-    steps: int
-    sam: SAM
-
-    def equilibrium(
-        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
-    ) -> Tensor:
-        args, shared = tensors[: equation.batched], tensors[equation.batched :]
-        f = make_map(equation, start, args, shared)
-        z, state = start, self.sam.init(f, start)
-        for _ in range(self.steps):
-            z, state = self.sam.step(f, z, f(z), state)
-        _refuse_mapped(z)
-        solution = record.forward = verify(equation, z, args, shared, stop=equation.method.stop)
-        lost = solution.status == Status.nonfinite
-        judged = replace(solution, status=torch.where(lost, solution.status, int(Status.converged)))
-        kept = equation.method.on_failure.judge(judged, f"{self.steps} steps of SAM")
-        if kept is None:
-            return z
-        record.masked = len(z) - len(kept)
-        again = self.equilibrium(equation, start[kept], [*(t[kept] for t in args), *shared], Record())
-        return torch.where(torch.isfinite(z), z, 0.0).detach().index_copy(0, kept, again)
+# -- SAM, and what it is promised to choose ------------------------------------------------------------------
 
 
 class _Layered(Protocol):
@@ -316,70 +280,6 @@ def selection(model: _Layered, sam: SAM) -> Selection:
         f"~ k^-{sam.rho:g} off the fixed points"
     )
     return Selection(not missing, tuple(missing), schedule)
-
-
-def returned(gradient: Gradient | None, solver: Any) -> str:
-    """What a model returns in place of an equilibrium, in words; empty where it returns one."""
-    if selects(solver):
-        return "iterates of SAM"
-    unrolled = gradient is not None and not isinstance(gradient, SolvedGradient)
-    return f"the last iterate of {gradient}" if unrolled else ""
-
-
-def selects(solver: Any) -> bool:
-    """Whether a solver, or one of a chain, chooses among equilibria as SAM does."""
-    chain = solver if isinstance(solver, Sequence) else [solver]
-    return any(isinstance(one, Solver) and one.selects for one in chain)
-
-
-def method_config(gradient: Gradient | None, solver: Any, stop: Stop | None) -> dict[str, Any]:
-    """What a file keeps of how z is found, where z or its gradient depends on it: unrolled steps, SAM,
-    phantom gradients, the tolerance.
-
-    What JSON cannot hold is kept as words, for which `load` asks. The failure policy is not kept: what was
-    let through in one place is not in the next, unless it is said there too.
-    """
-    kept: dict[str, Any] = {}
-    if stop is not None and stop != Stop():
-        kept["stop"] = asdict(stop)
-    if isinstance(gradient, Unrolled) and type(gradient.solver) is Picard:
-        damping = gradient.solver.damping
-        kept["gradient"] = gradient.steps if damping == 1 else {"steps": gradient.steps, "damping": damping}
-    elif isinstance(gradient, Phantom):
-        kept["gradient"] = {"phantom": gradient.steps, "damping": gradient.damping}
-    elif gradient is not None and not isinstance(gradient, SolvedGradient):
-        kept["gradient"] = repr(gradient)
-    if selects(solver):
-        kept["solver"] = sam_config(solver) if type(solver) is SAM else repr(solver)
-    return kept
-
-
-def sam_config(sam: SAM) -> Any:
-    """What a file keeps of it: all for R = ½‖z‖², the words alone for a regulariser that is a function."""
-    if sam.regulariser.name == half_squared_norm().name:
-        return {"rho": sam.rho, "c": sam.c}
-    return f"SAM({sam.regulariser.name}, rho={sam.rho:g}, c={sam.c:g})"
-
-
-def as_sam(solver: Solver | Sequence[Solver] | Mapping[str, Any] | str | None) -> Any:
-    """A solver as it is, or the SAM that a file holds."""
-    if isinstance(solver, Mapping):
-        return SAM(**solver)
-    if isinstance(solver, str):
-        raise TypeError(
-            f"solver must be a Solver such as eq.Anderson(). Got {solver!r} instead; a file holds no "
-            f"function, and no chain, so pass such a SAM to load(path, solver=…)."
-        )
-    return solver
-
-
-def as_stop(stop: Stop | Mapping[str, Any] | None) -> Stop | None:
-    """A Stop as it is, or the one that a file holds."""
-    if isinstance(stop, Mapping):
-        return Stop(**stop)
-    if stop is not None and not isinstance(stop, Stop):
-        raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {stop!r} instead.")
-    return stop
 
 
 def as_number(value: Any) -> float:

@@ -7,13 +7,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..differentiate import Equation, Gradient, Record
+from ..differentiate.affine import AffineEquation
 from ..linalg import estimate_lambda_max, estimate_spectral_radius
 from ..solve import (
     AffineMap,
@@ -32,8 +32,7 @@ from ..solve import (
 from ..solve.driver import Precision
 from ..solve.norms import row_distances, row_norms
 from ..solve.problem import Layout, Map, make_map
-from .affine import AffineFamily
-from .equilibrium import Equilibrium
+from .base import EquilibriumModel
 
 _TRACED = 60  # Picard steps of which the contraction factor is read off
 _TAIL = 10  # the last of them that count
@@ -86,19 +85,6 @@ def _name(solver: Solver) -> str:
 
 
 @dataclass(frozen=True)
-class _Probe(Gradient):
-    """No gradient: it keeps what the layer would differentiate."""
-
-    caught: list[tuple[Equation, Tensor, Sequence[Tensor]]] = field(default_factory=list)
-
-    def equilibrium(
-        self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
-    ) -> Tensor:
-        self.caught.append((equation, start, tensors))
-        return start
-
-
-@dataclass(frozen=True)
 class Problem:
     """z = f(z, *args, *shared) on flat rows, with the solver and the stopping test of its layer."""
 
@@ -113,22 +99,21 @@ class Problem:
 
     @classmethod
     def of(cls, layer: nn.Module, inputs: Sequence[Any], shared: Sequence[Any]) -> Problem:
-        if isinstance(layer, AffineFamily):
-            affine = layer.affine_map(*inputs)
-            start = affine.start()
-            return cls(affine, start, (), (), Layout.of(start), layer.default_solver(affine), Stop())
-        if not isinstance(layer, Equilibrium):
+        if not isinstance(layer, EquilibriumModel):
             raise TypeError(
                 f"layer must be an Equilibrium or a model family. Got {type(layer).__name__} instead; "
                 f"of a network, diagnose the layer on what the network feeds it."
             )
-        probe, twin = _Probe(), copy.deepcopy(layer)  # a call in training mode may move buffers
-        twin.gradient = probe
-        state = twin(*inputs, shared=shared)
-        ((f, start, tensors),) = probe.caught
-        args, rest, method = tuple(tensors[: f.batched]), tuple(tensors[f.batched :]), layer.method
-        solver = method.solver or Anderson()
-        return cls(f, start, args, rest, Layout.of(state), solver, method.stop, method.precision)
+        twin = copy.deepcopy(layer)  # a call in training mode may move buffers
+        f = twin.posed(tuple(inputs), None, {"shared": shared} if shared else {})
+        method, layout = f.method, f.layout
+        if isinstance(f, AffineEquation):
+            affine = f.problem
+            solver = method.solver or f.solver(affine)
+            return cls(affine, affine.start(), (), (), layout, solver, method.stop, method.precision)
+        assert f.start is not None
+        args, rest = f.tensors[: f.batched], f.tensors[f.batched :]
+        return cls(f, f.start, args, rest, layout, method.solver or Anderson(), method.stop, method.precision)
 
     def take(self, rows: Tensor) -> Problem:
         f = self.f.take(rows) if isinstance(self.f, AffineMap) else self.f

@@ -21,7 +21,7 @@ from ..models.conv import ConvMonotone, ConvOptEq
 from ..models.conv.conv_opteq import ConvLayer
 from ..models.conv.parts import transposed_kernel
 from ..models.conv.segmentation import OptEqSegmenter
-from ..models.properties import returned
+from ..models.methods import returned
 from .certificate import FLOAT64_TIER, Certificate, fingerprint
 from .claim import Claim
 from .families import is_monotone
@@ -109,7 +109,7 @@ def _declared(model: ConvOptEq | ConvMonotone) -> list[str]:
     if isinstance(model, ConvOptEq):
         found = declared(model)
     else:
-        instead = returned(model.gradient, model.solver)
+        instead = returned(model.method)
         found = [f"what is said is of equilibria: the model itself returns {instead}"] if instead else []
     if any(norm.training for norm in _batch_norms(model).values()):
         found.append(

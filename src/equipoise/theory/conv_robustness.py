@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..differentiate import Method
 from ..linalg import Interval, conv_norm_upper, frobenius, gamma, norm_upper, row_norms_upper
 from ..models.altered import altered, double
 from ..models.conv import ConvOptEq
@@ -34,7 +35,7 @@ from ..models.conv.conv_opteq import ConvLayer
 from ..models.conv.parts import ClassHead, Extractor, PixelHead
 from ..models.opteq.pieces import pace
 from ..models.properties import Proximal
-from ..solve import Anderson, Picard, Stop
+from ..solve import Stop
 from .opteq import not_finite
 
 Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves
@@ -306,8 +307,7 @@ def _double(model: ConvOptEq) -> ConvOptEq:
     device = next(model.parameters()).device
     home = torch.device("cpu") if device.type == "mps" else device
     exact = double(model, home)
-    exact.gradient = None
-    exact.solver = (Picard(), Anderson(memory=4)) if exact.alpha == 1 else Anderson(memory=4)
+    exact.method = Method()
     return exact
 
 

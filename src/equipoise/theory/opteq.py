@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from ..linalg import Interval, frobenius, gamma, norm_upper_ball, singular_bounds
 from ..models import altered
 from ..models.conv import ConvOptEq
+from ..models.methods import returned
 from ..models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
 from ..models.opteq.activations import KNOWN
 from ..models.opteq.deep import OptEqLayer
-from ..models.properties import Proximal, returned
+from ..models.properties import Proximal
 from ..solve import Stop
 from .certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from .claim import Claim
@@ -90,8 +91,7 @@ def declared(model: Network | MultiBlockOptEq | ConvOptEq) -> list[str]:
         found.append(f"{activation.name} is monotone with slopes ≤ {activation.lipschitz:g}, as declared")
     if regulariser is not None and regulariser.nonexpansive and regulariser.declared:
         found.append(regulariser.declared)
-    solver = model.solver if isinstance(model, ConvOptEq) else model.method.solver
-    if instead := returned(model.gradient, solver):
+    if instead := returned(model.method):
         found.append(f"what is said is of equilibria: the model itself returns {instead}")
     return found
 

@@ -353,7 +353,7 @@ def test_a_file_keeps_how_the_state_is_found_or_asks_for_it(family, tmp_path):
         family(solver=solver).save(path)
         with pytest.raises(TypeError, match=r"pass such a SAM to load\(path, solver=…\)"):
             eq.load(path)
-        assert eq.load(path, solver=solver).solver == solver
+        assert eq.load(path, solver=solver).method.solver == solver
 
 
 def test_short_steps_are_solved_as_near_as_a_cell_too():

@@ -51,23 +51,21 @@ def test_blocks_too():
 def test_only_ties_are_moved():
     ones = torch.ones(1, 4, dtype=torch.float64)
     model = build(OptEq, torch.float64)
-    equation = model._equation(
-        0 * ones, 1 + torch.zeros(1, 8, dtype=torch.float64), model.method, stepwise=True
-    )
-    assert equation[1].all()  # steps of an iteration start where they are told to
+    start = torch.ones(1, 8, dtype=torch.float64)
+    recorded = model.posed((0 * ones,), start, {"gradient": eq.Unrolled(3)}, differentiated=True)
+    assert recorded.start.all()  # steps of an iteration start where they are told to
     for change in (lambda: model.b.fill_(-1.0), lambda: model.b.fill_(1.0)):
         with torch.no_grad():
             change()
-        start = torch.ones(1, 8, dtype=torch.float64)
-        assert torch.equal(model._equation(0 * ones, start, model.method, stepwise=False)[1], start)
+        assert torch.equal(model.posed((0 * ones,), start, {}).start, start)
     with torch.no_grad():
         model.b.zero_()
         model.W.mul_(1.2 / 0.9)  # 0 is an equilibrium, and may not be the only one
-    assert torch.equal(model._equation(0 * ones, start, model.method, stepwise=False)[1], start)
+    assert torch.equal(model.posed((0 * ones,), start, {}).start, start)
     boxed = build(OptEq, torch.float64, regulariser=Box(0.1, 1.0))
     Z = boxed.equilibrium(0 * ones, start=start, stop=eq.Stop(rtol=1e-12))
     torch.testing.assert_close(Z, boxed.equilibrium(0 * ones, stop=eq.Stop(rtol=1e-12)))
-    assert torch.equal(boxed._equation(0 * ones, start, boxed.method, stepwise=False)[1], start)
+    assert torch.equal(boxed.posed((0 * ones,), start, {}).start, start)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...differentiate import Implicit
+from ...differentiate.method import Solvers
 from ...linalg import Interval, conv_norm_upper
 from ...solve import Activation, Anderson, Picard, Stop
-from ...solve.failure import OnFailure, Policy
 from ..opteq.activations import KNOWN, monotone_activation
-from ..opteq.pieces import Gradients, Skip, pace, tightened
+from ..opteq.pieces import Skip, pace, tightened
 from ..properties import Property
-from .images import ImageModel, StoredSolvers
+from .images import ImageModel
 from .parts import (
     Extractor,
     Maker,
@@ -210,22 +210,12 @@ class ConvOptEq(Skip, ImageModel):
         pool: int = 4,
         normalise: bool = True,
         task: str = "classification",
-        solver: StoredSolvers | None = None,
-        gradient: Gradients | None = None,
-        stop: Stop | None = None,
-        on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        **how: Any,
     ) -> None:
-        super().__init__(
-            inputs,
-            outputs,
-            solver=solver or ((Picard(), Anderson(memory=4)) if alpha == 1 else Anderson(memory=4)),
-            gradient=gradient,
-            stop=stop,
-            on_failure=on_failure,
-        )
+        super().__init__(inputs, outputs, **how)
         state, features, pool = positive(state=state, features=features, pool=pool)
         kernel, reach = odd(kernel=kernel, reach=reach)
         hidden = all_positive("hidden", hidden)
@@ -273,11 +263,11 @@ class ConvOptEq(Skip, ImageModel):
             return self.cell
         return partial(_whole_step, self.alpha, self.activation, self._geometry)
 
-    def cell_stop(self, stop: Stop | None) -> Stop | None:
+    def cell_stop(self, stop: Stop) -> Stop:
         s = pace(self.alpha, len(self.layers))
-        return tightened(stop or Stop(), self.alpha, s, self.layers[0].W)
+        return tightened(stop, self.alpha, s, self.layers[0].W)
 
-    def solved_stop(self, stop: Stop | None) -> Stop | None:
+    def solved_stop(self, stop: Stop) -> Stop:
         return stop if self._whole_steps else self.cell_stop(stop)
 
     @property
@@ -287,6 +277,9 @@ class ConvOptEq(Skip, ImageModel):
     @property
     def _geometry(self) -> tuple[_Geometry, ...]:
         return tuple(_Geometry(layer.stride, layer.padding, layer.lost) for layer in self.layers)
+
+    def default_solver_chain(self) -> Solvers:
+        return (Picard(), Anderson(memory=4)) if self.alpha == 1 else Anderson(memory=4)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
         g = self.extractor(x)
@@ -302,8 +295,8 @@ class ConvOptEq(Skip, ImageModel):
         """T(0): a step ahead of zero, for less than a step."""
         return self.cell(None, *c, *self.shared())
 
-    def default_gradient(self, stop: Stop) -> Implicit:
-        return Implicit((Picard(), Anderson(memory=4)), stop) if self.alpha == 1 else Implicit(stop=stop)
+    def default_gradient(self) -> Implicit:
+        return Implicit((Picard(), Anderson(memory=4))) if self.alpha == 1 else Implicit()
 
     # -- bounded layers ----------------------------------------------------------------------------------
 

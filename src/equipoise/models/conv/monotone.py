@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...differentiate import Implicit
+from ...differentiate.method import Solvers
 from ...solve import Anderson, Broyden, Stop
 from ...solve.autocast import compute_dtype
-from ...solve.failure import OnFailure, Policy
-from ..opteq.pieces import Gradients, tightened
-from .images import ImageModel, StoredSolvers
+from ..opteq.pieces import tightened
+from .images import ImageModel
 from .parts import (
     Extractor,
     Image,
@@ -89,22 +88,12 @@ class ConvMonotone(ImageModel):
         pool: int = 4,
         normalise: bool = True,
         task: str = "classification",
-        solver: StoredSolvers | None = None,
-        gradient: Gradients | None = None,
-        stop: Stop | None = None,
-        on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        **how: Any,
     ) -> None:
-        super().__init__(
-            inputs,
-            outputs,
-            solver=solver or (Anderson(memory=5), Broyden()),
-            gradient=gradient,
-            stop=stop,
-            on_failure=on_failure,
-        )
+        super().__init__(inputs, outputs, **how)
         hidden = channels if hidden is None else hidden
         channels, hidden, features, pool = positive(
             channels=channels, hidden=hidden, features=features, pool=pool
@@ -146,6 +135,9 @@ class ConvMonotone(ImageModel):
         """relu(z − α((I − W)z − c)), a function of z, c and what `shared` gives."""
         return partial(_forward_backward, self.margin, self.A.shape[-1] // 2)
 
+    def default_solver_chain(self) -> Solvers:
+        return (Anderson(memory=5), Broyden())
+
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
         return (F.conv2d(self.extractor(x), self.U, self.b, padding=self.U.shape[-1] // 2),)
 
@@ -181,20 +173,17 @@ class ConvMonotone(ImageModel):
         a, k = self.norms()
         return 1 / (self.margin + a**2 + k)
 
-    def cell_stop(self, stop: Stop | None) -> Stop:
+    def cell_stop(self, stop: Stop) -> Stop:
         """The tolerance is for z ↦ relu(W⋆z + c), of whose step one here is a part α."""
-        stop, alpha = stop or Stop(), min(1.0, self.step_size())
+        alpha = min(1.0, self.step_size())
         if stop.rtol is None:
             reach = 1.01 * Stop.reach(compute_dtype(self.A)) / alpha
             usual = stop.resolve(compute_dtype(self.A)).rtol
             stop = replace(stop, rtol=reach) if usual is not None and usual < reach <= _COARSEST else stop
         return tightened(stop, alpha, alpha, self.A)
 
-    def stepped_stop(self, stop: Stop | None) -> Stop:
+    def stepped_stop(self, stop: Stop) -> Stop:
         return self.cell_stop(stop)
-
-    def default_gradient(self, stop: Stop) -> Implicit:
-        return Implicit(stop=self.cell_stop(stop))
 
     # -- housekeeping ------------------------------------------------------------------------------------
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...solve import Anderson, Stop
-from ...solve.failure import OnFailure, Policy
-from ..opteq.pieces import Gradients
-from .images import ImageModel, StoredSolvers
+from ...differentiate.method import Solvers
+from ...solve import Anderson
+from .images import ImageModel
 from .parts import ClassHead, Extractor, Maker, all_positive, head_for, positive, positive_finite
 
 
@@ -62,22 +61,12 @@ class ResidualConv(ImageModel):
         std: float = 0.01,
         pool: int = 4,
         task: str = "classification",
-        solver: StoredSolvers | None = None,
-        gradient: Gradients | None = None,
-        stop: Stop | None = None,
-        on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        **how: Any,
     ) -> None:
-        super().__init__(
-            inputs,
-            outputs,
-            solver=solver or Anderson(memory=5),
-            gradient=gradient,
-            stop=stop,
-            on_failure=on_failure,
-        )
+        super().__init__(inputs, outputs, **how)
         hidden = channels if hidden is None else hidden
         channels, hidden, groups, pool = positive(channels=channels, hidden=hidden, groups=groups, pool=pool)
         if channels % groups or hidden % groups:
@@ -100,6 +89,9 @@ class ResidualConv(ImageModel):
                 f"channel is the same for every image. Got {groups} groups of {channels} channels: take "
                 f"fewer, or pool ≥ 2."
             )
+
+    def default_solver_chain(self) -> Solvers:
+        return Anderson(memory=5)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
         return (self.extractor(x),)

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...solve import Activation, Stop
-from ...solve.failure import OnFailure, Policy
+from ...solve import Activation
 from ..properties import Property
-from .family import FeatureMap, ProximalFamily, Solvers
+from .family import FeatureMap, ProximalFamily
 from .objective import JointObjective
 from .one_layer import OptEq
-from .pieces import Gradients, draw_layer, draw_readout, positive
+from .pieces import draw_layer, draw_readout, positive
 
 
 class OptEqLayer(nn.Module):
@@ -51,13 +50,10 @@ class _Layers(ProximalFamily):
         feature_map: FeatureMap | None = None,
         regulariser: Property | Mapping[str, Any] | None = None,
         bound: float | None = None,
-        solver: Solvers | Mapping[str, Any] | str | None = None,
-        gradient: Gradients | None = None,
-        stop: Stop | None = None,
-        on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        **how: Any,
     ) -> None:
         super().__init__(
             inputs,
@@ -68,19 +64,17 @@ class _Layers(ProximalFamily):
             feature_map=feature_map,
             regulariser=regulariser,
             bound=bound,
-            solver=solver,
-            gradient=gradient,
-            stop=stop,
-            on_failure=on_failure,
+            **how,
         )
         if isinstance(hidden, int) or not isinstance(hidden, Sequence) or not hidden:
             raise ValueError(f"hidden must list the widths of the layers, such as [64, 32]. Got {hidden!r}.")
         self.hidden = [positive(f"hidden[{i}]", n) for i, n in enumerate(hidden)]
-        how = (dtype, device, generator)
+        placed = (dtype, device, generator)
         self.layers = nn.ModuleList(
-            OptEqLayer(*draw_layer(n, self.state, self.inputs, 0.9 * self.limit, *how)) for n in self.hidden
+            OptEqLayer(*draw_layer(n, self.state, self.inputs, 0.9 * self.limit, *placed))
+            for n in self.hidden
         )
-        self.V = draw_readout(self.state, self.outputs, *how)
+        self.V = draw_readout(self.state, self.outputs, *placed)
 
     @property
     def blocks(self) -> Sequence[Any]:
@@ -119,7 +113,7 @@ class _Layers(ProximalFamily):
         for assigned in ("solver", "gradient"):
             options.pop(assigned, None)
         other = kind(**options, dtype=self.V.dtype, device=self.V.device)
-        other.method, other.gradient = self.method, self.gradient
+        other.method = self.method
         other.load_state_dict(self.state_dict())
         return other
 

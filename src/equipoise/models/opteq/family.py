@@ -6,7 +6,7 @@ L_σ‖W_l‖² ≤ μ [xie2021, Theorem 1], so T is nonexpansive, and a contrac
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,37 +14,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...differentiate import Gradient, Implicit, Method, Record
+from ...differentiate import Equation, Method
 from ...differentiate.equation import under_transform
 from ...differentiate.gradient import SolvedGradient
-from ...solve import Activation, Anderson, EquilibriumError, Picard, Solution, Solver, Stop
-from ...solve.compilers import uncompiled
-from ...solve.driver import Precision, checked_chain
-from ...solve.failure import OnFailure, Policy
-from ...solve.problem import Layout
+from ...differentiate.method import Solvers
+from ...solve import Activation, Anderson, EquilibriumError, Picard
 from ..affine import refuse_nonfinite
-from ..equilibrium import Equilibrium, _shaped
-from ..properties import Property, as_sam, as_stop, method_config, selects
-from ..saving import Saved
+from ..base import EquilibriumModel, Start
+from ..equilibrium import Equilibrium
+from ..methods import check_sam, method_config, selects
+from ..properties import Property
 from .activations import KNOWN, monotone_activation
 from .bounds import Bounded
-from .pieces import (
-    Cell,
-    Gradients,
-    ProximalEquation,
-    as_gradient,
-    check_sam,
-    positive,
-    tightened,
-    trained_by,
-)
+from .pieces import Cell, ProximalEquation, positive, tightened
 from .rows import check_rows, checked_start
 
-Solvers = Solver | Sequence[Solver]
 FeatureMap = Callable[[Tensor], Tensor]
 
 
-class ProximalFamily(Bounded, Saved, ABC):
+class ProximalFamily(Bounded, EquilibriumModel):
     """z = T_R∘f_L∘…∘f_1(z),  f_l(z) = (α/μ) W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z,  ŷ = Vᵀz.
 
     `forward` and `equilibrium` are differentiable by `gradient`, with the failure policy `on_failure`;
@@ -68,12 +56,9 @@ class ProximalFamily(Bounded, Saved, ABC):
         regulariser: Property | Mapping[str, Any] | None = None,
         bound: float | None = None,
         feature_map: FeatureMap | None = None,
-        solver: Solvers | Mapping[str, Any] | str | None = None,
-        gradient: Gradients | None = None,
-        stop: Stop | None = None,
-        on_failure: Policy | OnFailure = "raise",
+        **how: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**how)
         self.inputs, self.state = positive("inputs", inputs), positive("state", state)
         self.outputs = positive("outputs", outputs)
         if feature_map is not None and not callable(feature_map):
@@ -86,10 +71,6 @@ class ProximalFamily(Bounded, Saved, ABC):
         self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
         self.regulariser = regulariser
         self.feature_map = feature_map
-        self.gradient = as_gradient(gradient)
-        self.method = Method(as_sam(solver), as_stop(stop) or Stop(), "native", OnFailure.of(on_failure))
-        checked_chain(self.method.solver)
-        self._last = Record()
 
     # -- what a family is ----------------------------------------------------------------------------------
 
@@ -171,91 +152,13 @@ class ProximalFamily(Bounded, Saved, ABC):
 
     # -- equilibria ----------------------------------------------------------------------------------------
 
-    def forward(self, X: Tensor, **how: Any) -> Tensor:
-        """ŷ = Z V, (N,) or (N, k). Options as of `equilibrium`."""
-        return self.readout(self.equilibrium(X, **how))
-
-    @uncompiled
-    def equilibrium(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        gradient: Gradients | None = None,
-        precision: Precision = "native",
-        on_failure: Policy | OnFailure | None = None,
-    ) -> Tensor:
-        """Z (N, m), differentiable by `gradient`: Implicit() by default, or Unrolled(K) for K recorded steps.
-
-        `solver=SAM(…)` chooses among many equilibria and is trained unrolled: with Unrolled(K), Z is its K-th
-        iterate, whatever its residual (which `last.forward` tells).
-        """
-        if on_failure is not None:
-            on_failure = OnFailure.of(on_failure)
+    def equation(  # type: ignore[override]
+        self, X: Tensor, *, start: Start = None, method: Method
+    ) -> ProximalEquation:
+        """z = T(z, c_1, …, c_L, W_1, …, W_L), or its whole steps where the equilibrium alone counts."""
         self._check_inputs(X)
-        method = self._method(stop, solver, precision, on_failure)
-        how = self._gradient(X, gradient, method, stop, solver is not None)
-        equation, z0 = self._equation(X, start, method, stepwise=not isinstance(how, SolvedGradient))
-        record = self._last = Record()
-        try:
-            Z = how.equilibrium(equation, z0, equation.tensors, record)
-        except EquilibriumError as error:
-            record.forward = _shaped(error.solution, Layout.of(z0))
-            raise EquilibriumError(f"{error}\n{self._diagnosis()}", record.forward) from None
-        if record.forward is not None:
-            record.forward = _shaped(record.forward, Layout.of(z0))
-        return self.state_of(Z)
-
-    @uncompiled
-    @torch.no_grad()
-    def solve(
-        self,
-        X: Tensor,
-        *,
-        stop: Stop | None = None,
-        start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
-    ) -> Solution:
-        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
-        self._check_inputs(X)
-        method = self._method(stop, solver, precision, None)
-        equation, z0 = self._equation(X, start, method, stepwise=selects(method.solver))
-        return equation.solve(z0, equation.tensors)
-
-    def state_of(self, solved: Tensor) -> Tensor:
-        """Z (N, m) from what was solved for."""
-        return solved
-
-    def _method(
-        self, stop: Stop | None, solver: Solvers | None, precision: Precision, on_failure: OnFailure | None
-    ) -> Method:
-        chosen = solver if solver is not None else self.method.solver
-        # T is averaged: plain iteration gets there in the end. It ends on a value of T, in which the zeros
-        # and bounds of a property are exact.
-        default: Solvers = (Anderson(), Picard()) if self.regulariser is None else (Picard(), Anderson())
-        return Method(
-            default if chosen is None else chosen,
-            stop or self.method.stop,
-            precision,
-            on_failure or self.method.on_failure,
-        )
-
-    def _gradient(
-        self, X: Tensor, gradient: Gradients | None, method: Method, stop: Stop | None, named: bool
-    ) -> Gradient:
-        """How to differentiate; `named`: this call has a solver of its own."""
-        how = self.gradient if gradient is None else as_gradient(gradient)
-        if stop is not None and how == Implicit():
-            how = Implicit(stop=stop)  # one tolerance for the forward and the adjoint solve
-        return trained_by(how, method.solver, named, (X, *self.parameters()))
-
-    def _equation(
-        self, X: Tensor, start: Tensor | Solution | None, method: Method, stepwise: bool
-    ) -> tuple[ProximalEquation, Tensor]:
-        """The equation and where to start; `stepwise`: each step of T counts, not the equilibrium alone."""
+        # With recorded steps, and for SAM, each step of T counts and not the equilibrium alone.
+        stepwise = not isinstance(method.gradient, SolvedGradient) or selects(method.solver)
         injections, weights = self.injections(X), self.weights()
         z0 = checked_start(start, (len(X), self.state_size), self.V)
         check_sam(method.solver, z0[:1])
@@ -268,7 +171,12 @@ class ProximalFamily(Bounded, Saved, ABC):
                 f = self.whole_step
             else:
                 method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V))
-        return ProximalEquation(f, injections, weights, method), z0
+        return ProximalEquation(f, injections, weights, method, z0)
+
+    def default_solver_chain(self) -> Solvers:
+        # T is averaged: plain iteration gets there in the end. It ends on a value of T, in which the zeros
+        # and bounds of a property are exact.
+        return (Anderson(), Picard()) if self.regulariser is None else (Picard(), Anderson())
 
     def _untied(self, z0: Tensor, injections: Sequence[Tensor]) -> Tensor:
         """z⁰, but 0 in a row with ties of which 0 is the one equilibrium: σ(c_l) = 0 in every layer.
@@ -287,11 +195,12 @@ class ProximalFamily(Bounded, Saved, ABC):
             still &= (self.regulariser(zero) == 0).all(dim=1)
         return torch.where(still[:, None], zero, z0)
 
-    def _diagnosis(self) -> str:
+    def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
+        """Whether the weights are to blame."""
         try:
             self.check_wellposed()
-        except ValueError as error:
-            return str(error)
+        except ValueError as refused:
+            return str(refused)
         return "The weights are well-posed: each of these samples has exactly one equilibrium."
 
     def _check_inputs(self, X: Tensor) -> None:
@@ -314,25 +223,17 @@ class ProximalFamily(Bounded, Saved, ABC):
 
     def as_equilibrium(self) -> Equilibrium:
         """The same map as an `Equilibrium` of a cell, without the readout: what `diagnose`, `unroll` take."""
-        method = self._method(None, None, "native", None)
+        method = self.method
         return Equilibrium(
             self.cell,
-            solver=method.solver,
-            gradient=self.gradient,
+            solver=method.solver or self.default_solver_chain(),
+            gradient=method.gradient,
             stop=tightened(method.stop, self.alpha, self.pace, self.V),
             on_failure=method.on_failure,
             state=(self.state_size,),
         )
 
     # -- housekeeping --------------------------------------------------------------------------------------
-
-    @property
-    def last(self) -> Record:
-        """The forward and adjoint Solution of the last call."""
-        return self._last
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": Record()}
 
     def config(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
@@ -348,4 +249,4 @@ class ProximalFamily(Bounded, Saved, ABC):
             settings["regulariser"] = self.regulariser.config()
         if self.feature_map is not None:
             settings["feature_map"] = getattr(self.feature_map, "__name__", type(self.feature_map).__name__)
-        return settings | method_config(self.gradient, self.method.solver, self.method.stop)
+        return settings | method_config(self.method)

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...solve import Activation, Stop
-from ...solve.failure import OnFailure, Policy
+from ...solve import Activation
 from ..properties import Property
-from .family import Solvers
 from .objective import LayerObjective
-from .pieces import Gradients, draw_layer, draw_readout, positive
+from .pieces import draw_layer, draw_readout, positive
 
 
 class OptEq(LayerObjective):
@@ -45,13 +43,10 @@ class OptEq(LayerObjective):
         *,
         regulariser: Property | Mapping[str, Any] | None = None,
         bound: float | None = None,
-        solver: Solvers | Mapping[str, Any] | str | None = None,
-        gradient: Gradients | None = None,
-        stop: Stop | None = None,
-        on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        **how: Any,
     ) -> None:
         super().__init__(
             inputs,
@@ -61,15 +56,12 @@ class OptEq(LayerObjective):
             activation,
             regulariser=regulariser,
             bound=bound,
-            solver=solver,
-            gradient=gradient,
-            stop=stop,
-            on_failure=on_failure,
+            **how,
         )
         self.mu, self.hidden = mu, positive("hidden", hidden)
-        how = (dtype, device, generator)
-        self.W, self.U, self.b = draw_layer(self.hidden, self.state, self.inputs, 0.9 * self.limit, *how)
-        self.V = draw_readout(self.state, self.outputs, *how)
+        placed = (dtype, device, generator)
+        self.W, self.U, self.b = draw_layer(self.hidden, self.state, self.inputs, 0.9 * self.limit, *placed)
+        self.V = draw_readout(self.state, self.outputs, *placed)
 
     W: nn.Parameter  # (n, m)
     U: nn.Parameter  # (n, d)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...differentiate import Equation, Gradient, Implicit, Method, Phantom, Unrolled
-from ...differentiate.equation import needs_gradient, under_transform
-from ...solve import SAM, Picard, Solver, Stop
+from ...differentiate import Equation, Method
+from ...solve import Stop
 from ...solve.autocast import compute_dtype
+from ...solve.problem import Layout
 from ..affine import spectral_norm
-from ..properties import Property, UnrolledSAM, as_number, as_property, selects
-
-Gradients = Gradient | Mapping[str, Any] | str | int
+from ..properties import Property, as_number, as_property
 
 
 class ProximalEquation(Equation):
@@ -30,9 +28,10 @@ class ProximalEquation(Equation):
         injections: Sequence[Tensor],
         weights: Sequence[Tensor],
         method: Method,
+        start: Tensor,
     ) -> None:
         self.T, self.method, self.batched = T, method, len(injections)
-        self.tensors = (*injections, *weights)
+        self.tensors, self.start, self.layout = (*injections, *weights), start, Layout.of(start)
 
     def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
         return self.T(z, tensors[: self.batched], tensors[self.batched :])
@@ -104,66 +103,6 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
             f"{pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
         )
     return replace(asked, rtol=pace * asked.rtol, atol=None if asked.atol is None else pace * asked.atol)
-
-
-def as_gradient(gradient: Gradients | None) -> Gradient:
-    """Implicit() by default or for "implicit"; Unrolled(K) for a number K; or the Gradient that is given."""
-    if gradient is None or gradient == "implicit":
-        return Implicit()
-    if isinstance(gradient, int) and not isinstance(gradient, bool):
-        return Unrolled(gradient)
-    if isinstance(gradient, Mapping):  # what a file holds
-        damping = gradient["damping"]
-        if "phantom" in gradient:
-            return Phantom(gradient["phantom"], damping)
-        return Unrolled(gradient["steps"], Picard(damping))
-    if isinstance(gradient, Gradient):
-        return gradient
-    raise TypeError(
-        f"gradient must be 'implicit', a number of unrolled steps, or a Gradient such as eq.Implicit() or "
-        f"eq.Unrolled(20). Got {gradient!r} instead; a file holds no other, so pass yours to "
-        f"load(path, gradient=…)."
-    )
-
-
-def trained_by(
-    how: Gradient, solver: Solver | Sequence[Solver] | None, named: bool, tensors: Iterable[Tensor]
-) -> Gradient:
-    """`how` itself, or SAM unrolled where `solver` is one; `named`: the call has a solver of its own."""
-    if not selects(solver):
-        if named and isinstance(how, Unrolled):
-            raise ValueError(
-                f"{how} takes steps of its own solver, which Unrolled(K, Picard(damping=…)) names. Got "
-                f"solver={solver!r} as well: leave it out, or use gradient=Implicit()."
-            )
-        return how
-    chain = list(solver) if isinstance(solver, Sequence) else [solver]
-    if isinstance(how, Unrolled) and len(chain) == 1 and isinstance(chain[0], SAM):
-        return UnrolledSAM(how.steps, chain[0])
-    if needs_gradient(tuple(tensors)) or under_transform():
-        raise ValueError(
-            f"SAM chooses among many equilibria, where I − ∂T/∂z is singular and "
-            f"{type(how).__name__} has no gradient to give. Train it unrolled, solver=SAM(…) with "
-            f"gradient=Unrolled(20); or call the model under torch.no_grad()."
-        )
-    return how
-
-
-def check_sam(solver: Any, z: Tensor) -> None:
-    """A ValueError unless the regulariser of SAM, where that is the solver, takes states like z (N, m)."""
-    for sam in solver if isinstance(solver, Sequence) else [solver]:
-        if not isinstance(sam, SAM):
-            continue
-        R = sam.regulariser
-        try:
-            got = f"a gradient of shape {tuple(shape)}" if (shape := R.gradient(z).shape) != z.shape else ""
-        except RuntimeError as error:
-            got = str(error).splitlines()[0]
-        if got:
-            raise ValueError(
-                f"{R.name} of SAM must take states of {z.shape[1]} entries, as the network has. "
-                f"Got {got} instead."
-            )
 
 
 def draw_layer(

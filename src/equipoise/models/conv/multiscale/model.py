@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ....solve import Anderson, Stop
-from ....solve.failure import OnFailure, Policy
-from ...opteq.pieces import Gradients
-from ..images import ImageModel, StoredSolvers
+from ....differentiate.method import Solvers
+from ....solve import Anderson
+from ..images import ImageModel
 from ..parts import TASKS, Extractor, Maker, PixelHead, all_positive, positive, positive_finite
 from .cell import MultiscaleCell, down
 
@@ -48,22 +47,12 @@ class MultiscaleDEQ(ImageModel):
         extractor: Sequence[int] = (1,),
         std: float = 0.01,
         task: str = "classification",
-        solver: StoredSolvers | None = None,
-        gradient: Gradients | None = None,
-        stop: Stop | None = None,
-        on_failure: Policy | OnFailure = "raise",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        **how: Any,
     ) -> None:
-        super().__init__(
-            inputs,
-            outputs,
-            solver=solver or Anderson(memory=5),
-            gradient=gradient,
-            stop=stop,
-            on_failure=on_failure,
-        )
+        super().__init__(inputs, outputs, **how)
         (groups,) = positive(groups=groups)
         positive_finite(std=std)
         self.channels = all_positive("channels", channels)
@@ -93,6 +82,9 @@ class MultiscaleDEQ(ImageModel):
             if task == "classification"
             else PixelHead(total, self.inputs[1:], outputs, make)
         )
+
+    def default_solver_chain(self) -> Solvers:
+        return Anderson(memory=5)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
         g = self.extractor(x)

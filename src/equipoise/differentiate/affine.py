@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..differentiate import Method, Record
-from ..solve import Activation, AffineMap, EquilibriumError, Solution, Solver, fixed_point
+from ..solve import Activation, AffineMap, EquilibriumError, Solution, fixed_point
 from ..solve.autocast import full_precision
 from ..solve.norms import row_norms
+from ..solve.problem import Layout
+from .equation import Equation, needs_gradient, under_transform
+from .gradient import Record, SolvedGradient
+from .method import Method, Solvers
 
 
 class MaskedMap(AffineMap):
@@ -56,29 +60,124 @@ def transposed(cache: dict[Any, Any]) -> dict[Any, Any]:
     return square | {k: v for k, v in cache.items() if isinstance(v, float)}
 
 
+class AffineEquation(Equation):
+    """z = σ(W z + u), in rows Z = σ(Z Wᵀ + u), with u (N, m) and W (m, m) in the open.
+
+    `solver(problem)` is the family's choice where the method names none, and `masks(problem, Z, f(Z))` reads
+    D = σ'(Z Wᵀ + u) at an equilibrium, ties included.
+    """
+
+    batched = 1
+
+    def __init__(
+        self,
+        u: Tensor,
+        weight: Tensor,
+        activation: Activation,
+        method: Method,
+        solver: Callable[[AffineMap], Solvers],
+        masks: Callable[[AffineMap, Tensor, Tensor | None], Tensor],
+        start: Tensor | None = None,
+    ) -> None:
+        self.tensors, self.activation, self.method = (u, weight), activation, method
+        self.solver, self.masks, self.start = solver, masks, start
+        self.layout = Layout([u.shape[1:]], is_tuple=False)
+
+    def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
+        u, weight = tensors
+        return self.activation(torch.addmm(u, z, weight.T))
+
+    def name(self, index: int) -> str:
+        return ("the injection u", "the weight W")[index]
+
+    @cached_property
+    def problem(self) -> AffineMap:
+        """f as the solvers take it; what they derive of W is kept in it, for the adjoint too."""
+        u, weight = self.tensors
+        return AffineMap(weight.detach(), u.detach(), self.activation)
+
+    def solve(self, start: Tensor | None, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
+        u, weight = tensors
+        own = all(a is b for a, b in zip(tensors, self.tensors, strict=True))
+        return self.find(
+            self.problem if own else AffineMap(weight.detach(), u.detach(), self.activation), start
+        )
+
+    def find(self, problem: AffineMap, start: Tensor | None) -> Solution:
+        """The equilibria of a problem like this one, unjudged."""
+        how = self.method
+        solver = how.solver or self.solver(problem)
+        return fixed_point(problem, start, solver=solver, stop=how.stop, precision=how.precision)
+
+
+@dataclass(frozen=True)
+class StructuredAdjoint(SolvedGradient):
+    """Λ = D ∘ (G + Λ W), ∇u = Λ, ∇W = ΛᵀZ: the exact gradient of Z = σ(Z Wᵀ + u), by one masked linear solve.
+
+    It is the gradient of the affine families: the adjoint is solved by the solver, to the tolerance and with
+    the derived quantities (norms, factorisations) of the forward solve. Exact to every order.
+    """
+
+    def equilibrium(
+        self, equation: Equation, start: Tensor | None, tensors: Sequence[Tensor], record: Record
+    ) -> Tensor:
+        assert isinstance(equation, AffineEquation)
+        if under_transform():  # the solve itself must happen below the transform
+            u, weight = tensors
+            return _Equilibrium.apply(weight, u, start, Task(equation, record))[0]
+        return super().equilibrium(equation, start, tensors, record)  # type: ignore[arg-type]
+
+    def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
+        assert isinstance(equation, AffineEquation)
+        solution = record.forward
+        assert solution is not None
+        # The value is about to get a gradient, and a record holds neither that nor the problem.
+        record.forward = replace(solution, value=z.detach(), image=None, solved=None)
+        if not needs_gradient(tensors):
+            return z
+        u, weight = tensors
+        whole = len(u) == len(equation.tensors[0])
+        problem = equation.problem if whole else equation.problem.with_bias(u.detach())
+        image = solution.image if whole else None
+        task = Task(equation, record, (z, equation.masks(problem, z, image)), problem.cache)
+        return _Equilibrium.apply(weight, u, None, task)[0]
+
+
 @dataclass
 class Task:
-    """How one equilibrium is found and differentiated, and where that is recorded."""
+    """One equilibrium that is being differentiated, and where its adjoint solve is recorded."""
 
-    solve: Callable[[Tensor, Tensor, Tensor | None, Task], tuple[Tensor, Tensor]]  # W, u, start ↦ Z, D
-    solver: Callable[[AffineMap], Solver | Sequence[Solver]]  # for a linear problem, where `how` names none
-    how: Method
-    record: Record = field(default_factory=Record)
+    equation: AffineEquation
+    record: Record
+    known: tuple[Tensor, Tensor] | None = None  # Z and D, where they were found before
     cache: dict[Any, Any] = field(default_factory=dict)  # derived of W by the forward solve
+
+    def forward(self, weight: Tensor, u: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Z and D."""
+        if self.known is not None:
+            return self.known
+        equation = self.equation
+        problem = AffineMap(weight, u, equation.activation)
+        solution = equation.find(problem, start)
+        value = _tensor(solution)
+        self.cache = problem.cache
+        self.record.forward = replace(solution, value=value.detach(), image=None, solved=None)
+        if equation.method.on_failure.judge(self.record.forward, equation.what) is not None:
+            raise EquilibriumError(
+                f"{equation.what}: {solution.explain_failure()}\non_failure='mask' leaves rows out of first "
+                f"derivatives in eager mode only, not of a torch.func transform.",
+                self.record.forward,
+            )
+        return value, equation.masks(problem, value, solution.image)
 
     def resolvent(self, weight: Tensor, g: Tensor, mask: Tensor, flipped: bool) -> Tensor:
         """Λ = D ∘ (G + Λ W), solved, recorded and judged."""
         problem = MaskedMap(weight.T, g, mask)
         problem.cache = self.cache if flipped else transposed(self.cache)
-        how = replace(self.how, solver=self.how.solver or self.solver(problem))
-        solution = self.record.adjoint = solve_linear(problem, how)
+        solution = self.record.adjoint = self.equation.find(problem, None)
         if solution.failed_rows:
             raise EquilibriumError(f"adjoint solve: {solution.explain_failure()}", solution)
         return _tensor(solution)
-
-
-def solve_linear(problem: MaskedMap, how: Method, start: Tensor | None = None) -> Solution:
-    return fixed_point(problem, start, solver=how.solver, stop=how.stop, precision=how.precision)
 
 
 def by_sample(solution: Solution, N: int, k: int, m: int) -> Solution:
@@ -101,17 +200,12 @@ def _tensor(solution: Solution) -> Tensor:
     return solution.value
 
 
-def differentiable_equilibrium(weight: Tensor, u: Tensor, start: Tensor | None, task: Task) -> Tensor:
-    """Z = σ(Z Wᵀ + u), differentiable in W (m, m) and u (N, m) to every order, under torch.func too."""
-    return _Equilibrium.apply(weight, u, start, task)[0]
-
-
 class _Equilibrium(torch.autograd.Function):
     """(W, u) ↦ Z = σ(Z Wᵀ + u), with its masks D."""
 
     @staticmethod
     def forward(weight: Tensor, u: Tensor, start: Tensor | None, task: Task) -> tuple[Tensor, Tensor]:
-        return task.solve(weight, u, start, task)
+        return task.forward(weight, u, start)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

@@ -1,0 +1,162 @@
+"""z = f(z; x),  ŷ = readout(z): what every equilibrium model of the library shares.
+
+A family says what its equation is (`equation`) and how its outputs come from the state (`readout`). How the
+equation is solved and differentiated is its `Method`; solving, judging, differentiating and recording happen
+here, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..differentiate import Equation, Gradient, Implicit, Method, Record
+from ..differentiate.gradient import SolvedGradient
+from ..differentiate.method import KEYWORDS, Solvers
+from ..solve import EquilibriumError, Solution
+from ..solve.compilers import uncompiled
+from ..solve.problem import Layout
+from .methods import spelled_out, trained_by
+from .saving import Saved
+
+Start = Any  # a state (a tensor or a tuple of tensors), an earlier Solution, or None
+
+
+class EquilibriumModel(Saved, ABC):
+    """z = f(z; x),  ŷ = readout(z).
+
+    `equilibrium(x)` and `forward(x)` are differentiable and judge every sample by the failure policy;
+    `solve(x)` returns the Solution as it is, without a gradient. All three take `start=`, where to begin, and
+    the keywords of a `Method` (`stop=`, `solver=`, `precision=`, `gradient=`, `on_failure=`), which change
+    the model's own method for that call.
+
+    `last` records the last call: `last.forward` and, after a backward pass, `last.adjoint`. It is neither
+    copied nor saved with the model.
+    """
+
+    method: Method
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.method = Method().changed(**spelled_out(how))
+        self._last = Record()
+
+    # -- what a family is --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def equation(self, x: Any, *args: Any, start: Start = None, method: Method) -> Equation:
+        """The problem on these inputs, checked, with every tensor it depends on in the open.
+
+        The gradient of `method` is known: where it records steps, or the solver chooses among equilibria,
+        each step of f counts, and not the equilibrium alone.
+        """
+
+    def readout(self, z: Any) -> Any:
+        """ŷ from the state; the state itself where a family has no readout."""
+        return z
+
+    def default_gradient(self) -> Gradient:
+        """How equilibria are differentiated where the method does not say it."""
+        return Implicit()
+
+    def default_solver_chain(self) -> Solvers | None:
+        """What solves where the method does not say it; None leaves it to the equation."""
+        return None
+
+    def begin(self) -> None:
+        """What a call that will be differentiated does first, such as one step of a power iteration."""
+
+    def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
+        """What in the model or its inputs is to blame for samples without an equilibrium; may be empty."""
+        return ""
+
+    # -- equilibria --------------------------------------------------------------------------------------
+
+    def forward(self, *inputs: Any, start: Start = None, **how: Any) -> Any:
+        """ŷ = readout(z)."""
+        return self.readout(self.equilibrium(*inputs, start=start, **how))
+
+    @uncompiled
+    def equilibrium(self, *inputs: Any, start: Start = None, **how: Any) -> Any:
+        """z of every sample, differentiable."""
+        self.begin()
+        equation = self.posed(inputs, start, how, differentiated=True)
+        record = self._last = Record()
+        gradient = equation.method.gradient
+        assert gradient is not None
+        try:
+            flat = gradient.equilibrium(equation, equation.start, equation.tensors, record)  # type: ignore[arg-type]
+        except EquilibriumError as error:
+            if error.solution is not record.forward:
+                raise  # of a layer inside the cell, or of the adjoint
+            record.forward = shaped(error.solution, equation.layout)
+            blame = self.diagnosis(error, equation)
+            raise EquilibriumError(f"{error}\n{blame}" if blame else str(error), record.forward) from None
+        if record.forward is not None:
+            record.forward = shaped(record.forward, equation.layout)
+        return self.state_of(equation.layout.unflat(flat))
+
+    @uncompiled
+    @torch.no_grad()
+    def solve(self, *inputs: Any, start: Start = None, **how: Any) -> Solution:
+        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
+        equation = self.posed(inputs, start, how)
+        return shaped(equation.solve(equation.start, equation.tensors), equation.layout)  # type: ignore[arg-type]
+
+    def state_of(self, solved: Any) -> Any:
+        """z from what is solved for, which may hold more than z."""
+        return solved
+
+    def posed(
+        self, inputs: tuple[Any, ...], start: Start, how: dict[str, Any], differentiated: bool = False
+    ) -> Equation:
+        """The equation of one call, with a method that leaves nothing open."""
+        given = spelled_out({name: value for name, value in how.items() if name in KEYWORDS})
+        more = {name: value for name, value in how.items() if name not in KEYWORDS}
+        method = self.method.changed(**given)
+        method = replace(method, solver=method.solver or self.default_solver_chain())
+        gradient = method.gradient or self.default_gradient()
+        if differentiated:
+            named, tensors = given.get("solver") is not None, (*inputs, *self.parameters())
+            gradient = trained_by(gradient, method.solver, named, tensors)
+        elif not isinstance(gradient, SolvedGradient):
+            gradient = self.default_gradient()  # what is asked for is the equilibrium itself
+        return self.equation(*inputs, start=start, method=replace(method, gradient=gradient), **more)
+
+    # -- housekeeping ------------------------------------------------------------------------------------
+
+    @property
+    def gradient(self) -> Gradient:
+        """How equilibria are differentiated."""
+        return self.method.gradient or self.default_gradient()
+
+    @gradient.setter
+    def gradient(self, gradient: Gradient | None) -> None:
+        self.method = replace(self.method, gradient=gradient)
+
+    @property
+    def last(self) -> Record:
+        """The forward and adjoint Solution of the last call."""
+        return self._last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": Record()}
+
+
+def shaped(solution: Solution, layout: Layout) -> Solution:
+    """A solution in flat rows with its value in the shape of the state, free of any transform."""
+    assert isinstance(solution.value, Tensor)
+    value = layout.unflat(solution.value.detach())
+    plain: dict[str, Any] = {name: _plain(t) for name, t in vars(solution).items() if isinstance(t, Tensor)}
+    plain["value"] = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
+    return replace(solution, **plain)
+
+
+def _plain(t: Tensor) -> Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
