@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from ..linalg.products import FactorisationError
 from ..losses import Loss
-from ..models.affine import AffineFamily
 from ..models.saving import Saved
 from ..solve import EquilibriumError, Stop
 from ..train.objective import as_objective
@@ -235,8 +234,8 @@ def affine_loss(
     if not len(X):
         raise ValueError(f"X must hold a row at least. Got shape {tuple(X.shape)} instead.")
 
-    def evaluate(model: nn.Module, state: Any) -> Reading:
-        if not isinstance(model, AffineFamily):
+    def evaluate(model: Any, state: Any) -> Reading:
+        if not getattr(model, "structured", False):
             raise TypeError(
                 f"affine_loss is of the affine families, whose equilibria can be proved unique. Got "
                 f"{type(model).__name__} instead: module_loss(loss) takes any model."

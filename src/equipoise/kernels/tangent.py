@@ -8,16 +8,15 @@ the Jacobian is contracted in chunks of samples. All are computed by `tiles`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..models.affine import AffineFamily
 from ..models.altered import altered
+from ..models.base import EquilibriumModel
 from ..models.blocks import squeeze_blocks
-from ..models.conv import ImageModel
-from ..models.opteq import MultiBlockOptEq, OptEq
-from ..models.opteq.family import ProximalFamily
 from ..models.places import call_with
 from ..solve import Stop
 from .opteq import has_formula, opteq_tiles
@@ -90,16 +89,16 @@ def tangent_kernel(
     (N, k, m), and tiles of some 8 MB. A kernel that does not fit into memory is refused with a MemoryError
     before anything is computed.
     """
-    if (isinstance(model, AffineFamily) or has_formula(model)) and not altered(model, patched=False):
-        assert isinstance(model, AffineFamily | OptEq)
+    family: Any = model
+    tiles = _affine_tiles if getattr(model, "structured", False) else opteq_tiles
+    if (tiles is _affine_tiles or has_formula(model)) and not altered(model, patched=False):
         for inputs in (X,) if X2 is None else (X, X2):
-            model._check_inputs(inputs)
+            family._check_inputs(inputs)
         N, N2 = len(X), None if X2 is None else len(X2)
         names = [name for name, _ in model.named_parameters()]
-        require_memory(X, N, N if N2 is None else N2, model.outputs, names)
-        tiles = _affine_tiles if isinstance(model, AffineFamily) else opteq_tiles
-        tile = tiles(model, X, X2, stop or _tight(X.dtype))  # type: ignore[arg-type]
-        return TangentKernel(by_tiles(tile, N, N2, *sides(block, model.outputs), progress))
+        require_memory(X, N, N if N2 is None else N2, family.outputs, names)
+        tile = tiles(family, X, X2, stop or _tight(X.dtype))
+        return TangentKernel(by_tiles(tile, N, N2, *sides(block, family.outputs), progress))
     return _jacobian_kernel(model, X, X2, _options(model, stop), block, progress)
 
 
@@ -111,7 +110,7 @@ def _tight(dtype: torch.dtype, share: float = 1.0) -> Stop:
 
 def _options(model: nn.Module, stop: Stop | None) -> dict[str, Stop]:
     """What `forward` is called with besides X: the stop, where the model has equilibria."""
-    if not isinstance(model, AffineFamily | ProximalFamily | ImageModel):
+    if not isinstance(model, EquilibriumModel):
         if stop is None:
             return {}
         raise ValueError(
@@ -120,9 +119,7 @@ def _options(model: nn.Module, stop: Stop | None) -> dict[str, Stop]:
         )
     if stop is not None:
         return {"stop": stop}
-    by_shares = isinstance(model, MultiBlockOptEq) or getattr(model, "regulariser", None) is not None
-    share = float(model.alpha) if by_shares else 1.0  # type: ignore[arg-type]
-    return {"stop": _tight(next(model.parameters()).dtype, share)}
+    return {"stop": _tight(next(model.parameters()).dtype, model.share)}
 
 
 def _affine_tiles(model: AffineFamily, X: Tensor, X2: Tensor | None, stop: Stop) -> Tile:

@@ -41,6 +41,9 @@ class AffineFamily(EquilibriumModel):
     """
 
     readout_name: ClassVar[str]  # the parameter of the last, linear layer; the others are the hidden ones
+    scaled_name: ClassVar[str | None] = None  # the parameter that W(θ) is a multiple of, where it is one
+    structured = True
+    direct: ClassVar[bool] = False  # whether ŷ is found without an iteration
     activation: Activation = RELU
     relu_at_zero: float = 0  # relu'(0), 0 or 1: the slope that masks take at a tie
     inputs: int  # d
@@ -93,6 +96,10 @@ class AffineFamily(EquilibriumModel):
     def readout_weight(self) -> Tensor:
         """(m,), or (m, k) for k > 1 outputs."""
         return getattr(self, self.readout_name)
+
+    def output_shape(self, N: int) -> tuple[int, ...]:
+        """The shape of ŷ for N samples: (N,), or (N, k) for k > 1 outputs."""
+        return (N,) if self.outputs == 1 else (N, self.outputs)
 
     def readout(self, Z: Tensor) -> Tensor:
         """ŷ = Z a: (N,), or (N, k) for k > 1 outputs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ class EquilibriumModel(Saved, ABC):
     """
 
     method: Method
+    structured: ClassVar[bool] = False  # whether one adjoint serves every residual: `pullback` and `gram`
+    natural_loss: ClassVar[str] = "half_square"  # the loss of the family's paper
 
     def __init__(self, **how: Any) -> None:
         super().__init__()
@@ -66,6 +68,11 @@ class EquilibriumModel(Saved, ABC):
     def default_solver_chain(self) -> Solvers | None:
         """What solves where the method does not say it; None leaves it to the equation."""
         return None
+
+    @property
+    def share(self) -> float:
+        """The part of the way to where f points that one step of what is solved leads, in (0, 1]."""
+        return 1.0
 
     def begin(self) -> None:
         """What a call that will be differentiated does first, such as one step of a power iteration."""

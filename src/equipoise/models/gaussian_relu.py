@@ -27,6 +27,7 @@ class GaussianReLU(AffineFamily):
     """
 
     readout_name = "a"
+    scaled_name = "W"
 
     def __init__(
         self,

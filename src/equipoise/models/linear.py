@@ -40,6 +40,8 @@ class LinearEquilibrium(AffineFamily):
     """
 
     readout_name = "B"
+    natural_loss = "square"
+    direct = True
     activation = IDENTITY
 
     def __init__(
@@ -153,6 +155,9 @@ class LinearEquilibrium(AffineFamily):
         shape = self.adjoint_shape(N)
         self._check_start(start, shape)
         return _direct(M.expand(shape), again.expand(shape), stop)
+
+    def output_shape(self, N: int) -> tuple[int, ...]:
+        return N, self.outputs
 
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
         return N, self.outputs, self.width

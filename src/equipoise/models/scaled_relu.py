@@ -31,6 +31,7 @@ class ScaledReLU(AffineFamily):
     """
 
     readout_name = "b"
+    scaled_name = "A"
 
     def __init__(
         self,

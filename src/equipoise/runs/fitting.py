@@ -32,7 +32,6 @@ from torch import Tensor
 from ..data.errors import DataError
 from ..history import History
 from ..models.affine import AffineFamily
-from ..models.linear import LinearEquilibrium
 from ..solve import Stop
 from ..solve.driver import Precision
 from ..theory import Certificate
@@ -200,8 +199,7 @@ def training_tensors(model: AffineFamily, preparation: Preparation, data: Rows) 
 def tensors(model: AffineFamily, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
     """x̃ and the targets, shaped as the model's outputs are."""
     B = preparation.targets(data.y)
-    column = isinstance(model, LinearEquilibrium) and B.ndim == 1  # whose outputs are (N, 1)
-    return preparation.apply(data.X), B[:, None] if column else B
+    return preparation.apply(data.X), B.reshape(model.output_shape(len(B)))
 
 
 def _features(model: AffineFamily, A: Tensor) -> Tensor:

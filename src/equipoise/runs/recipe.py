@@ -216,9 +216,9 @@ class Recipe:
                 model = Monotone(margin=self.margin or 0.5, **size)
             else:
                 model = GaussianReLU(sigma_w2=self.sigma_w2 or 0.08, **size)
+                if (q := spectral_norm(model.W)) > LARGEST:
+                    model.W.data.mul_(LARGEST / q)
         with torch.no_grad():
-            if isinstance(model, GaussianReLU) and (q := spectral_norm(model.W)) > LARGEST:
-                model.W.mul_(LARGEST / q)
             if self.certified:
                 model.get_parameter(model.readout_name).zero_()
         return model

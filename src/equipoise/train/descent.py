@@ -16,7 +16,6 @@ from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
 from ..models.altered import altered
-from ..models.linear import LinearEquilibrium
 from ..solve import AffineMap, EquilibriumError, Stop, extrapolate
 from ..solve.driver import Precision
 from ..theory import Certificate
@@ -67,7 +66,7 @@ def gradient_descent(
         certificate = check_certificate(step_size, model, X, y)
         _check_run(certificate, loss)
         loss, step_size = certificate.loss, certificate.step_sizes or certificate.step_size  # type: ignore[assignment]
-    chosen = as_loss(loss if loss is not None else default_loss(model))
+    chosen = as_loss(loss if loss is not None else model.natural_loss)
     rates = block_steps(model, step_size)  # type: ignore[arg-type]
     run = Descent(model, X, y, chosen, rates, certificate, stop, precision)
     recorder = DescentRecorder(run, X_test, y_test, steps, measure)
@@ -95,18 +94,15 @@ def gradient_descent(
 
 
 def require_affine(what: str, model: object) -> None:
-    if not isinstance(model, AffineFamily):
+    """A TypeError unless one adjoint of the model serves every residual, as that of an affine family does."""
+    if not getattr(model, "structured", False):
         raise TypeError(
             f"{what} is of the affine families, whose adjoint serves all residuals. Got "
             f"{type(model).__name__} instead: Trainer(model, batch_size=None) trains any module."
         )
+    assert isinstance(model, torch.nn.Module)
     if why := altered(model):
         raise ValueError(f"{what} goes by the formulas of the family: {why}")
-
-
-def default_loss(model: AffineFamily) -> str:
-    """½‖r‖², or ‖r‖² for the linear family, as their papers have it."""
-    return "square" if isinstance(model, LinearEquilibrium) else "half_square"
 
 
 def block_steps(model: AffineFamily, step_size: float | Mapping[str, float] | None) -> dict[str, float]:
@@ -200,7 +196,7 @@ class Descent:
         self.readout = (
             Readout(a, y.reshape(len(X), -1), constants["slack"], constants["readout"]) if own else None
         )
-        self.closed_form = isinstance(model, LinearEquilibrium) and self.readout is None
+        self.closed_form = model.direct and self.readout is None
         self.Z: Tensor | None = None
         self.V: Tensor | None = None
         self._Z_before: Tensor | None = None

@@ -23,7 +23,7 @@ from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
 from ..solve import IDENTITY, EquilibriumError, Stop
 from ..theory import Certificate
-from .descent import DescentRecorder, check_certificate, default_loss, require_affine
+from .descent import DescentRecorder, check_certificate, require_affine
 from .flow_field import Field, Path
 from .stiff import GaussNewtonBDF
 
@@ -259,7 +259,7 @@ def _double(T: Tensor | None) -> Tensor | None:
 def _loss(model: AffineFamily, loss: Any, certificate: Certificate | None) -> Loss:
     """The loss of the flow, after making sure that a certificate speaks of it."""
     if certificate is None:
-        return as_loss(loss if loss is not None else default_loss(model))
+        return as_loss(loss if loss is not None else model.natural_loss)
     if certificate.kind != "flow":
         raise ValueError(f"{certificate.theorem} is about {certificate.kind}, not about gradient flow.")
     options = {"tau": certificate.options["tau"]} if certificate.options.get("tau") else {}

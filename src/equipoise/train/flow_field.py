@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..losses import Loss
 from ..models.affine import AffineFamily
-from ..models.linear import LinearEquilibrium
 from ..solve import EquilibriumError, Stop
 from .descent import Descent
 from .stiff import GaussNewton, flatten
@@ -86,7 +85,7 @@ class Field(Descent):
     @torch.no_grad()
     def least_loss_within(self, radius: float | None) -> float:
         """L* of what is promised: 0, or the least over linear predictors of features with ‖M‖₁ < radius."""
-        if not isinstance(self.model, LinearEquilibrium):
+        if not self.model.direct:
             return 0.0
         Phi = self.model.injection(self.X)
         M, value = _least(self.loss, Phi, self.y)

@@ -18,12 +18,9 @@ from torch import Tensor, nn
 from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
-from ..models.linear import LinearEquilibrium
-from ..models.monotone import Monotone
 from ..models.places import call_with
 from ..models.ties import settled
 from ..solve import Picard, Stop, extrapolate, fixed_point
-from .descent import default_loss
 
 Parameters = dict[str, Tensor]
 
@@ -167,9 +164,10 @@ class _Stack:
         if not models:
             raise ValueError("models must hold at least one model. Got none.")
         first = models[0]
-        if isinstance(first, Monotone):
+        if first.scaled_name is None and not first.direct:
             raise TypeError(
-                "many runs are batched for maps that contract; train a Monotone by gradient_descent."
+                f"many runs are batched for maps that contract by a norm; train a {type(first).__name__} by "
+                f"gradient_descent."
             )
         for i, model in enumerate(models):
             if type(model) is not type(first) or repr(model) != repr(first):
@@ -177,18 +175,14 @@ class _Stack:
                     f"models must be alike but for their weights. Model {i} is {model}, the first {first}."
                 )
         self.models, self.runs, self.stop = models, len(models), stop or Stop()
-        self.loss = as_loss(loss if loss is not None else default_loss(first))
+        self.loss = as_loss(loss if loss is not None else first.natural_loss)
         self.method = _Method(first)
         names = [name for name, _ in first.named_parameters()]
         self.parameters: Parameters = {
             n: torch.stack([m.get_parameter(n).detach() for m in models]).clone() for n in names
         }
         self.X = X if X.ndim == 3 else X.expand(self.runs, *X.shape)
-        shape = (
-            (self.X.shape[1], first.outputs)
-            if isinstance(first, LinearEquilibrium) or first.outputs > 1
-            else (self.X.shape[1],)
-        )
+        shape = first.output_shape(self.X.shape[1])
         self.y = y if y.ndim == len(shape) + 1 else y.expand(self.runs, *y.shape)
         if tuple(self.y.shape[1:]) != shape or self.X.shape[0] != self.runs or self.y.shape[0] != self.runs:
             raise ValueError(
@@ -213,7 +207,7 @@ class _Stack:
     @torch.no_grad()
     def evaluate(self, rows: Tensor | None, gradient: bool) -> tuple[Tensor, Parameters]:
         X, y = (self.X, self.y) if rows is None else (self.X[:, rows], self.y[:, rows])
-        if isinstance(self.models[0], LinearEquilibrium):
+        if self.models[0].direct:
             return self._linear(X, y, gradient)
         W, u = self.call("weight"), self.call("injection", X)
         Z = self._equilibria(W, u, warm=rows is None)
@@ -226,8 +220,7 @@ class _Stack:
 
     def _linear(self, X: Tensor, y: Tensor, gradient: bool) -> tuple[Tensor, Parameters]:
         """M = B(I − γS)⁻¹ of every run, and back: one batched LU serves both, as in LinearEquilibrium."""
-        model = self.models[0]
-        assert isinstance(model, LinearEquilibrium)
+        model: Any = self.models[0]
         A, B, gamma = self.parameters["A"], self.parameters["B"], model.gamma
         S = torch.softmax(A, dim=1)
         umat = -gamma * S
@@ -297,7 +290,7 @@ class _Stack:
     @torch.no_grad()
     def test_loss(self, X: Tensor, y: Tensor) -> Tensor:
         X, y = X.expand(self.runs, *X.shape[-2:]), y.expand(self.runs, *y.shape[-(self.y.ndim - 1) :])
-        if isinstance(self.models[0], LinearEquilibrium):
+        if self.models[0].direct:
             return self._linear(X, y, gradient=False)[0]
         Z = self._equilibria(self.call("weight"), self.call("injection", X), warm=False)
         return self.loss.value(self.call("readout", Z), y).flatten(1).sum(dim=1)

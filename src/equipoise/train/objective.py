@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import Loss, SmoothedHinge, as_loss
-from ..models.affine import AffineFamily
-from .descent import default_loss
 from .safeguarded import accuracy
 
 IGNORED = 255  # the label of a pixel that counts for nothing
@@ -113,7 +111,7 @@ def as_objective(which: Any, model: nn.Module, y: Tensor) -> Objective:
     if which is None:
         if not y.is_floating_point():
             return CrossEntropy()
-        which = default_loss(model) if isinstance(model, AffineFamily) else "half_square"
+        which = getattr(model, "natural_loss", "half_square")
     if isinstance(which, CrossEntropy | Entrywise | Custom):
         return which
     if which == "cross_entropy":

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from ..linalg import estimate_norm, frobenius_upper, norm_upper, proves_norm_below
-from ..models.gaussian_relu import GaussianReLU
-from ..models.scaled_relu import ScaledReLU
 
 
 @runtime_checkable
@@ -28,9 +26,6 @@ class Projectable(Protocol):
     """A module that keeps itself well-posed: `project_()` changes its weights in place where it must."""
 
     def project_(self) -> Any: ...
-
-
-SCALED: dict[type, str] = {GaussianReLU: "W", ScaledReLU: "A"}  # the parameter in which weight() is linear
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Projection:
         return sum(self._project(module) for module in network.modules())
 
     def _project(self, module: nn.Module) -> bool:
-        name = next((n for kind, n in SCALED.items() if isinstance(module, kind)), None)
+        name = getattr(module, "scaled_name", None)
         if name is not None:
             return self._scale(module, module.get_parameter(name))
         if not isinstance(module, Projectable):

@@ -271,6 +271,10 @@ class ConvOptEq(Skip, ImageModel):
         return stop if self._whole_steps else self.cell_stop(stop)
 
     @property
+    def share(self) -> float:
+        return 1.0 if self.regulariser is None else self.alpha
+
+    @property
     def _whole_steps(self) -> bool:
         return self.regulariser is None and type(self).cell is ConvOptEq.cell
 

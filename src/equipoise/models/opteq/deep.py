@@ -219,6 +219,10 @@ class MultiBlockOptEq(_Layers):
         """A ValueError: P moves the blocks, and no constant is known of z̃ ↦ f(P z̃)."""
         raise ValueError("averagedness is known of the deep form alone: deep().averagedness.")
 
+    @property
+    def share(self) -> float:
+        return self.alpha
+
     def state_of(self, solved: Tensor) -> Tensor:
         return solved[:, -self.state :]
 

@@ -173,6 +173,10 @@ class ProximalFamily(Bounded, EquilibriumModel):
                 method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V))
         return ProximalEquation(f, injections, weights, method, z0)
 
+    @property
+    def share(self) -> float:
+        return 1.0 if self.regulariser is None else self.alpha
+
     def default_solver_chain(self) -> Solvers:
         # T is averaged: plain iteration gets there in the end. It ends on a value of T, in which the zeros
         # and bounds of a property are exact.
