@@ -29,7 +29,7 @@ def build(activation="relu", outputs=1, seed=0, mu=1.3, **options):
     )
     with torch.no_grad():
         model.b.copy_(torch.randn(7, dtype=torch.float64, generator=generator))
-    model.method = type(model.method)(None, TIGHT)
+    model.stop = TIGHT
     model.gradient = eq.Implicit(stop=TIGHT)
     return model, torch.randn(9, 3, dtype=torch.float64, generator=generator)
 

@@ -168,7 +168,7 @@ def test_a_network_without_equilibria_says_what_is_not_known(pages):
     assert "no equilibrium" in header(page)
     assert "What to try: certified training" in header(page)
     assert "Not proved" in page.words["guarantee"]
-    assert "scores: 120 of 120 samples have no equilibrium" in page.words["network"]
+    assert "scores: forward solve: 120 of 120 samples have no equilibrium" in page.words["network"]
     assert "fig-weights" in page.words
 
 

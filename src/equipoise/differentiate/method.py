@@ -38,6 +38,8 @@ class Method:
             raise TypeError(
                 f"gradient must be a Gradient such as eq.Implicit(). Got {self.gradient!r} instead."
             )
+        if not isinstance(self.on_failure, OnFailure):
+            object.__setattr__(self, "on_failure", OnFailure.of(self.on_failure))
         if not isinstance(self.stop, Stop):
             raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {self.stop!r} instead.")
         if self.precision not in ("native", "mixed"):
@@ -52,8 +54,6 @@ class Method:
         if unknown := sorted(set(how) - KEYWORDS):
             raise TypeError(f"a call takes start=, {_listed}. Got {', '.join(unknown)}= instead.")
         given = {name: value for name, value in how.items() if value is not None}
-        if "on_failure" in given:
-            given["on_failure"] = OnFailure.of(given["on_failure"])
         return replace(self, **given) if given else self
 
 

@@ -26,6 +26,18 @@ from .saving import Saved
 Start = Any  # a state (a tensor or a tuple of tensors), an earlier Solution, or None
 
 
+def _setting(name: str) -> property:
+    """One setting of the method as an attribute of the model, so that setting it does what it says."""
+
+    def get(self: EquilibriumModel) -> Any:
+        return getattr(self.method, name)
+
+    def set_(self: EquilibriumModel, value: Any) -> None:
+        self.method = replace(self.method, **spelled_out({name: value}))
+
+    return property(get, set_, doc=f"`method.{name}`.")
+
+
 class EquilibriumModel(Saved, ABC):
     """z = f(z; x),  ŷ = readout(z).
 
@@ -136,6 +148,9 @@ class EquilibriumModel(Saved, ABC):
 
     # -- housekeeping ------------------------------------------------------------------------------------
 
+    solver, stop = _setting("solver"), _setting("stop")
+    precision, on_failure = _setting("precision"), _setting("on_failure")
+
     @property
     def gradient(self) -> Gradient:
         """How equilibria are differentiated."""
@@ -143,7 +158,7 @@ class EquilibriumModel(Saved, ABC):
 
     @gradient.setter
     def gradient(self, gradient: Gradient | None) -> None:
-        self.method = replace(self.method, gradient=gradient)
+        self.method = replace(self.method, **spelled_out({"gradient": gradient}))
 
     @property
     def last(self) -> Record:
