@@ -17,7 +17,8 @@ import equipoise as eq
 
 # Before the program itself: a signal to this process at the n-th use of a file in a directory.
 _SIGNAL = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests that were started by nohup hand down as ignored
 _directory, _name, _left, _number = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 del sys.argv[1:5]
 

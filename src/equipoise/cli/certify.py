@@ -10,7 +10,9 @@ import typer
 from .failures import EXIT_CODES, Code, DataDir, Debug, Ended, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
+    from ..runs import Run
     from ..theory import Certificate
+    from .output import Output
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -66,7 +68,7 @@ def certify(
         found["end"] = _of_the_end(fitted, sample, theorem, how | ({"printed": True} if printed else {}))
     else:
         if fitted.certificate is not None:
-            found["start"] = _of_the_start(fitted, sample)
+            found["start"] = _of_the_start(stored, fitted, sample, output)
         found["end"] = _of_the_end(fitted, sample, "wellposed", how)
     for where, certificate in found.items():
         output.heading(f"{certificate.theorem}: {certificate.verdict}", f"at the {where} of training")
@@ -76,12 +78,22 @@ def certify(
         raise Ended(Code.FAILED)
 
 
-def _of_the_start(fitted: Any, sample: Any) -> Certificate:
-    """The certificate of the run, proved anew of the network the recipe builds; refused if it differs."""
+def _of_the_start(run: Run, fitted: Any, sample: Any, output: Output) -> Certificate:
+    """The certificate of the run, proved anew of the network the recipe builds; refused if it differs.
+
+    An earlier version may have bounded something otherwise: then it is said what, and the new one counts.
+    """
+    from ..theory.verification import certified_again, differences
     from .prepared import prepared
 
     start = fitted.recipe.build(fitted.preparation.inputs, fitted.preparation.outputs)
-    found: Certificate = fitted.certificate.verify(start, *prepared(fitted, sample))
+    X, y = prepared(fitted, sample)
+    if not run.earlier:
+        found: Certificate = fitted.certificate.verify(start, X, y)
+        return found
+    found = certified_again(fitted.certificate, start, X, y)
+    for what, old, new in differences(fitted.certificate, found):
+        output.say(f"  note: an earlier version, which trained this run, said {what} = {old}; it is {new}.")
     return found
 
 

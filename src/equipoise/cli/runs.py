@@ -70,12 +70,12 @@ def runs(
         )
     output.say(shown if found else f"No runs in {directory}: equipoise fit digits makes one.")
     for run in found:
-        if run.problem:
-            output.say(f"{run.path.name}: {run.problem}")
+        for said in filter(None, (run.problem, run.note)):
+            output.say(f"{run.path.name}: {said}")
     output.result(
         [
-            {"run": str(run.path), "state": run.state, "problem": run.problem, "results": _results(run)}
-            | {"data": run.data.get("name"), "recipe": run.config.get("recipe", {})}
+            {"run": str(run.path), "state": run.state, "problem": run.problem, "note": run.note}
+            | {"results": _results(run), "data": run.data.get("name"), "recipe": run.config.get("recipe", {})}
             for run in found
         ]
     )

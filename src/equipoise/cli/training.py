@@ -34,9 +34,9 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         watch.record(step)
 
     with run.working():
-        _announce(run, sample, output, fresh, recipe.certified)
         if not fresh:
             run.resume()
+        _announce(run, sample, output, fresh, recipe.certified)
         try:
             with watch.running():
                 fitted = fit_network(

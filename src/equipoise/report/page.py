@@ -80,7 +80,7 @@ def render(record: Record) -> str:
         title=_title(record),
         lead=_lead(record),
         equation=_family(record)[2],
-        notices=[n for n in (_altered(record), _notice(record)) if n],
+        notices=[n for n in (_altered(record), _unsealed(record), _notice(record)) if n],
         headlines=_headlines(record),
         certificates=_certificates(record),
         training=training,
@@ -206,6 +206,19 @@ def _altered(record: Record) -> dict[str, str] | None:
         "advice": "restore them from a copy and write the report again, or train again.",
         "means": "Nothing of them is shown. What follows comes from the files that are as they were.",
         "mark": "grave",
+    }
+
+
+def _unsealed(record: Record) -> dict[str, str] | None:
+    """Which files an earlier version left without a seal."""
+    if not record.unsealed:
+        return None
+    return {
+        "title": "Files of this run are unsealed",
+        "reason": f"An earlier version left them so, as the run did not end: {', '.join(record.unsealed)}.",
+        "advice": "",
+        "means": "They are shown as they are; whether they have changed since cannot be told.",
+        "mark": "calm",
     }
 
 

@@ -36,6 +36,7 @@ class Record:
     wellposed: Certificate | None = None  # of the network as it ended
     missing: tuple[str, ...] = ()
     damaged: dict[str, str] = field(default_factory=dict)  # by file, why
+    unsealed: tuple[str, ...] = ()  # files in which a change would not show
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -100,9 +101,11 @@ def read(run: Run | str | Path) -> Record:
 
     empty: dict[str, Any] = {}
     status = attempt("run.json", lambda: run.status, empty)
+    unsealed: list[str] = []
     if status:
         try:
             damaged |= run.alterations()
+            unsealed = run.unsealed()
         except (OSError, ValueError) as error:  # a checkpoint of another version
             damaged["checkpoints"] = str(error)
     return Record(
@@ -118,6 +121,7 @@ def read(run: Run | str | Path) -> Record:
         wellposed=certificate("wellposed.json"),
         missing=tuple(missing),
         damaged=damaged,
+        unsealed=tuple(unsealed),
     )
 
 

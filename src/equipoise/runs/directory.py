@@ -12,6 +12,9 @@ Every file but `metrics.jsonl` is written whole or not at all; a torn last line 
 run.json seals itself and, from the beginning, config.toml and data.json; each checkpoint seals the lines of
 metrics.jsonl before it; when the run ends run.json seals all files. The sealed files hold no times (run.json
 and timing.json do), so that runs that came to the same have the same digests.
+
+A run of the format before this one sealed its files only when it ended. It is read as any other; one that has
+not ended is not resumed, and what it holds is said to be unsealed.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from .toml import to_toml
 State = Literal["running", "finished", "stopped", "interrupted", "failed"]
 KILLED = "the process was killed, or the machine went down: nothing says how the run ended"
 _FORMAT = "equipoise.run.2"
+_FORMATS = ("equipoise.run.1", _FORMAT)  # those that can be read
 _BEGINNING = "beginning"  # the state while the first files are written: nothing is lost if it ends there
 _ASKED = ("config.toml", "data.json")
 _SEALED = (*_ASKED, "metrics.jsonl", *FILES, "fitted.json", "findings.json")
@@ -167,18 +171,18 @@ class Run:
         path = self.path / "run.json"
         found = read_json(path)
         seal, form = found.pop("sha256", None), str(found.get("format"))
-        intact = seal == digest({**found, "format": _FORMAT})  # but perhaps for a bit of the format's number
-        if form != _FORMAT and re.fullmatch(r"equipoise\.run\.\d+", form) and not intact:
-            versions = found.get("versions")
-            wrote = versions.get("equipoise", "") if isinstance(versions, dict) else ""
-            raise OtherFormat(
-                f"{path} is of format {form!r}, written by equipoise {wrote or 'of another version'}; "
-                f"this is equipoise {__version__}, which reads {_FORMAT!r}. Use the version that wrote it, "
-                f"or begin a new run with what its config.toml asks for."
-            )
-        if form != _FORMAT or not intact:
+        if form in _FORMATS and seal == digest(found):
+            return {"changed": {}, **found}
+        flipped = any(seal == digest({**found, "format": known}) for known in _FORMATS)  # a bit of its number
+        if form in _FORMATS or flipped or not re.fullmatch(r"equipoise\.run\.\d+", form):
             raise Damaged(f"{path} is damaged: its content does not agree with its SHA-256")
-        return found
+        versions = found.get("versions")
+        wrote = versions.get("equipoise", "") if isinstance(versions, dict) else ""
+        raise OtherFormat(
+            f"{path} is of format {form!r}, written by equipoise {wrote or 'of another version'}; "
+            f"this is equipoise {__version__}, which reads {' and '.join(map(repr, _FORMATS))}. "
+            f"Use the version that wrote it, or begin a new run with what its config.toml asks for."
+        )
 
     def _write(self, content: Mapping[str, Any]) -> None:
         content = {**content, "format": _FORMAT}
@@ -201,7 +205,7 @@ class Run:
             for name, was in known.items()
             if now.get(name) != was
         }
-        if "metrics.jsonl" not in known:
+        if "metrics.jsonl" not in known and not self.earlier:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CheckpointWarning)
                 saved = self.checkpoints.latest()
@@ -209,6 +213,16 @@ class Run:
                 path = self.metrics.path
                 found[path.name] = f"{path} is damaged: it is not what it was at step {saved.step}"
         return found
+
+    @property
+    def earlier(self) -> bool:
+        """Whether an earlier version wrote it, in the format before this one."""
+        return bool(self._stored()["format"] != _FORMAT)
+
+    def unsealed(self) -> list[str]:
+        """The files in which no change would show: an earlier version sealed them when the run ended."""
+        known = self._stored()["files"]
+        return [n for n in _SEALED if self.earlier and n not in known and (self.path / n).exists()]
 
     # -- its work -------------------------------------------------------------------------------------------
 
@@ -257,6 +271,13 @@ class Run:
         """Say that the run goes on, and leave out what was measured after its last checkpoint."""
         if damaged := self.damaged():
             raise Damaged("; ".join(damaged))
+        if self.earlier:
+            raise OtherFormat(
+                f"{self.path} cannot be resumed: an earlier version began it, whose unfinished runs hold no "
+                f"seal of what was asked and measured and do not say with how many threads they were "
+                f"computed: nothing would show whether it goes on as it began. What it measured can still be "
+                f"read; begin a new run with what its config.toml asks for."
+            )
         latest, stored = self.checkpoints.latest(), self._stored()
         stored["times"].pop("ended", None)
         again: dict[str, Any] = {

@@ -12,7 +12,10 @@ from .directory import NotBegun, Run
 
 @dataclass(frozen=True)
 class Listed:
-    """A run in a list: `problem` says why one cannot be read, or which of its files have changed."""
+    """A run in a list: `problem` says why one cannot be read, or which of its files have changed.
+
+    `note` says what cannot be told of it, which is no damage.
+    """
 
     path: Path
     state: str = ""
@@ -20,6 +23,7 @@ class Listed:
     data: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+    note: str = ""
 
     @property
     def damaged(self) -> bool:
@@ -44,7 +48,9 @@ def _listed(path: Path) -> Listed:
     try:
         run = Run.open(path)
         status, problems = run.status, run.damaged()
-        return Listed(path, status["state"], run.config, run.data, status, "; ".join(problems))
+        unsealed = ", ".join(run.unsealed())
+        note = f"unsealed, so that no change in them would show: {unsealed}" if unsealed else ""
+        return Listed(path, status["state"], run.config, run.data, status, "; ".join(problems), note)
     except OtherFormat as error:
         return Listed(path, OTHER, problem=str(error))
     except NotBegun as error:

@@ -57,23 +57,28 @@ def relied_on(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor) 
 
 def verified(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor | None) -> Certificate:
     """What `certify` returns now with the same theorem, constants and tier, if it says the same."""
+    again = certified_again(certificate, model, X, y)
+    if again.verdict != certificate.verdict:
+        raise ValueError(
+            f"the certificate says {certificate.verdict!r}. Certified again, it is {again.verdict!r}:\n"
+            f"{again.explain()}"
+        )
+    for what, old, new in differences(certificate, again):
+        raise ValueError(f"the certificate says {what} = {old}. Certified again, it is {new}.")
+    return sealed(replace(again, options=certificate.options))
+
+
+def certified_again(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor | None) -> Certificate:
+    """What `certify` returns now of the same weights and data with the same theorem, constants and tier."""
     from .certify import certify, constants_of
 
     y = y if "y" in certificate.fingerprint else None
     _check_fingerprint(certificate, fingerprint(model, X, y))
     constants = constants_of(certificate)
     try:
-        again = certify(model, X, y, theorem=certificate.theorem, tier=certificate.tier, **constants)
+        return certify(model, X, y, theorem=certificate.theorem, tier=certificate.tier, **constants)
     except TypeError as error:
         raise ValueError(f"the certificate cannot be certified again: {error}") from None
-    if again.verdict != certificate.verdict:
-        raise ValueError(
-            f"the certificate says {certificate.verdict!r}. Certified again, it is {again.verdict!r}:\n"
-            f"{again.explain()}"
-        )
-    for what, old, new in _differences(certificate, again):
-        raise ValueError(f"the certificate says {what} = {old}. Certified again, it is {new}.")
-    return sealed(replace(again, options=certificate.options))
 
 
 def _check_fingerprint(certificate: Certificate, now: Mapping[str, str]) -> None:
@@ -87,7 +92,7 @@ def _check_fingerprint(certificate: Certificate, now: Mapping[str, str]) -> None
 # -- what two certificates say -------------------------------------------------------------------------------
 
 
-def _differences(old: Certificate, new: Certificate) -> Iterator[tuple[str, Any, Any]]:
+def differences(old: Certificate, new: Certificate) -> Iterator[tuple[str, Any, Any]]:
     """Where two certificates say something else: what, and both words."""
     for name in ("kind", "loss", "tier", "obstacle", "promise", *NUMBERS):
         if not _same(getattr(old, name), getattr(new, name)):
