@@ -36,6 +36,23 @@ def test_rows_of_any_size_are_solved_alike(solver):
 
 
 @each_solver
+@pytest.mark.parametrize("sizes", [[1.0, 1e-3, 0.0, 30.0], [1.0, 1e-90, 1.0, 1.0]], ids=str)
+def test_where_the_product_mixes_rows_the_equation_is_still_the_one_that_was_asked(solver, sizes):
+    J, b = contraction(4, 3, 0.4, seed=2)
+    b = b * torch.tensor(sizes, dtype=b.dtype)[:, None]
+    mix = lambda u: u @ J.T + 0.3 * u.roll(1, dims=0)
+    found = solve_linear(mix, b, solver, STOP)
+    whole = torch.stack([mix(e.view_as(b)).flatten() for e in torch.eye(12, dtype=b.dtype)], dim=1)
+    want = torch.linalg.solve(torch.eye(12, dtype=b.dtype) - whole, b.flatten()).view_as(b)
+    if found.converged.all():  # else a row that failed is part of the others' equations
+        torch.testing.assert_close(found.value, want, rtol=1e-7, atol=1e-9)
+    if isinstance(solver, eq.Picard):
+        assert bool(found.converged.all()) == (sizes[1] > 1e-80)
+        # A row that was lost beside the others, on which it depends, is no answer.
+        assert bool((found.status == eq.Status.coupled).any()) == (sizes[1] < 1e-80)
+
+
+@each_solver
 def test_rows_that_are_not_finite_are_told_apart(solver):
     J, b = contraction(3, 4, 0.5, seed=1)
     b[1, 2] = torch.nan

@@ -162,3 +162,20 @@ def test_what_does_not_fit_is_refused():
         for value in (0, 2.0, True):
             with pytest.raises(ValueError, match=f"{option} must"):
                 gmres(lambda v: v, b, rtol=1e-3, **{option: value})
+
+
+def test_the_residual_is_that_of_all_rows_as_they_are_returned():
+    """Row 0 is there at the start; row 1, which moves later, is added to it: the operator mixes rows."""
+    mix = torch.tensor([[1.0, 5.0], [0.0, 1.0]], dtype=torch.float64)
+    shift = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    operator = lambda u: mix @ u @ shift
+    b, x0 = torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
+    x0[0] = b[0] / shift.diagonal()
+    found = gmres(operator, b, x0, rtol=1e-10)
+    true = (b - operator(found.value)).norm(dim=1)
+    torch.testing.assert_close(found.residual, true, rtol=1e-6, atol=1e-12)
+    assert found.converged.tolist() == [False, True]
+    assert found.coupled.tolist() == [True, False]
+    alone = gmres(lambda u: u @ shift, b, x0, rtol=1e-10)
+    assert alone.converged.all()
+    assert not alone.coupled.any()

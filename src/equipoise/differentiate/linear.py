@@ -49,13 +49,13 @@ def solve_linear(
     arithmetic where it is lower than b's.
     """
     with torch.no_grad():
-        size, unit = _unit(b)
-        stop = stop.resolve(dtype or b.dtype)
+        rows = _Rows.of(b, product, dtype or b.dtype)
+        stop = stop.resolve(rows.dtype)
         if isinstance(solver, GMRES):
-            found = _solve_by_gmres(product, unit, solver, stop)
+            found = _solve_by_gmres(rows.product, rows.unit, solver, stop)
         else:
-            found = fixed_point(lambda u: unit + product(u), unit, solver=solver, stop=stop)
-        return _scaled(found, size)
+            found = fixed_point(rows.image, rows.unit, solver=solver, stop=stop)
+        return rows.restored(found)
 
 
 def solve_linear_once(
@@ -68,37 +68,73 @@ def solve_linear_once(
 ) -> tuple[Solution, Extra]:
     """`solve_linear`, and what `last` makes of u beside J u: the product that it needs verifies u as well."""
     with torch.no_grad():
-        size, unit = _unit(b)
-        stop = stop.resolve(dtype or b.dtype)
-        f = lambda u: unit + product(u)
-        found = approach(f, unit, solver=solver, stop=stop)
+        rows = _Rows.of(b, product, dtype or b.dtype)
+        stop = stop.resolve(rows.dtype)
+        size = rows.size[:, None]
+        found = approach(rows.image, rows.unit, solver=solver, stop=stop)
         assert isinstance(found.value, Tensor)
-        moved, extra = last(found.value * size[:, None])
-        seen = confirm(found, unit + moved / size[:, None])
+        moved, extra = last(found.value * size)
+        seen = confirm(found, rows.unit + moved / size)
         if bool((seen.status != found.status).any()):
-            seen = finish(seen, found, fixed_point(f, found.value, solver=solver, stop=stop))
+            seen = finish(seen, found, fixed_point(rows.image, found.value, solver=solver, stop=stop))
             assert isinstance(seen.value, Tensor)
-            _, extra = last(seen.value * size[:, None])
-        return _scaled(seen, size), extra
+            _, extra = last(seen.value * size)
+        return rows.restored(seen), extra
 
 
-def _unit(b: Tensor) -> tuple[Tensor, Tensor]:
-    """The size of each row, (n,), and the rows divided by it."""
-    size = b.abs().amax(dim=1)
-    size = torch.where((size > 0) & torch.isfinite(size), size, 1.0)
-    return size, b / size[:, None]
+@dataclass(frozen=True)
+class _Rows:
+    """u = b + J u with the rows of b divided by their sizes s: D⁻¹ J D in place of J, D = diag(s/max s).
 
+    That is J itself where rows are on their own, and where J mixes them it is still the same equation. Rows
+    so small beside the largest that their products would underflow are solved as if on their own, and with
+    them the equation as it was is looked at in the end.
+    """
 
-def _scaled(found: Solution, size: Tensor) -> Solution:
-    assert isinstance(found.value, Tensor)
-    return replace(
-        found,
-        value=found.value * size[:, None],
-        residual=found.residual * size,
-        scale=found.scale * size,
-        floor=None if found.floor is None else found.floor * size,
-        image=None,
-    )
+    b: Tensor  # (n, D)
+    of_b: Callable[[Tensor], Tensor]  # u ↦ J u
+    dtype: torch.dtype  # of its arithmetic
+    unit: Tensor  # (n, D) b, every row of size 1
+    size: Tensor  # (n,)
+    share: Tensor  # (n, 1) of the largest size, 1 where that is too small
+    largest: Tensor
+
+    @classmethod
+    def of(cls, b: Tensor, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> _Rows:
+        size = b.abs().amax(dim=1)
+        good = (size > 0) & torch.isfinite(size)
+        largest = torch.cat([torch.where(good, size, 0.0), size.new_zeros(1)]).amax()
+        largest = torch.where(largest > 0, largest, 1.0)
+        size = torch.where(good, size, largest)
+        share = size / largest
+        share = torch.where(share < torch.finfo(dtype).tiny ** 0.25, 1.0, share)
+        return cls(b, product, dtype, b / size[:, None], size, share[:, None], largest)
+
+    def product(self, u: Tensor) -> Tensor:
+        return self.of_b(u * self.share) / self.share
+
+    def image(self, u: Tensor) -> Tensor:
+        return self.unit + self.product(u)
+
+    def restored(self, found: Solution) -> Solution:
+        """What was found of rows of size 1, in their own sizes."""
+        assert isinstance(found.value, Tensor)
+        value, status = found.value * self.size[:, None], found.status
+        if bool((self.size < self.share[:, 0] * self.largest * 0.5).any()):
+            u, info = value / self.largest, torch.finfo(self.dtype)
+            off = row_norms(self.b / self.largest + self.of_b(u) - u)
+            known = 2 * found.tolerance * (self.size / self.largest) + 16 * info.eps * row_norms(u)
+            mixed = found.converged & ~(off <= known + 64 * u.shape[1] * info.tiny)
+            status = status.masked_fill(mixed, int(Status.coupled))
+        return replace(
+            found,
+            value=value,
+            status=status,
+            residual=found.residual * self.size,
+            scale=found.scale * self.size,
+            floor=None if found.floor is None else found.floor * self.size,
+            image=None,
+        )
 
 
 def _solve_by_gmres(product: Callable[[Tensor], Tensor], b: Tensor, solver: GMRES, stop: Stop) -> Solution:
@@ -120,6 +156,7 @@ def _solve_by_gmres(product: Callable[[Tensor], Tensor], b: Tensor, solver: GMRE
         steps, scale = steps + found.steps, row_norms(found.value)
     status = torch.full_like(steps, int(Status.stalled), dtype=torch.int8)
     status[steps >= stop.max_steps] = int(Status.max_steps)
+    status[found.coupled] = int(Status.coupled)
     status[found.residual <= stop.tolerance(scale, floor)] = int(Status.converged)
     status[~torch.isfinite(found.residual)] = int(Status.nonfinite)
     return Solution(found.value, status, found.residual, scale, steps, counts, stop, "GMRES", floor=floor)

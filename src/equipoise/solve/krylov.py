@@ -24,6 +24,7 @@ class Krylov:
     residual: Tensor  # (n,)
     steps: Tensor  # (n,) Krylov dimensions used
     converged: Tensor  # (n,)
+    coupled: Tensor  # (n,) met the tolerance until other rows went on: the operator mixes rows
 
 
 def gmres(
@@ -47,7 +48,8 @@ def gmres(
         restart: dimensions of a cycle; the basis takes (n, restart + 1, D) numbers.
 
     A row ends when it meets the tolerance, when the operator is singular on its Krylov space, when a whole
-    cycle gains nothing, or when it is not finite (and then keeps its last finite x); the others go on.
+    cycle gains nothing, or when it is not finite (and then keeps its last finite x); the others go on. Should
+    the operator mix rows after all, the residual tells: it is that of all rows as they are returned.
     """
     _check(b, x0, max_steps, restart)
     n, d = b.shape
@@ -63,21 +65,29 @@ def gmres(
     at_work = (residual > tolerance) & torch.isfinite(residual)  # (n,)
     restart = min(restart, d, max_steps)
     basis = b.new_empty(n, restart + 1, d)
-    left = max_steps
+    left, seen, whole = max_steps, residual, True
     while left > 0 and bool(at_work.any()):
         dx, used = _cycle(operator, r, residual, _AIM * tolerance, at_work, basis, min(restart, left))
         left -= max(1, int(used.max()))
         candidate = x + dx
         r_new = b - operator(candidate)
-        after = row_norms(r_new)
+        seen = after = row_norms(r_new)
         better = at_work & (after < residual)  # never worse, and never a NaN
+        whole = bool((better | ~at_work).all())  # the candidate is what x becomes, in every row
         x = torch.where(better[:, None], candidate, x)
         r = torch.where(better[:, None], r_new, r)
         gained = better & (after <= _STAGNANT * residual)
         residual = torch.where(better, after, residual)
         steps += used
         at_work = gained & (residual > tolerance)
-    return Krylov(x, residual, steps, torch.isfinite(residual) & (residual <= tolerance))
+    if not whole:
+        seen = row_norms(b - operator(x))
+    believed = torch.isfinite(residual) & (residual <= tolerance)
+    # Rows that stood still while others moved are what they were, but for the rounding of another product.
+    moved = ~(seen <= residual + 8 * torch.finfo(b.dtype).eps * (size + row_norms(x)))
+    residual = torch.where(moved, seen, residual)
+    converged = torch.isfinite(residual) & (residual <= tolerance)
+    return Krylov(x, residual, steps, converged, believed & ~converged)
 
 
 def _cycle(
