@@ -138,6 +138,8 @@ def test_a_large_margin_is_rounded_too():
 
 def test_a_scale_below_zero_contracts_by_its_size():
     model = eq.ScaledReLU(1, 3, gamma=0.5, dtype=F64)
+    with torch.no_grad():
+        model.A.copy_(-torch.eye(3))  # W = γAᵀ = 5I, which neither contracts nor is monotone
     model.gamma = -5.0
     with torch.no_grad():
         model.A.copy_(-torch.eye(3))  # so that W = 5I, which neither contracts nor is monotone
