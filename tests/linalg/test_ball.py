@@ -116,3 +116,21 @@ def test_without_flint_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ImportError, match=r'pip install "equipoise\[rigorous\]"'):
         norm_upper_ball(torch.ones(2, 2))
+
+
+def test_witnesses_and_matrices_that_are_no_numbers_prove_nothing():
+    eye, bad = torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    one, bad[0, 1] = torch.ones(2, dtype=torch.float64), math.nan
+    for symmetric, tau, L in ((bad, 0.5, eye), (eye, 0.5, bad), (eye, math.nan, eye), (bad + bad.mT, 0.5, eye)):
+        assert lambda_min_lower_ball(symmetric, (tau, L)) == -math.inf
+    for M, witness in ((bad, (eye, one, eye)), (eye, (bad, one, eye)), (eye, (eye, one * bad[0], eye))):
+        assert norm_upper_ball(M, witness) == math.inf
+        assert sigma_min_lower_ball(M, witness) == 0.0
+
+
+def test_the_signs_of_a_witness_do_not_matter():
+    M = torch.diag(torch.tensor([-3.0, 2.0], dtype=torch.float64))
+    eye = torch.eye(2, dtype=torch.float64)
+    witness = (eye, M.diagonal(), eye)
+    assert 3.0 <= norm_upper_ball(M, witness) <= 3.0 * (1 + 1e-15)
+    assert 2.0 * (1 - 1e-15) <= sigma_min_lower_ball(M, witness) <= 2.0

@@ -74,6 +74,20 @@ def test_a_witness_carries_over_to_matrices_near_it():
         witness.bounds(Z[:5])
 
 
+def test_a_witness_of_small_numbers_holds_on_both_sides():
+    small = 0.1 * torch.eye(3, dtype=torch.float64)
+    b = linalg.SpectralWitness.of(small).bounds(1.5 * small)
+    assert b.norm_lower <= 0.15 <= b.norm_upper
+    assert b.sigma_min_lower <= 0.15 <= b.sigma_min_upper
+    assert 0.099 < linalg.gram_bounds(small).norm_lower <= 0.1
+
+
+def test_the_drift_of_a_witness_counts_the_rounding_of_a_difference():
+    Z, moved, zero = draw(3, 3), draw(3, 3, seed=1), linalg.Interval(0.0)
+    drift = linalg.SpectralWitness(Z, linalg.SingularBounds(zero, zero)).bounds(moved).norm_upper
+    assert drift >= linalg.frobenius(moved - Z).hi * (1 + 2.0**-52)
+
+
 def test_a_witness_is_not_changed_by_its_matrix():
     Z = draw(4, 4)
     witness, before = linalg.SpectralWitness.of(Z), linalg.singular_bounds(Z)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.linalg import conv_norm_upper, norm_lower, norm_upper
+from equipoise.linalg import UNIT, conv_norm_upper, gamma, norm_lower, norm_upper
 from equipoise.linalg.convolution import _exponentials, _symbol_error, _symbols
 
 
@@ -129,3 +129,16 @@ def test_edges():
             conv_norm_upper(torch.ones(1, 1, 3, 3), **arguments)
     kernel = draw(3, 3, 3, 3).float()
     assert conv_norm_upper(kernel, 6) == conv_norm_upper(kernel.double(), 6)
+
+
+def test_the_error_of_a_symbol_counts_every_tap_of_every_channel():
+    K = torch.ones(1, 2, 3, 2, 5, dtype=torch.float64)  # Σ_d|K_d| is (2, 3) of tens, of norm 10√6
+    K[:, :, :, 1] *= -1  # signs must not cancel
+    truth = (80 * UNIT + 2 * gamma(2 * 5 + 2)) * 10 * math.sqrt(6)
+    assert truth * (1 - 1e-15) <= _symbol_error(K).hi <= truth * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("odd", [{"groups": 0}, {"groups": -1}, {"size": 0}, {"stride": 0}, {"dilation": 0}])
+def test_shapes_that_no_convolution_has_are_refused(odd):
+    with pytest.raises(ValueError, match=next(iter(odd))):
+        conv_norm_upper(draw(2, 2, 3, 3), **{"size": 4, **odd})
