@@ -121,7 +121,12 @@ def test_without_flint_the_error_names_the_remedy(monkeypatch):
 def test_witnesses_and_matrices_that_are_no_numbers_prove_nothing():
     eye, bad = torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
     one, bad[0, 1] = torch.ones(2, dtype=torch.float64), math.nan
-    for symmetric, tau, L in ((bad, 0.5, eye), (eye, 0.5, bad), (eye, math.nan, eye), (bad + bad.mT, 0.5, eye)):
+    for symmetric, tau, L in (
+        (bad, 0.5, eye),
+        (eye, 0.5, bad),
+        (eye, math.nan, eye),
+        (bad + bad.mT, 0.5, eye),
+    ):
         assert lambda_min_lower_ball(symmetric, (tau, L)) == -math.inf
     for M, witness in ((bad, (eye, one, eye)), (eye, (bad, one, eye)), (eye, (eye, one * bad[0], eye))):
         assert norm_upper_ball(M, witness) == math.inf

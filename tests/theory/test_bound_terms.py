@@ -1,0 +1,75 @@
+"""Every term of a Lipschitz bound and of a radius counts, each against its formula in exact arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.linalg import Interval, gamma, norm_upper
+from equipoise.theory.lipschitz import AffineBounds, _pairs
+from equipoise.theory.robustness import _certain, _score_error, certified_radius
+
+F64 = torch.float64
+
+
+def test_active_units_are_never_taken_for_units_that_stay_off():
+    """ŷ = relu(10x₁) − relu(x₂) at (1, 5): its sign flips 5/√101 away, and a third unit is off."""
+    model = eq.GaussianReLU(inputs=2, width=3, dtype=F64)
+    with torch.no_grad():
+        model.W.zero_()
+        model.U.copy_(torch.tensor([[10.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
+        model.a.copy_(torch.tensor([1.0, -1.0, 0.0]))
+    X = torch.tensor([[1.0, 5.0]], dtype=F64)
+    for local in (False, True):
+        assert 0.3 < float(certified_radius(model, X, local=local).radius) <= 5 / math.sqrt(101)
+
+
+def test_labels_below_the_first_class_are_refused():
+    model = eq.GaussianReLU(inputs=2, width=3, outputs=2, dtype=F64)
+    with pytest.raises(ValueError, match="row 1"):
+        certified_radius(model, torch.ones(2, 2, dtype=F64), torch.tensor([0, -1]))
+
+
+def test_numbers_too_small_for_relative_rounding_are_not_certain():
+    lower = torch.tensor([2.0**-1001, -1.0, math.nan, 2.0**-990, 3.0], dtype=F64)
+    assert _certain(lower).tolist() == [0.0, 0.0, 0.0, 2.0**-990, 3.0]
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-3])
+def test_the_error_of_two_scores_is_that_of_the_equilibrium_and_of_two_dot_products(error):
+    Z, a = torch.eye(5, dtype=F64)[:2] * 3, torch.eye(5, dtype=F64)[:, :3] * 2
+    instance = SimpleNamespace(Z=Z, equilibria=SimpleNamespace(error=error), model=SimpleNamespace(width=5))
+    truth = 2 * (2 * error + gamma(5 + 4) * 3 * 2)
+    assert truth * (1 - 1e-15) <= _score_error(instance, SimpleNamespace(a=a)) <= truth * (1 + 1e-12)
+
+
+def test_products_of_bounds_are_rounded_up():
+    for seed in range(8):
+        g = torch.Generator().manual_seed(seed)
+        bounds = AffineBounds(eq.Monotone(3, 4, dtype=F64, generator=g))
+        assert Fraction(bounds.output_bound()) >= Fraction(norm_upper(bounds.a)) * Fraction(
+            bounds.state_bound()
+        )
+
+
+def test_the_error_of_a_weight_counts_in_the_resolvent():
+    bounds = AffineBounds(eq.GaussianReLU(inputs=2, width=3, dtype=F64))
+    bounds.enclosure = dataclasses.replace(
+        bounds.enclosure, weight=torch.zeros(3, 3, dtype=F64), weight_error=0.5, resolvent=Interval(100.0)
+    )
+    assert 2.0 <= bounds._resolvent(None).hi <= 2.0 * (1 + 1e-12)  # 1/(1 − ½)
+    bounds.enclosure = dataclasses.replace(bounds.enclosure, weight_error=1.0)
+    assert bounds._resolvent(None).hi == 100.0  # nothing is left of the margin
+
+
+def test_both_rows_of_a_pair_carry_their_error():
+    rows = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=F64)
+    found = _pairs([(rows, Interval(0.25), Interval(2.0)), (rows, Interval(0.0), Interval(1.0))])
+    assert 2 * (5 + 0.5) + 5 <= float(found[0, 1]) == float(found[1, 0]) <= 16 * (1 + 1e-12)
+    assert found.diagonal().tolist() == [0.0, 0.0]
