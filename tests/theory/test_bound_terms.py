@@ -11,9 +11,13 @@ import pytest
 import torch
 
 import equipoise as eq
+from certifiable import FAMILIES, instance
 from equipoise.linalg import Interval, gamma, norm_upper
+from equipoise.theory import equilibrium_error
+from equipoise.theory.claim import Claim
 from equipoise.theory.lipschitz import AffineBounds, _pairs
 from equipoise.theory.robustness import _certain, _score_error, certified_radius
+from equipoise.theory.verification import _alike, _same, _same_claim
 
 F64 = torch.float64
 
@@ -73,3 +77,48 @@ def test_both_rows_of_a_pair_carry_their_error():
     found = _pairs([(rows, Interval(0.25), Interval(2.0)), (rows, Interval(0.0), Interval(1.0))])
     assert 2 * (5 + 0.5) + 5 <= float(found[0, 1]) == float(found[1, 0]) <= 16 * (1 + 1e-12)
     assert found.diagonal().tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "xie2021"])
+def test_the_error_of_equilibria_that_are_no_numbers_is_infinite(family):
+    if family == "xie2021":
+        model, X = eq.OptEq(3, 4, 4, bound=0.9, dtype=F64), torch.ones(2, 3, dtype=F64)
+    else:
+        model, X, _ = instance(family, N=2, width=4)
+    Z = model.equilibrium(X).detach()
+    assert equilibrium_error(model, X, Z) < 1e-3
+    for bad in (math.nan, math.inf):
+        Z[1, 2] = bad
+        assert equilibrium_error(model, X, Z) == math.inf
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_hidden_step_and_the_movement_are_those_of_the_proof(family):
+    model, X, y = instance(family)
+    found = eq.certify(model, X, y, theorem="two_timescale")
+    gradients = 2 if family == "kawaguchi2021" else 1  # of L = ‖r‖², those of ½‖r‖² twice
+    assert gradients * found.step_sizes["hidden"] == pytest.approx(found["η_h > 0"].lhs, rel=1e-12)
+    left = (1 - found.constants["theta"]) * found.constants["nu"]
+    size = float(model.equilibrium(X).norm().detach())
+    assert found.movement == pytest.approx(found["(T4)"].lhs / left / size, rel=1e-6)
+
+
+def test_words_of_two_certificates_are_told_apart():
+    assert not _same(True, False)
+    assert not _same(None, 0)
+    assert not _same((1.0, 2.0), (1.0, 2.5))
+    assert not _same(Interval(1.0, 2.0), Interval(0.5, 2.0))
+    assert not _same(Interval(1.0, 2.0), Interval(1.0, 2.5))
+    assert _same(Interval(1.0, 2.0), Interval(1.0, 2.0))
+    assert _alike(1e-14, 5e-14)
+    assert not _alike(1e-3, 1.0)
+    assert not _alike(1e-9, 1e-2)
+
+
+@pytest.mark.parametrize("end", range(4))
+def test_a_claim_with_another_end_is_another_claim(end):
+    claim = lambda ends: Claim("", "", Interval(*ends[:2]), "<", Interval(*ends[2:]))
+    ends = [1.0, 2.0, 8.0, 9.0]
+    assert _same_claim(claim(ends), claim(ends))
+    ends[end] += 0.25
+    assert not _same_claim(claim(ends), claim([1.0, 2.0, 8.0, 9.0]))
