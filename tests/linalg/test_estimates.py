@@ -119,3 +119,25 @@ def test_bad_spaces_are_refused():
         estimate_lambda_max(lambda x: x, torch.empty(0))
     with pytest.raises(ValueError, match="steps"):
         estimate_norm(torch.ones(2, 2), steps=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_estimates_of_every_size_and_dtype(dtype):
+    M = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    info = torch.finfo(dtype)
+    for size in (1.0, 1e3 * info.tiny, info.max / 1e3):
+        scaled = (M * size).to(dtype)
+        true = float(torch.linalg.matrix_norm(scaled.double() / size, ord=2))
+        assert estimate_norm(scaled).value == pytest.approx(size * true, rel=1e-4)
+        symmetric = ((M @ M.T) / 40 * size).to(dtype)
+        top = float(torch.linalg.eigvalsh(symmetric.double() / size)[-1])
+        found = estimate_lambda_max(lambda x, S=symmetric: S @ x, symmetric.new_empty(6))
+        assert found.value == pytest.approx(size * top, rel=20 * info.eps + 1e-6)
+
+
+def test_of_what_is_not_finite_nothing_is_estimated():
+    M = torch.full((3, 3), math.inf)
+    assert math.isnan(estimate_norm(M).value)
+    assert math.isnan(estimate_lambda_max(lambda x: M @ x, M[0]).value)
+    assert math.isnan(estimate_spectral_radius(lambda x: M @ x, M[0]).value)
+    assert estimate_norm(torch.zeros(3, 3)).value == 0

@@ -33,10 +33,14 @@ class Estimate:
 
 
 def estimate_norm(M: Tensor, steps: int = 20, generator: torch.Generator | None = None) -> Estimate:
-    """About ‖M‖₂ = √λ_max(MᵀM), from below."""
+    """About ‖M‖₂ = √λ_max(MᵀM), from below, of a matrix of any size; NaN where an entry is not finite."""
+    size = _largest(M) or 1.0
+    if not math.isfinite(size):
+        return Estimate(math.nan, 0, math.nan)
+    M = M.to(_wide(M)) / size  # whose squares neither overflow nor underflow
     found = estimate_lambda_max(lambda x: M.mT @ (M @ x), M.new_empty(M.shape[1]), steps, generator)
     value = math.sqrt(max(found.value, 0.0))
-    return Estimate(value, 2 * found.products, found.residual / (2 * value) if value else 0.0)
+    return Estimate(size * value, 2 * found.products, size * found.residual / (2 * value) if value else 0.0)
 
 
 def estimate_lambda_max(
@@ -44,6 +48,8 @@ def estimate_lambda_max(
 ) -> Estimate:
     """About λ_max of a symmetric operator on tensors shaped as `like`, from below (Lanczos)."""
     H, rest = _krylov(apply, like, steps, generator)
+    if not bool(torch.isfinite(H).all()):
+        return Estimate(math.nan, len(H), math.nan)
     values, vectors = torch.linalg.eigh((H + H.mT) / 2)
     return Estimate(values[-1].item(), len(H), abs(rest * vectors[-1, -1].item()))
 
@@ -61,6 +67,8 @@ def estimate_spectral_radius(
 ) -> Estimate:
     """About max|λ| of a linear operator on tensors shaped as z, symmetric or not (Arnoldi)."""
     H, rest = _krylov(matvec, z, steps, generator)
+    if not bool(torch.isfinite(H).all()):
+        return Estimate(math.nan, len(H), math.nan)
     values, vectors = torch.linalg.eig(H)
     top = int(values.abs().argmax())
     return Estimate(values[top].abs().item(), len(H), abs(rest * vectors[-1, top].abs().item()))
@@ -87,20 +95,38 @@ def _krylov(
     """`A Q = Q H + h q eᵀ` with QᵀQ = I: H (k, k) and h, from a random start, fully reorthogonalised."""
     if steps < 1 or like.numel() == 0:
         raise ValueError(f"a Krylov estimate needs steps ≥ 1 and a space of dimension ≥ 1. Got steps={steps}")
-    steps = min(steps, like.numel())
-    q = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device).flatten()
+    steps, wide = min(steps, like.numel()), _wide(like)
+    q = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device).flatten().to(wide)
     Q = q.new_zeros(steps + 1, q.numel())
     H = q.new_zeros(steps + 1, steps)
     Q[0] = q / q.norm()
     for j in range(steps):
-        w = apply(Q[j].view(like.shape)).flatten()
-        size = w.norm()
+        w = apply(Q[j].view(like.shape).to(like.dtype)).flatten().to(wide)
+        size = _norm(w)
         for _ in range(2):  # twice is enough
             h = Q[: j + 1] @ w
             w = w - h @ Q[: j + 1]
             H[: j + 1, j] += h
-        H[j + 1, j] = w.norm()
-        if H[j + 1, j] <= 4 * torch.finfo(w.dtype).eps * size:  # an invariant subspace
+        H[j + 1, j] = _norm(w)
+        # An invariant subspace, or no numbers to go on with.
+        if not H[j + 1, j] > 4 * torch.finfo(wide).eps * size or not math.isfinite(size):
             return H[: j + 1, : j + 1], 0.0
         Q[j + 1] = w / H[j + 1, j]
     return H[:steps], H[steps, steps - 1].item()
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    """A dtype in which there are eigenvalues: not half precision."""
+    return torch.float32 if t.dtype.itemsize < 4 else t.dtype
+
+
+def _largest(t: Tensor) -> float:
+    return float(t.abs().amax()) if t.numel() else 0.0
+
+
+def _norm(w: Tensor) -> float:
+    """‖w‖ of a vector of any size, whose squares may be no floats."""
+    size = _largest(w)
+    if not 0 < size < math.inf:
+        return size
+    return size * float((w / size).norm())
