@@ -356,3 +356,15 @@ def test_mnist(per_class, width, slack, capsys):
             f"(frozen {alone.test_loss[200]:.2f}), {history.seconds / 200:.2f} s a step"
         )
     assert history.test_accuracy[200] > 0.99
+
+
+def test_a_forecast_of_equilibria_that_overflows_ends_no_run():
+    generator = torch.Generator().manual_seed(1)
+    model = eq.Monotone(2, 3, dtype=torch.float64, generator=generator)
+    X = 1e60 * torch.randn(2, 2, dtype=torch.float64, generator=generator)
+    y = torch.randn(2, dtype=torch.float64, generator=generator)
+    certificate = eq.certify(model, X, y, theorem="safeguarded")
+    assert certificate.proved
+    history = eq.safeguarded_descent(model, X, y, 3, certificate)
+    assert not history.violations()
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())

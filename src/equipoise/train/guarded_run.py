@@ -222,6 +222,8 @@ class Run:
 
     def _equilibria(self, at: Enclosure, start: Tensor | None, rtol: float) -> Point:
         """Z of the hidden weights as they now are, with a bound of its error whatever the solver says."""
+        if start is not None and not bool(torch.isfinite(start).all()):
+            start = None  # a forecast that overflowed
         size = (self.Z_norm if start is None else float(start.norm())) / math.sqrt(len(self.X))
         stop = Stop(rtol=rtol, atol=rtol * size, max_steps=2000, patience=10)
         solution = self.model.solve(self.X, stop=stop, start=start, precision="mixed")
