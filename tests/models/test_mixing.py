@@ -62,6 +62,16 @@ def test_whatever_the_mixing_no_status_is_false(strength, solver, closed, seed):
         assert not (found.status == eq.Status.coupled).any()
 
 
+def test_a_sample_that_ends_before_others_that_stay_in_the_batch_is_looked_at_again():
+    """One of eight, too few to be left out, stands still while the others, which it sees, go on to 10."""
+    x = torch.full((8, 1), 0.9, dtype=torch.float64)
+    x[0] = 0
+    f = lambda z, x: torch.where(x == 0, torch.tanh(5 * z[1:].mean(dim=0) - 49), x * z + 1)
+    found = eq.fixed_point(f, 0 * x, args=(x,), solver=eq.Picard(), stop=eq.Stop(rtol=1e-3))
+    assert [eq.Status(int(s)).name for s in found.status] == ["coupled"] + 7 * ["converged"]
+    torch.testing.assert_close(found.residual, true_residual(f, found.value, x))
+
+
 def test_samples_that_needed_those_left_out_have_a_status_that_says_so():
     x = rows()
     cell = AttentionAcrossRows()

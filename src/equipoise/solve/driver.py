@@ -328,8 +328,11 @@ def _iterate(
                 progress.done |= ended
                 at_work = torch.nonzero(~progress.done).flatten()
                 if not len(at_work):
-                    if len(at) < len(rows) and not (f.compactable or ahead):
-                        out.settle(ended, z, residual, scale, tolerance)
+                    if len(at) < len(rows) and not ahead:
+                        if f.compactable:
+                            out.dropped = True
+                        else:
+                            out.settle(ended, z, residual, scale, tolerance)
                     break
                 if f.compactable and len(at_work) <= (1 - _COMPACT_SHARE) * len(rows):
                     f, progress, out.dropped = f.take(at_work), progress.take(at_work), True

@@ -73,8 +73,9 @@ class Stop:
     `rtol` left at None takes the default of the dtype in use (1e-8 in float64, 1e-4 in float32). `atol` left
     at None is relative too, so that a problem of any size is solved alike: the test is then
     ‖f(z) − z‖ ≤ rtol·max(‖f(z)‖, 1e-4·s) with s = ‖f(0)‖, the problem's own size, whatever the start. Where
-    f(0) = 0, as for z ↦ z/2, nothing tells how small is small: s is then the size of the start's image, so
-    that the limit is an absolute one. No limit lies below rtol times the smallest normal number.
+    f(0) = 0, as for z ↦ z/2, nothing tells how small is small: s is then the size of the start's image (of
+    the start, if that is 0 too), so that the limit is an absolute one. No limit lies below rtol times the
+    smallest normal number.
 
     A sample that is not there after `max_steps` steps of a solver has failed; each solver of
     a chain takes as many on the samples that the one before it failed on, and `Solution.steps` counts
