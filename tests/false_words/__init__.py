@@ -1,0 +1,44 @@
+"""Random small cases, each from its seed: what the library says of one, and whether that is true.
+
+A false word is a row called converged whose equation does not hold, or whose state is far from its
+equilibrium; a gradient that is further off than its tolerance allows; a bound that is exceeded; a certificate
+of what is not so, or of a model that is no longer its family. Numbers are of every size that a dtype holds.
+What is true comes from `references`: long double, pivoting and dense solves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+
+from .draw import Draw, Word
+from .families import altered, bounds, gradients, runs
+from .layers import layer
+from .solves import affine_maps, cells
+
+# Kinds of cases, and how many of a hundred they are: the cheap ones more often.
+KINDS = {affine_maps: 34, cells: 24, gradients: 20, altered: 12, bounds: 6, layer: 3, runs: 1}
+_WHEEL = [kind for kind, often in KINDS.items() for _ in range(often)]
+
+
+def case(seed: int) -> tuple[str, Word]:
+    """The kind of the case, and what came of it."""
+    kind = _WHEEL[seed % len(_WHEEL)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kind.__name__, kind(Draw(seed))
+
+
+def false_words(seeds: Iterable[int]) -> tuple[Counter[str], Counter[str], dict[int, str]]:
+    """How many cases there were and how many said anything, by kind, and by seed those that were false."""
+    cases: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    false = {}
+    for seed in seeds:
+        kind, word = case(seed)
+        cases[kind] += 1
+        said[kind] += word.said
+        if word.false:
+            false[seed] = f"{kind}: {word.false}"
+    return cases, said, false
