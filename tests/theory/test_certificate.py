@@ -88,6 +88,7 @@ def test_the_bound_is_rounded_up(exponent, k):
 
 def test_the_bound_never_goes_below_the_floor_nor_speaks_of_what_is_not_proved():
     assert descent(floor=1e-3).bound(10**6) == 1e-3
+    assert descent(floor=3.0).bound(0) == 3.0  # a loss within its own rounding
     assert descent(claims=(claim(left=0.5),)).bound(1) == math.inf
     assert descent(claims=(claim(left=0.5),)).efold == math.inf
 
@@ -264,7 +265,8 @@ def test_a_certificate_is_verified_from_its_file(tmp_path, theorem):
 
 def test_verification_uses_the_constants_that_were_chosen(proved):
     assert "delta" not in proved.options
-    assert constants_of(proved) == {"delta": proved.constants["delta"], "printed": True}
+    chosen = {name: proved.constants[name] for name in ("delta", "rtol")}
+    assert constants_of(proved) == {**chosen, "printed": True}
 
 
 def test_verification_says_what_differs(proved):

@@ -69,3 +69,47 @@ def test_promises_are_kept_where_the_map_is_monotone_and_does_not_contract(famil
     assert history.violations() == []
     if theorem == "safeguarded":
         assert history.accepted["hidden"].max() > 0
+
+
+PAPERS = ("ling2023", "gao2022.descent", "hieu2022.descent")
+
+
+def near_solved(theorem, distance):
+    """A start that the paper's theorem is proved of, with targets at this relative distance from ŷ."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.linalg.qr(torch.randn(3, 1, dtype=torch.float64, generator=generator)).Q.T.contiguous()
+    options = {"dtype": torch.float64, "generator": generator}
+    if theorem == "ling2023":
+        model, more = eq.GaussianReLU(3, 100, sigma_w2=0.001, **options), {}
+    elif theorem == "gao2022.descent":
+        model, more = eq.ScaledReLU(3, 50, init="section5.1", **options), {"C": (0.01, 0.1, 0.1)}
+    else:
+        model = eq.Monotone(3, 6, margin=1.0, **options)
+        more = {"radii": model.certified_start(X, torch.ones(1, dtype=torch.float64), kind="descent")}
+    with torch.no_grad():
+        model.readout_weight.copy_(1e-4 * torch.rand(model.width, dtype=torch.float64, generator=generator))
+        y = model.readout(model.equilibrium(X, stop=eq.Stop(rtol=4e-15, max_steps=5000))) * (1 + distance)
+    return model, X, y, eq.certify(model, X, y, theorem=theorem, **more)
+
+
+@pytest.mark.parametrize("theorem", PAPERS)
+def test_a_loss_that_rounding_holds_is_within_the_bound(theorem):
+    """Steps are smaller than the rounding of the weights: the loss stays as it is, or rises a little."""
+    model, X, y, certificate = near_solved(theorem, 4e-15)
+    assert certificate.proved, certificate.explain()
+    history = eq.gradient_descent(model, X, y, 20, certificate)
+    assert history.violations() == []
+    assert certificate.floor > 1
+    assert "rounding decides from the first step on" in certificate.explain()
+
+
+@pytest.mark.parametrize("theorem", PAPERS)
+def test_the_bounds_of_the_papers_end_at_a_floor(theorem):
+    model, X, y, certificate = near_solved(theorem, 1.0)
+    assert certificate.proved, certificate.explain()
+    assert certificate.bound(10**12) == certificate.floor
+    assert 0 < certificate.floor < 1e-4
+    step = certificate.step_size
+    assert certificate.bound(10**12, step / 3) == pytest.approx(9 * certificate.floor)
+    assert certificate.bound(10**12, step * 1e-9) == float("inf")
+    assert eq.gradient_descent(model, X, y, 20, certificate).violations() == []

@@ -91,20 +91,25 @@ class Certificate:
     def bound(self, k: float, step_size: float | None = None) -> float:
         """The promised L(k)/L(0) after k steps (or at time k of a flow), rounded up; ∞ if nothing is proved.
 
-        Of the gap to the optimal loss for kawaguchi2021. Never below `floor`.
+        Of the gap to the optimal loss for kawaguchi2021. Never below `floor`, which is that of the
+        certificate's own step: one that is c times smaller has a floor that is c² times higher.
         """
         if not self.proved:
             return math.inf
         if not 0 <= k < math.inf:
             raise ValueError(f"k must be finite and ≥ 0. Got {k} instead.")
+        floor = self.floor
         if self.kind == "flow":
             assert self.exponent is not None
             promised = (-(self.exponent * Interval(float(k)))).exp()
         elif self.kind == "descent":
             promised = self._factor(step_size) ** min(float(k), 2.0**53)
+            if step_size is not None and self.step_size is not None and step_size < self.step_size:
+                floor = (floor * (Interval(self.step_size) / step_size) ** 2).hi
+                floor = floor if floor < 1 else math.inf  # rounding may undo all of such a step
         else:
             raise ValueError(f"{self.theorem} promises no rate: it is about the network as it stands.")
-        return max(min(promised.hi, 1.0), self.floor)
+        return max(min(promised.hi, 1.0), floor)
 
     @property
     def efold(self) -> float:

@@ -67,7 +67,9 @@ def _rate(certificate: Certificate) -> list[str]:
     lines = [f"An e-fold of the loss takes at most {certificate.efold:.3g} steps."]
     if certificate.efold > VACUOUS:
         lines.append("That is true and of no practical use: the theorem is vacuous at this size.")
-    if certificate.floor:
+    if certificate.floor >= 1:
+        lines.append("The first loss is so small that rounding decides from the first step on.")
+    elif certificate.floor:
         lines.append(f"Below {certificate.floor:.1e} of the first loss, rounding decides.")
     return lines
 

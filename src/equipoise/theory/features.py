@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import Interval, frobenius, gamma, singular_bounds
+from ..linalg import Interval, frobenius, gamma, maximum, singular_bounds
 from ..models.linear import LinearEquilibrium
 from ..solve import Stop
 from .certificate import EXACT_GRADIENTS, FLOAT64_TIER
 from .claim import Claim, Claims
 from .common import FEATURES, HALF_SQUARE
 from .enclosure import product_rounding
+from .geometry import Ball, geometry
 from .instance import Instance
 
 READOUTS = ("gradient", "gauss-newton")
@@ -210,14 +211,73 @@ class Along:
     newton: bool  # whether the readout's step is Gauss-Newton's
 
 
+@dataclass(frozen=True)
+class _Rounding:
+    """What a step is off by: e + ρ‖r‖ as measured, relative to ‖r(0)‖ ≥ first; `gap` more of a gap's loss."""
+
+    e: Interval
+    rho: Interval
+    first: Interval
+    gap: Interval
+
+
 def floor(instance: Instance, start: Start, along: Along, spare: Interval, rtol: float) -> float:
     """L(k)/L(0) below which rounding decides: (e/(room·r₀))², as derived in docs/theory.md.
 
     A step whose error is e + ρ‖r‖ keeps the promise while e ≤ (spare − ρ)‖r‖, spare the part of the
-    contraction that exact steps leave unused; and once ‖r‖ is below e/(spare − ρ) it stays there.
+    contraction that exact steps leave unused; and once ‖r‖ is below e/(spare − ρ) it stays there. That may be
+    above L(0); it is ∞ where the rounding of a step may undo all of it.
     """
     if not (start.r0.lo > 0 and spare.lo > 0):
-        return 1.0
+        return math.inf
+    off = _rounding(instance, start, along, rtol)
+    room, first = spare - off.rho, off.first
+    if not (room.lo > 0 and first.lo > 0):
+        return math.inf
+    return ((off.e / (room * first)) ** 2 + off.gap / first**2).hi
+
+
+def plain_descent(
+    claims: Claims,
+    instance: Instance,
+    delta: Interval,
+    *,
+    a: Interval,
+    S: Interval,
+    exponent: float,
+    largest: float,
+    rtol: float,
+) -> dict[str, Any]:
+    """The floor of descent by one step for all weights, and the tolerance of its solves, once it is proved.
+
+    All along, c is within `delta` of its start (`geometry`), ‖a‖ ≤ a, ‖Z‖ ≤ S and σ_min(Z)² ≥ exponent.
+    """
+    if not all(c.holds for c in claims.items if not c.printed):
+        return {}
+    known = {"rtol": run_rtol(instance, rtol), "atol": run_atol(instance, rtol)}
+    ball = geometry(instance.model, instance).ball(delta, S)
+    return {"floor": _plain_floor(instance, ball, a, S, exponent, 0.999 * largest, rtol), "constants": known}
+
+
+def _plain_floor(
+    instance: Instance, ball: Ball, a: Interval, S: Interval, exponent: float, step: float, rtol: float
+) -> float:
+    """‖r⁺‖ ≤ (1 − η·exponent + ηR²a²K)‖r‖ where √(1 − η·exponent)‖r‖ is promised: the rest is spare.
+
+    ρ may take half of it, so that a step of η/c has a floor of at most c² times this one.
+    """
+    start, eta, least = Start.of(instance, 0.0), Interval(step), Interval(exponent)
+    given_back = eta * ball.R**2 * a**2 * ball.K
+    spare = (1 - eta * least).sqrt() - 1 + eta * least - given_back
+    if not (start.r0.lo > 0 and spare.lo > 0 and (eta * S**2).hi <= 1):
+        return math.inf
+    off = _rounding(instance, start, Along(a, S, least.sqrt(), ball.R, given_back, newton=False), rtol)
+    if not (off.first.lo > 0 and (spare - 2 * off.rho).lo > 0):
+        return math.inf
+    return ((2 * maximum(off.e / off.first, off.rho) / spare) ** 2).hi
+
+
+def _rounding(instance: Instance, start: Start, along: Along, rtol: float) -> _Rounding:
     assert instance.y is not None
     at, model, N = instance.enclosure, instance.model, instance.N
     unit = torch.finfo(instance.original.readout_weight.dtype).eps / 2
@@ -239,12 +299,9 @@ def floor(instance: Instance, start: Start, along: Along, spare: Interval, rtol:
     relative = (solved / along.S + sums(N + model.width) * (Z / along.S)) * conditioned
     relative += 8 * sums(N + model.width) * conditioned + 4 * sums(y_terms := instance.y.numel())
     relative += along.given_back * (2 * solved / Z + sums(model.width) * along.R)
-    room, first = spare - relative, r0.lo - measured
-    if not (room.lo > 0 and first.lo > 0):
-        return 1.0
     # Near L* > 0 the loss itself is rounded, and errors of r off col(Z) count in the first order: those of a
     # linear family, whose equilibria are solved directly, are rounding alone.
     least = Interval(reachable.least).sqrt()
     off = a * amplified * rounded + sums(model.width) * Z * a + sums(4) * (y + r0)
     gap = 2 * least * off + 2 * sums(y_terms) * least**2
-    return min(1.0, ((e / (room * first)) ** 2 + gap / first**2).hi)
+    return _Rounding(e, relative, r0.lo - measured, gap)

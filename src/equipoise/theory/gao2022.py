@@ -32,6 +32,7 @@ from .common import (
     step_exists,
     well_posed,
 )
+from .features import plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
 
@@ -100,6 +101,7 @@ class _Theorem:
         needed = self.sides(at, X, r)
         for label, (power, statement) in self.conditions.items():
             claims.need(label, math.prod([a0] * power), ">=", needed[label], statement, remedy=_REMEDY)
+        promised = self._promise(claims, instance, at, C, a0)
         moved = next(needed[label] for label, (power, _) in self.conditions.items() if power == 3)
         return certificate(
             self.name,
@@ -107,6 +109,7 @@ class _Theorem:
             claims,
             movement=relative_movement(instance, moved / (2 * a0**2)),
             constants={
+                **promised.pop("constants", {}),
                 "C": list(C),
                 "alpha0": a0.lo,
                 "gamma0": at.g0.hi,
@@ -114,7 +117,7 @@ class _Theorem:
                 "B": at.B.hi,
                 **(SAME if self.printed else {}),
             },
-            **self._promise(claims, at, X, a0),
+            **promised,
             **frame,
         )
 
@@ -142,7 +145,9 @@ class _Theorem:
         """The right side of every condition."""
         raise NotImplementedError
 
-    def _promise(self, claims: Claims, at: Ball, X: Interval, a0: Interval) -> dict[str, Any]:
+    def _promise(
+        self, claims: Claims, instance: Instance, at: Ball, C: Sequence[float], a0: Interval
+    ) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -163,7 +168,9 @@ class Flow(_Theorem):
             "(15)": at.B * 8 * at.l3 / at.gap**2 * X**2 * r,
         }
 
-    def _promise(self, claims: Claims, at: Ball, X: Interval, a0: Interval) -> dict[str, Any]:
+    def _promise(
+        self, claims: Claims, instance: Instance, at: Ball, C: Sequence[float], a0: Interval
+    ) -> dict[str, Any]:
         exponent = (a0**2 / 2).lo
         return {
             "exponent": exponent,
@@ -173,7 +180,12 @@ class Flow(_Theorem):
 
 @dataclass(frozen=True)
 class Descent(_Theorem):
-    """L(k) ≤ (1 − ηα₀²/4)^k L(0) under (17)-(20)    [gao2022, Theorem 4.4]."""
+    """L(k) ≤ (1 − ηα₀²/4)^k L(0) under (17)-(20)    [gao2022, Theorem 4.4].
+
+    `rtol` is the tolerance of the solves of the run, which goes into the floor of the bound.
+    """
+
+    rtol: float = 1e-15
 
     name = "gao2022.descent"
     kind = "descent"
@@ -190,7 +202,10 @@ class Descent(_Theorem):
             "(19)": at.B * 16 * at.l3**2 / at.gap**2 * X**2,
         }
 
-    def _promise(self, claims: Claims, at: Ball, X: Interval, a0: Interval) -> dict[str, Any]:
+    def _promise(
+        self, claims: Claims, instance: Instance, at: Ball, C: Sequence[float], a0: Interval
+    ) -> dict[str, Any]:
+        X = instance.X_frobenius
         Q2 = at.B * at.l3**2 * X**2 / at.gap**2
         Q1 = (at.B * at.l3**2 + at.l1**2) * X**2 / at.gap**2
         largest = step_exists(claims, "(20)", minimum(4 / a0**2, 2 * Q2 / Q1**2))
@@ -198,6 +213,16 @@ class Descent(_Theorem):
         return {
             "exponent": exponent,
             "max_step_size": largest,
+            **plain_descent(
+                claims,
+                instance,
+                at.g0 / at.l2 * C[1],  # of γA
+                a=at.l3,
+                S=at.l1 * X / at.gap,
+                exponent=exponent,
+                largest=largest,
+                rtol=self.rtol,
+            ),
             "promise": (
                 f"with step size η < {largest:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0), and equilibria "
                 f"stay unique."

@@ -40,6 +40,7 @@ from .common import (
     step_exists,
     well_posed,
 )
+from .features import plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
 
@@ -159,13 +160,13 @@ class _Theorem:
             instance.residual_norm,
             {name: Interval(r) for name, r in radii.items()},
         )
-        found = self._claim(claims, at, lambda0)
+        found = self._claim(claims, instance, at, lambda0)
         return certificate(
             self.name,
             instance,
             claims,
             movement=relative_movement(instance, self._spectrum(at) / (2 * lambda0**2)),
-            constants={"radii": radii, "lambda0": lambda0.lo, "mu": mu.lo, **found.pop("notes", {})},
+            constants={"radii": radii, "lambda0": lambda0.lo, "mu": mu.lo, **found.pop("constants", {})},
             **found,
             **frame,
         )
@@ -196,7 +197,7 @@ class _Theorem:
     def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
         raise NotImplementedError
 
-    def _claim(self, claims: Claims, at: Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(self, claims: Claims, instance: Instance, at: Ball, lambda0: Interval) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -213,7 +214,7 @@ class Flow(_Theorem):
     def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
         return [(lambda0**2, 4 * at.worst(max)), (lambda0**3, at.flow_spectrum())]
 
-    def _claim(self, claims: Claims, at: Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(self, claims: Claims, instance: Instance, at: Ball, lambda0: Interval) -> dict[str, Any]:
         square = lambda0**2
         claims.need("(3.8)", square, ">=", 4 * at.worst(maximum), _BALL, remedy=_REMEDY)
         claims.need("(3.9)", square * lambda0, ">=", at.flow_spectrum(), _SPECTRUM, remedy=_REMEDY)
@@ -221,13 +222,18 @@ class Flow(_Theorem):
         return {
             "exponent": exponent,
             "promise": f"the loss falls at least as exp(−{exponent:.3g} t), and equilibria stay unique.",
-            "notes": SAME if self.printed else {},
+            "constants": SAME if self.printed else {},
         }
 
 
 @dataclass(frozen=True)
 class Descent(_Theorem):
-    """L(k+1) ≤ (1 − ηλ₀²/4) L(k) under (3.16)-(3.18) repaired    [hieu2022, Theorem 3.3.5]."""
+    """L(k+1) ≤ (1 − ηλ₀²/4) L(k) under (3.16)-(3.18) repaired    [hieu2022, Theorem 3.3.5].
+
+    `rtol` is the tolerance of the solves of the run, which goes into the floor of the bound.
+    """
+
+    rtol: float = 1e-15
 
     name = "hieu2022.descent"
     kind = "descent"
@@ -242,7 +248,7 @@ class Descent(_Theorem):
             (lambda0**2, 16 * at.descent()[2]),
         ]
 
-    def _claim(self, claims: Claims, at: Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(self, claims: Claims, instance: Instance, at: Ball, lambda0: Interval) -> dict[str, Any]:
         c11, c12, c13 = at.descent()
         square, cube = lambda0**2, lambda0**2 * lambda0
         claims.need("(3.16)", square, ">=", 8 * at.worst(maximum), _BALL, remedy=_REMEDY)
@@ -260,6 +266,16 @@ class Descent(_Theorem):
         return {
             "exponent": exponent,
             "max_step_size": largest,
+            **plain_descent(
+                claims,
+                instance,
+                at.R["A"],
+                a=at.u,
+                S=at.U * at.X / at.mu,
+                exponent=exponent,
+                largest=largest,
+                rtol=self.rtol,
+            ),
             "promise": (
                 f"with step size η < {largest:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0), and equilibria "
                 f"stay unique."

@@ -23,6 +23,7 @@ from ..models.gaussian_relu import GaussianReLU
 from .certificate import Certificate
 from .claim import Claims
 from .common import certificate, independent_rows, obstacle_of, relative_movement, step_exists, well_posed
+from .features import plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
 
@@ -69,11 +70,13 @@ class Descent:
     """L(τ) ≤ (1 − ηλ₀/2)^τ L(0) under (7)-(10)    [ling2023, Theorem 1].
 
     `delta` is the radius δ of the ball the weights stay in; chosen for the best margin when None. `printed`
-    shows the paper's own (9), with 4 for 8, beside the corrected one.
+    shows the paper's own (9), with 4 for 8, beside the corrected one. `rtol` is the tolerance of the solves
+    of the run, which goes into the floor of the bound.
     """
 
     delta: float | None = None
     printed: bool = False
+    rtol: float = 1e-15
 
     name: ClassVar[str] = "ling2023"
     needs_targets: ClassVar[bool] = True
@@ -119,6 +122,16 @@ class Descent:
             claims.need("(9)", lambda0, ">=", half, "with 4, where the proof needs 8", printed=True)
         largest = step_exists(claims, "(10)", minimum(2 / lambda0, at.step(X)))
         exponent = (lambda0 / 2).lo
+        promised = plain_descent(
+            claims,
+            instance,
+            Interval(delta),
+            a=at.rho_a,
+            S=at.c_a * X,
+            exponent=exponent,
+            largest=largest,
+            rtol=self.rtol,
+        )
         return certificate(
             self.name,
             instance,
@@ -130,7 +143,8 @@ class Descent:
                 f"with step size η < {largest:.3g}, L(τ) ≤ (1 − {exponent:.3g} η)^τ L(0), and equilibria "
                 f"stay unique."
             ),
-            constants={"delta": delta, "lambda0": lambda0.lo},
+            constants={"delta": delta, "lambda0": lambda0.lo, **promised.pop("constants", {})},
+            **promised,
             **frame,
         )
 
