@@ -74,7 +74,7 @@ def test_unknown_names_and_constants_are_errors():
     model, (X, y) = network(), data()
     with pytest.raises(ValueError, match=r"Did you mean 'ling2023'\?"):
         eq.certify(model, X, y, theorem="ling2022")
-    with pytest.raises(TypeError, match=r"ling2023 takes delta, printed\. Got Delta instead"):
+    with pytest.raises(TypeError, match=r"ling2023 takes delta, printed, rtol\. Got Delta instead"):
         eq.certify(model, X, y, theorem="ling2023", Delta=0.1)
     with pytest.raises(TypeError, match=r"Descent\(delta=…\)"):
         eq.certify(model, X, y, theorem=make_theorem("ling2023"), delta=0.1)
