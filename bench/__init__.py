@@ -6,6 +6,7 @@ It joins by a line in BENCHMARKS.
 
 BENCHMARKS = {  # name on the command line → module
     "forward": "bench.forward",
+    "small": "bench.small",
     "monotone": "bench.monotone",
     "population": "bench.population",
     "training": "bench.training",

@@ -22,7 +22,7 @@ def judged(course, at, tolerance=1.0, stop=STOP, state=0.0, ahead=False, rate=1.
     tolerances = tolerance if isinstance(tolerance, tuple) else (tolerance,) * len(course)
     for k, residual, limit in zip((*range(len(course) - 1), at), course, tolerances, strict=True):
         status = progress.judge(k, z, z, residual * one, limit * one, stop, ahead and k == at)
-    return int(status[0])
+    return ON_ITS_WAY if status is None else int(status[0])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -62,30 +63,42 @@ class Anderson(Solver):
             g = g / state.unit
         if state.step > 0:
             slot = (state.step - 1) % self.memory
+            change = state.dg[:, slot]
             torch.sub(fz, state.f_last, out=state.df[:, slot])
-            torch.sub(g, state.g_last, out=state.dg[:, slot])
-            row = torch.einsum("nkd,nd->nk", state.dg, state.dg[:, slot])
-            state.gram[:, slot, :] = row
-            state.gram[:, :, slot] = row
+            torch.sub(g, state.g_last, out=change)
+            state.gram[:, slot] = state.gram[:, :, slot] = _products(state.dg, change)
         used = min(state.step, self.memory)
         state.f_last, state.g_last, state.step = fz, g, state.step + 1
         if used == 0:
             return (fz if self.damping == 1 else z.lerp(fz, self.damping)), state
         df, dg = state.df[:, :used], state.dg[:, :used]
-        weights = self._weights(f, state.gram[:, :used, :used], torch.einsum("nkd,nd->nk", dg, g))
-        accelerated = fz - torch.einsum("nk,nkd->nd", weights, df)
+        weights = self._weights(f, state.gram[:, :used, :used], _products(dg, g))
+        accelerated = fz - _combined(weights, df)
         if self.damping < 1:
-            rest = g - torch.einsum("nk,nkd->nd", weights, dg)
+            rest = g - _combined(weights, dg)
             accelerated -= (1 - self.damping) * (rest if state.unit is None else rest * state.unit)
         return accelerated, state
 
     def _weights(self, f: Map, gram: Tensor, rhs: Tensor) -> Tensor:
         """γ of each row; zero, which is the plain step, where the normal equations are singular."""
         relative = torch.finfo(gram.dtype).eps if self.regularisation is None else self.regularisation
-        mean = gram.diagonal(dim1=1, dim2=2).mean(dim=1)  # (n,)
-        eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
-        factor, info = torch.linalg.cholesky_ex(gram + (relative * mean)[:, None, None] * eye)
+        matrix = gram.clone()
+        diagonal = matrix.diagonal(dim1=1, dim2=2)
+        diagonal += relative * diagonal.mean(dim=1, keepdim=True)
+        factor, info = torch.linalg.cholesky_ex(matrix)
         weights = torch.cholesky_solve(rhs[:, :, None], factor)[:, :, 0]
-        singular = (info > 0) | (mean == 0) | ~torch.isfinite(weights).all(dim=1)
+        if not bool(info.any()) and math.isfinite(float(weights.sum())):  # almost always, and quickly told
+            return weights
+        singular = (info > 0) | ~torch.isfinite(weights).all(dim=1)
         f.counts.fallbacks += int((singular if f.working is None else singular & f.working).sum())
         return weights.masked_fill_(singular[:, None], 0.0)
+
+
+def _products(rows: Tensor, v: Tensor) -> Tensor:
+    """⟨rows_k, v⟩ of each sample, (n, k) from (n, k, D) and (n, D)."""
+    return torch.bmm(rows, v[:, :, None])[:, :, 0]
+
+
+def _combined(weights: Tensor, rows: Tensor) -> Tensor:
+    """Σ_k weights_k rows_k of each sample, (n, D) from (n, k) and (n, k, D)."""
+    return torch.bmm(weights[:, None], rows)[:, 0]

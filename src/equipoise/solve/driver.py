@@ -314,8 +314,8 @@ def _iterate(
                 keep = slice(None) if f.working is None else f.working
                 record.points.append(Point(k, names[rows][keep], residual[keep], z[keep].clone()))
             status = progress.judge(k, z, fz, residual, tolerance, stop, ahead)
-            ended = (status >= 0) & ~progress.done
-            if bool(ended.any()):
+            ended = None if status is None else (status >= 0) & ~progress.done
+            if status is not None and ended is not None and bool(ended.any()):
                 at = rows[ended]
                 if len(at) < len(out.value):
                     out.value[at] = z[ended]

@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -108,17 +108,25 @@ class Layout:
     shapes: list[torch.Size]  # per part, without the batch
     is_tuple: bool
 
+    def __post_init__(self) -> None:
+        # States that are flat rows already, as those of small cells are, pass every step untouched.
+        self.plain = not self.is_tuple and len(self.shapes[0]) == 1
+
     @classmethod
     def of(cls, z: State) -> Layout:
         parts = z if isinstance(z, tuple) else (z,)
         return cls([p.shape[1:] for p in parts], isinstance(z, tuple))
 
     def flat(self, z: State) -> Tensor:
+        if self.plain:
+            return cast(Tensor, z)
         parts = z if isinstance(z, tuple) else (z,)
         rows = [p.reshape(len(p), s.numel()) for p, s in zip(parts, self.shapes, strict=True)]
         return torch.cat(rows, dim=1) if self.is_tuple else rows[0]
 
     def unflat(self, flat: Tensor) -> State:
+        if self.plain:
+            return flat
         n = flat.shape[0]
         if not self.is_tuple:
             return flat.reshape(n, *self.shapes[0])
@@ -131,6 +139,8 @@ class Layout:
 
     def mismatch(self, out: Any, rows: int) -> str | None:
         """What is wrong with `out` as a new state of `rows` samples; None when it fits."""
+        if self.plain and isinstance(out, Tensor) and out.shape == (rows, *self.shapes[0]):
+            return None
         if isinstance(out, tuple) != self.is_tuple:
             want = "a tuple of tensors" if self.is_tuple else "one tensor"
             return f"{want}. Got {type(out).__name__} instead."

@@ -30,6 +30,7 @@ class Progress:
     excess: float = math.inf  # worst residual over tolerance at the last check
     checked: int = 0
     rate: float = 1.0  # measured fall of the excess, a step
+    lowest: float = 0.0  # the least of `first`, or less
 
     @classmethod
     def begin(cls, f: Map, z: Tensor, rate: float) -> Progress:
@@ -89,15 +90,24 @@ class Progress:
         tolerance: Tensor,
         stop: Stop,
         ahead: bool = False,
-    ) -> Tensor:
-        """The Status of each row, −1 where it is on its way; `ahead`, that of its next step at this rate."""
-        there = residual * (min(self.rate, 1.0) if ahead else 1.0) <= tolerance
+    ) -> Tensor | None:
+        """The Status of each row, −1 where it is on its way; `ahead`, that of its next step at this rate.
+
+        None where no row has ended, which on small problems most steps find out in a fraction of the time.
+        """
+        share = min(self.rate, 1.0) if ahead else 1.0
+        if 0 < k < min(stop.patience, stop.max_steps):  # too early for a row to stall
+            least, worst = map(float, torch.aminmax(residual / tolerance))
+            # Both are NaN where one entry is, and then nothing below holds.
+            if share * least > 1 and worst < math.inf and float(residual.max()) <= stop.growth * self.lowest:
+                self._note(k, residual)
+                self._pace(k, worst)
+                return None
+        there = residual * share <= tolerance
         if k == 0:
             self.first, self.asked = torch.maximum(residual, tolerance), tolerance
-        better = residual < 0.99 * self.best
-        self.best = torch.where(better, residual, self.best)
-        self.best_at = torch.where(better, k, self.best_at)
-
+            self.lowest = float(self.first.min())
+        self._note(k, residual)
         idle, last = self.best_at <= k - stop.patience, k == stop.max_steps
         far = residual > 10 * self.first
         diverged = (residual > stop.growth * self.first) | (far if last else far & idle)
@@ -116,11 +126,20 @@ class Progress:
             status[broken] = int(Status.diverged if k else Status.nonfinite)
             status[bad] = int(Status.nonfinite)
 
-        worst = float((residual / tolerance).masked_fill_((status >= 0) | self.done, 0.0).max())
+        self._pace(k, float((residual / tolerance).masked_fill_((status >= 0) | self.done, 0.0).max()))
+        return status
+
+    def _note(self, k: int, residual: Tensor) -> None:
+        """Keep what counts as progress: a fall by 1 %."""
+        better = residual < 0.99 * self.best
+        self.best = torch.where(better, residual, self.best)
+        self.best_at = torch.where(better, k, self.best_at)
+
+    def _pace(self, k: int, worst: float) -> None:
+        """Measure at what rate the worst excess of a residual over its tolerance falls."""
         if worst > 0 and 0 < self.excess < math.inf and k > self.checked:
             self.rate = (worst / self.excess) ** (1 / (k - self.checked))
         self.excess, self.checked = worst, k
-        return status
 
     def wait(self, costly: bool) -> int:
         """Steps until a check could pass at the measured rate; 1 while there is no rate to trust.
