@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from house_counts import asked, family_names
 
 import equipoise as eq
 
@@ -70,6 +71,27 @@ def test_the_check_sees_relative_and_absolute_imports(tmp_path, monkeypatch):
         "from ..models import a\nfrom equipoise.theory.certificate import b\nfrom .solution import c\n"
     )
     assert rooms_imported(file) == {"models", "theory", "solve"}
+
+
+@pytest.mark.parametrize("package", ["theory"])
+def test_no_theorem_asks_what_class_a_model_is_of(package):
+    """What is known of a family is asked through its facts, so that a new one can bring its own."""
+    assert asked(SOURCE / package, family_names()) == []
+
+
+def test_the_check_sees_every_way_to_ask(tmp_path):
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "x.py").write_text(
+        "a = isinstance(m, OptEq | int)\nb = issubclass(k, (int, models.Monotone))\n"
+        "c = type(m) is OptEq\nd = type(m) not in (OptEq, int)\n"
+        "@f.register\ndef _(m: Monotone, X): ...\n@f.register(OptEq)\ndef _(m, X): ...\n"
+        "e = isinstance(m, Facts)\ndef g(m: OptEq): return OptEq()\n"
+    )
+    found = asked(tmp_path / "room", {"OptEq", "Monotone"})
+    assert [(line, name) for _, line, name in sorted(found)] == [
+        *((1, "OptEq"), (2, "Monotone"), (3, "OptEq"), (4, "OptEq"), (6, "Monotone"), (7, "OptEq")),
+    ]
+    assert {"GaussianReLU", "ConvOptEq", "MultiBlockOptEq", "AffineFamily", "Equilibrium"} <= family_names()
 
 
 def test_every_promised_name_is_there():

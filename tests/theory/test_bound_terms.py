@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from certifiable import FAMILIES, instance
 from equipoise.linalg import Interval, gamma, norm_upper
 from equipoise.theory import equilibrium_error
 from equipoise.theory.claim import Claim
-from equipoise.theory.lipschitz import AffineBounds, _pairs
-from equipoise.theory.robustness import _certain, _score_error, certified_radius
+from equipoise.theory.lipschitz import AffineBounds, pairs, score_error
+from equipoise.theory.robustness import _certain, certified_radius
 from equipoise.theory.verification import _alike, _same, _same_claim
 
 F64 = torch.float64
@@ -48,9 +47,8 @@ def test_numbers_too_small_for_relative_rounding_are_not_certain():
 @pytest.mark.parametrize("error", [0.0, 1e-3])
 def test_the_error_of_two_scores_is_that_of_the_equilibrium_and_of_two_dot_products(error):
     Z, a = torch.eye(5, dtype=F64)[:2] * 3, torch.eye(5, dtype=F64)[:, :3] * 2
-    instance = SimpleNamespace(Z=Z, equilibria=SimpleNamespace(error=error), model=SimpleNamespace(width=5))
     truth = 2 * (2 * error + gamma(5 + 4) * 3 * 2)
-    assert truth * (1 - 1e-15) <= _score_error(instance, SimpleNamespace(a=a)) <= truth * (1 + 1e-12)
+    assert truth * (1 - 1e-15) <= score_error(Z, error, a) <= truth * (1 + 1e-12)
 
 
 def test_products_of_bounds_are_rounded_up():
@@ -74,7 +72,7 @@ def test_the_error_of_a_weight_counts_in_the_resolvent():
 
 def test_both_rows_of_a_pair_carry_their_error():
     rows = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=F64)
-    found = _pairs([(rows, Interval(0.25), Interval(2.0)), (rows, Interval(0.0), Interval(1.0))])
+    found = pairs([(rows, Interval(0.25), Interval(2.0)), (rows, Interval(0.0), Interval(1.0))])
     assert 2 * (5 + 0.5) + 5 <= float(found[0, 1]) == float(found[1, 0]) <= 16 * (1 + 1e-12)
     assert found.diagonal().tolist() == [0.0, 0.0]
 

@@ -9,9 +9,12 @@ import torch
 
 import equipoise as eq
 from equipoise.linalg import Interval, SingularBounds, frobenius, gamma
+from equipoise.theory import facts
 from equipoise.theory.claim import Claim
-from equipoise.theory.enclosure import Enclosure, Equilibria, enclose, product_rounding, widened
-from equipoise.theory.families import contracts, is_monotone, is_stochastic, resolvent_of, stochastic_bounds
+from equipoise.theory.enclosure import Enclosure, Equilibria, product_rounding, widened
+from equipoise.theory.families.linear import is_stochastic, stochastic_bounds
+from equipoise.theory.families.monotone import is_monotone
+from equipoise.theory.reasons import contracts, resolvent_of
 
 F64 = torch.float64
 
@@ -90,21 +93,20 @@ def test_bounds_of_a_matrix_hold_for_every_matrix_as_near_as_the_error():
 
 
 def test_a_contraction_is_strict_and_its_resolvent_is_that_of_the_worst_norm():
-    model = eq.GaussianReLU(1, 1, dtype=F64)
-    assert not contracts(model, Interval(0.5, 1.0)).holds
-    assert contracts(model, Interval(0.5, 1 - 2.0**-53)).holds
-    assert resolvent_of(contracts(model, Interval(0.25, 0.75))).hi >= 4.0
-    assert resolvent_of(contracts(model, Interval(0.5, 1.0))).hi == math.inf
+    assert not contracts(Interval(0.5, 1.0)).holds
+    assert contracts(Interval(0.5, 1 - 2.0**-53)).holds
+    assert resolvent_of(contracts(Interval(0.25, 0.75))).hi >= 4.0
+    assert resolvent_of(contracts(Interval(0.5, 1.0))).hi == math.inf
 
 
 def test_a_margin_must_be_positive_and_a_softmax_shrink():
     monotone, linear = eq.Monotone(1, 2, dtype=F64), eq.LinearEquilibrium(4, gamma=0.75, dtype=F64)
-    assert is_monotone(monotone).holds
-    assert is_stochastic(linear).holds
+    assert is_monotone(monotone.margin).holds
+    assert is_stochastic(linear.gamma).holds
     linear.gamma = 1.0
-    assert not is_stochastic(linear).holds
+    assert not is_stochastic(linear.gamma).holds
     linear.gamma = -0.75
-    assert is_stochastic(linear).left == Interval(0.75)
+    assert is_stochastic(linear.gamma).left == Interval(0.75)
 
 
 def test_the_bounds_of_a_softmax_are_attained_or_nearly_so():
@@ -113,7 +115,7 @@ def test_the_bounds_of_a_softmax_are_attained_or_nearly_so():
     model = eq.LinearEquilibrium(m, gamma=g, dtype=F64)
     S = torch.zeros(m, m, dtype=F64)
     S[0] = 1.0
-    norm, inverse = stochastic_bounds(model)
+    norm, inverse = stochastic_bounds(model.gamma, m)
     assert norm.hi >= g * math.sqrt(m)
     assert norm.lo <= g * math.sqrt(m) * (1 + 1e-12)
     exact = float(torch.linalg.matrix_norm(torch.linalg.inv(torch.eye(m, dtype=F64) - g * S), 2))
@@ -132,7 +134,7 @@ def test_a_large_margin_is_rounded_too():
     with torch.no_grad():
         model.A.zero_()
         model.B.zero_()
-    found = enclose(model, torch.ones(1, 1, dtype=F64))
+    found = facts(model).enclosure(torch.ones(1, 1, dtype=F64))
     assert found.weight_error >= gamma(4) * math.sqrt(4) * 1e6  # of 1 − μ, and of three sums
 
 
@@ -143,7 +145,7 @@ def test_a_scale_below_zero_contracts_by_its_size():
     model.gamma = -5.0
     with torch.no_grad():
         model.A.copy_(-torch.eye(3))  # so that W = 5I, which neither contracts nor is monotone
-    (reason,) = enclose(model, torch.ones(1, 1, dtype=F64)).unique
+    (reason,) = facts(model).enclosure(torch.ones(1, 1, dtype=F64)).unique
     assert not reason.holds
     assert reason.left.lo > 1
 
@@ -152,7 +154,7 @@ def test_a_bias_and_the_error_of_a_weight_count():
     model = eq.Monotone(1, 4, bias=True, dtype=F64)
     with torch.no_grad():
         model.bias.fill_(1e6)
-    found = enclose(model, torch.zeros(1, 1, dtype=F64))
+    found = facts(model).enclosure(torch.zeros(1, 1, dtype=F64))
     assert found.injection_error >= gamma(2) * 2e6
     assert found.weight_norm.hi >= frobenius(found.weight).hi + 0.5 * found.weight_error
 
@@ -164,4 +166,4 @@ def test_every_part_of_a_monotone_weight_is_rounded():
             model.A.zero_()
             model.B.zero_()
             model.get_parameter(name).fill_(1e4)  # whose norm is 4e4
-        assert enclose(model, torch.ones(1, 1, dtype=F64)).weight_error >= allowed
+        assert facts(model).enclosure(torch.ones(1, 1, dtype=F64)).weight_error >= allowed

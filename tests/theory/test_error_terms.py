@@ -15,10 +15,9 @@ from equipoise.linalg import Interval, gamma
 from equipoise.models.opteq import DeepOptEq, OptEq
 from equipoise.models.properties import L1, GradientStep
 from equipoise.solve import half_squared_norm
+from equipoise.theory import facts
 from equipoise.theory.conv_robustness import ConvNetwork
-from equipoise.theory.lipschitz import OptEqBounds
-from equipoise.theory.opteq import equilibria_error
-from equipoise.theory.opteq_robustness import OptEqNetwork
+from equipoise.theory.families.opteq import equilibria_error
 
 F64 = torch.float64
 ULPS = gamma(16)
@@ -79,7 +78,7 @@ def test_the_state_follows_its_input_through_every_layer(name, model):
         grow = 1 - alpha + alpha / mu * largest(block.W) ** 2
         moved = grow * moved + alpha / mu * largest(block.W) * largest(block.U)
         q *= grow
-    found = OptEqNetwork(model).state_bound()
+    found = facts(model).bounds().state_bound()
     assert moved / (1 - q) * (1 - 1e-12) <= found <= moved / (1 - q) * (1 + 1e-9)
 
 
@@ -87,7 +86,7 @@ def test_what_is_not_proved_unique_moves_without_bound():
     model = OptEq(3, 4, 6, dtype=F64)
     with torch.no_grad():
         model.W.copy_(2 * torch.eye(6, 4))
-    assert OptEqNetwork(model).state_bound() == OptEqBounds(model).output_bound() == math.inf
+    assert facts(model).bounds().state_bound() == facts(model).bounds().output_bound() == math.inf
 
 
 @pytest.mark.parametrize("case", list(CASES))

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 import equipoise as eq
 from certifiable import FAMILIES, data, instance, network
 from equipoise.linalg import Interval
-from equipoise.theory.geometry import Contracting, Monotonic, Softmax, geometry
+from equipoise.theory import facts
+from equipoise.theory.families.linear import Softmax
+from equipoise.theory.families.monotone import Monotonic
+from equipoise.theory.geometry import Contracting
 from equipoise.theory.instance import Instance
 
 TIGHT = eq.Stop(rtol=1e-13, max_steps=5000)
@@ -130,7 +133,7 @@ def test_4_and_5_a_hidden_step_moves_z_and_the_ball_by_no_more_than_k_and_beta_s
     after, Z, Z_after, r = moved(model, X, y, size)
     step = float((coordinate(family, after) - coordinate(family, model)).norm())
     a = norm(model.readout_weight.detach().reshape(model.width, -1))
-    ball = geometry(model, Instance(model, X, y)).ball(Interval(step), Interval(norm(Z)))
+    ball = facts(model).geometry(Instance(model, X, y)).ball(Interval(step), Interval(norm(Z)))
     assert ball.R.lo > 0
     assert (
         float((Z_after - Z).norm())
@@ -151,7 +154,7 @@ def test_4_and_5_are_attained_by_a_network_of_one_neuron(family):
     X, y, size = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64), 1e-7
     after, Z, Z_after, r = moved(model, X, y, size)
     step = float((coordinate(family, after) - coordinate(family, model)).norm())
-    ball = geometry(model, Instance(model, X, y)).ball(Interval(step), Interval(float(Z)))
+    ball = facts(model).geometry(Instance(model, X, y)).ball(Interval(step), Interval(float(Z)))
     assert float((Z_after - Z).norm()) / (size * ball.R.hi**2 * 0.7 * ball.K.hi * float(r)) == pytest.approx(
         1, rel=1e-4
     )
@@ -196,7 +199,7 @@ def test_7_half_is_attained_by_two_equal_entries():
 @settings(max_examples=20)
 def test_8_the_resolvent_of_the_linear_family_in_a_ball(seed, size):
     model, X, y = instance("kawaguchi2021", N=4, width=10, seed=seed)
-    at = geometry(model, Instance(model, X, y))
+    at = facts(model).geometry(Instance(model, X, y))
     generator = torch.Generator().manual_seed(seed)
     step = size * torch.randn(10, 10, dtype=torch.float64, generator=generator)
     R = at.ball(Interval(float(step.norm())), Interval(1.0)).R.hi
@@ -222,7 +225,7 @@ def test_the_formulas_are_those_of_the_table():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_floats_to_search_with_agree_with_the_intervals(family):
     model, X, y = instance(family)
-    at = geometry(model, Instance(model, X, y))
+    at = facts(model).geometry(Instance(model, X, y))
     delta = min(at.room, 1.0) / 2
     exact, searched = at.ball(Interval(delta), Interval(2.0)), at.as_floats().ball(np.array([delta]), 2.0)
     for sound, guess in zip(exact, searched, strict=True):
@@ -232,19 +235,19 @@ def test_floats_to_search_with_agree_with_the_intervals(family):
 
 def test_room_ends_where_the_map_stops_contracting():
     model, X, y = instance("ling2023")
-    at = geometry(model, Instance(model, X, y))
+    at = facts(model).geometry(Instance(model, X, y))
     margin = 1 - float(torch.linalg.eigvalsh((model.W + model.W.T).detach() / 2)[-1])
     assert at.room == pytest.approx(margin, rel=1e-12)
     assert 1 - norm(model.W) < at.room <= margin + 1e-12
     for family in ("hieu2022", "kawaguchi2021"):
         model = network(family)
         X, y = data(model)
-        assert geometry(model, Instance(model, X, y)).room == math.inf
+        assert facts(model).geometry(Instance(model, X, y)).room == math.inf
 
 
 def test_a_trained_bias_is_one_more_column_of_x():
     model, X, y = instance("hieu2022", bias=True)
-    at = geometry(model, Instance(model, X, y))
+    at = facts(model).geometry(Instance(model, X, y))
     wide = torch.cat([X, torch.ones(len(X), 1, dtype=X.dtype)], dim=1)
     assert at.x.hi == pytest.approx(norm(wide), rel=1e-9)
     assert at.x.hi > norm(X) * (1 + 1e-6)

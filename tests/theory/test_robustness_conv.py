@@ -12,11 +12,10 @@ import equipoise as eq
 from conv_networks import CASES, IMAGE, TIGHT, build, drawn
 from equipoise.models.properties import GradientStep
 from equipoise.solve import inverse_norm
-from equipoise.theory import certified_radius, lipschitz_bound, pairwise_lipschitz
+from equipoise.theory import certified_radius, facts, lipschitz_bound, pairwise_lipschitz
 from equipoise.theory.conv_robustness import (
     ConvNetwork,
 )
-from equipoise.theory.lipschitz import bounds_of
 
 # How far above the steepest slope that 4 images show the bound may stand.
 LOOSE = {"normalised": 4000}  # by 1/√ε = 316: of images whose means are all equal
@@ -201,7 +200,7 @@ def test_what_decides_moves_by_less_than_its_bounds(outputs, weight):
     model, X = linear(1, outputs=outputs, normalise=True, pool=4), drawn(12, 1, 4, 4, seed=5)
     with torch.no_grad():
         model.head.linear.weight.mul_(weight)
-    network = bounds_of(model)
+    network = facts(model).bounds()
     bounds = network.score_bounds()
     here, error, scale = network.scores(X)
     assert error < 1e-7
@@ -219,7 +218,7 @@ def test_what_decides_moves_by_less_than_its_bounds(outputs, weight):
 @pytest.mark.parametrize("normalise", [False, True])
 def test_equilibria_that_are_far_off_are_charged_for(normalise, monkeypatch):
     model, X = build(normalise=normalise), drawn(8, *IMAGE, seed=5)
-    network, near = bounds_of(model), certified_radius(model, X)
+    network, near = facts(model).bounds(), certified_radius(model, X)
     truth = network.scores(X)[0]
     monkeypatch.setattr("equipoise.theory.conv_robustness._tight", lambda _: eq.Stop(rtol=0.05))
     found, error, _ = network.scores(X)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import equipoise as eq
 from certifiable import FAMILIES, instance
 from equipoise.linalg import Interval
-from equipoise.theory import Certificate, TwoTimescale
+from equipoise.theory import Certificate, TwoTimescale, facts
 from equipoise.theory.features import Start, reachable_targets
-from equipoise.theory.geometry import geometry
 from equipoise.theory.instance import Instance
 from equipoise.theory.search import best_constants
 from equipoise.train.readout import Readout, gauss_newton
@@ -175,7 +174,7 @@ def test_every_inequality_of_the_proof_holds_along_a_run(family, N, width, slack
     assert certificate.proved, certificate.explain()
     k = certificate.constants
     rate = 1 - (1 - k["theta"]) * k["nu"]
-    at = geometry(model, Instance(model, X, y)).ball(Interval(k["delta_w"]), Interval(k["S_bar"]))
+    at = facts(model).geometry(Instance(model, X, y)).ball(Interval(k["delta_w"]), Interval(k["S_bar"]))
     run = Watched(model, X, y, certificate)
     Z0, c0, r0 = run.Z.clone(), coordinate(model).clone(), float(run.r.norm())
     small, total, floor = 1 + 1e-9, 0.0, math.sqrt(certificate.floor) * r0
@@ -272,7 +271,7 @@ def test_the_claims_are_those_of_the_theorem():
         "(T4)",
         "η_h > 0",
     ]
-    k, at = certificate.constants, geometry(model, Instance(model, X, y))
+    k, at = certificate.constants, facts(model).geometry(Instance(model, X, y))
     h, eta = certificate.step_sizes["hidden"], certificate.step_sizes["readout"]
     ball = at.ball(Interval(k["delta_w"]), Interval(k["S_bar"]))
     left = (1 - k["theta"]) * k["nu"]
@@ -309,8 +308,8 @@ def test_a_linear_loss_without_its_half_takes_half_the_steps(family):
 def test_constants_are_optimal_and_leave_half_of_the_rate(family, readout):
     model, X, y = instance(family)
     theorem, instance_ = TwoTimescale(readout=readout), Instance(model, X, y)
-    start, at = Start.of(instance_, 0.0), geometry(model, instance_).as_floats()
-    chosen = theorem._choose(start, geometry(model, instance_))
+    start, at = Start.of(instance_, 0.0), facts(model).geometry(instance_).as_floats()
+    chosen = theorem._choose(start, facts(model).geometry(instance_))
     S, s = start.floats[:2]
     ideal = 1.0 if readout == "gauss-newton" else s**2 / S**2
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from certifiable import FAMILIES, instance
 from equipoise.linalg import singular_bounds
-from equipoise.theory.enclosure import enclose
-from equipoise.theory.watch import FeatureWatch, WeightWatch, enclose_near
+from equipoise.theory import facts
+from equipoise.theory.watch import FeatureWatch, WeightWatch
 
 
 def random(*shape, seed=0):
@@ -94,7 +94,7 @@ def test_an_enclosure_near_a_witness_agrees_with_the_one_from_scratch(family):
     model.requires_grad_(False)
     guard = WeightWatch()
     for _ in range(3):
-        near, fresh = enclose_near(model, X, guard), enclose(model, X)
+        near, fresh = facts(model).enclosure_near(X, guard), facts(model).enclosure(X)
         torch.testing.assert_close(near.weight, fresh.weight)
         torch.testing.assert_close(near.injection, fresh.injection)
         assert near.weight_norm.hi >= fresh.weight_norm.lo
@@ -110,14 +110,14 @@ def test_a_weight_beyond_one_is_seen():
     model, X, _ = instance("ling2023")
     model.requires_grad_(False)
     guard = WeightWatch()
-    assert enclose_near(model, X, guard).unique[0].holds
+    assert facts(model).enclosure_near(X, guard).unique[0].holds
     model.W.mul_(1.0000001 / torch.linalg.matrix_norm(model.W, ord=2))
-    at = enclose_near(model, X, guard)
+    at = facts(model).enclosure_near(X, guard)
     assert not at.contraction.holds
     assert at.unique[0].name == "λ_max(sym W) < 1"
-    assert at.resolvent.hi == pytest.approx(enclose(model, X).resolvent.hi, rel=1e-9)
+    assert at.resolvent.hi == pytest.approx(facts(model).enclosure(X).resolvent.hi, rel=1e-9)
     model.W.copy_(model.W @ model.W.T)  # of which ‖W‖ is λ_max(sym W)
     model.W.mul_(1.0000001 / torch.linalg.matrix_norm(model.W, ord=2))
-    at = enclose_near(model, X, guard)
+    at = facts(model).enclosure_near(X, guard)
     assert not at.unique[0].holds
     assert at.resolvent.hi == math.inf

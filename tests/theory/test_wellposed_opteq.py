@@ -12,8 +12,8 @@ from equipoise.linalg import Interval
 from equipoise.models.opteq import DeepOptEq, OptEq
 from equipoise.models.properties import L1, GradientStep, GroupLasso, Property, Proximal, differentiable
 from equipoise.solve import Activation, half_squared_norm, inverse_norm
+from equipoise.theory import equilibrium_error, facts
 from equipoise.theory.certificate import Certificate
-from equipoise.theory.opteq import contraction_claim, opteq_error
 
 
 def draw(seed, *shape):
@@ -149,7 +149,7 @@ def test_parameterised_weights_and_properties_are_covered():
 def test_a_step_that_cancels_is_charged_for_what_it_cancels():
     model, X = layer(0.1, regulariser=GradientStep(half_squared_norm(), 1.0))  # z − z = 0 for every z
     before = model.layer_map(torch.zeros(5, 4, dtype=torch.float64), model.injection(X), model.W)
-    error = opteq_error(model, X, torch.zeros(5, 4))
+    error = equilibrium_error(model, X, torch.zeros(5, 4))
     assert error >= 200 * 2**-53 * before.norm().item() > 0
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_trusted_is_never_proved():
         certificate = eq.certify(model, bad)
         assert certificate.verdict == "hypotheses_fail"
         assert "X holds NaN or infinity in row 2" in certificate.obstacle
-        assert opteq_error(model, bad, torch.zeros(5, 4, dtype=torch.float64)) == math.inf
+        assert equilibrium_error(model, bad, torch.zeros(5, 4, dtype=torch.float64)) == math.inf
     with torch.no_grad():
         model.b[0] = math.nan
     assert "b holds NaN" in eq.certify(model, X).obstacle
@@ -212,7 +212,7 @@ def test_the_rigorous_tier_agrees():
 def test_a_declared_slope_enters_the_claim():
     steep = Activation("steep", lambda p: 3 * torch.tanh(p), lambda p: 3 / torch.cosh(p) ** 2, lipschitz=3.0)
     model, _ = layer(size=0.9, mu=1.0, activation=steep)
-    claim, q = contraction_claim(model, lambda W: eq.linalg.singular_bounds(W).norm, "")
+    claim, q = facts(model).contraction(lambda W: eq.linalg.singular_bounds(W).norm, "")
     assert claim.holds
     assert q.hi == pytest.approx(0.81, rel=1e-9)
     assert torch.linalg.matrix_norm(model.W, 2).item() == pytest.approx(0.9 / 3**0.5)
@@ -291,10 +291,10 @@ def test_weights_scaled_to_the_limit_itself_are_never_proved(seed):
     for dtype in (torch.float64, torch.float32):
         assert eq.certify(model.to(dtype), X.to(dtype)).verdict == "inconclusive"
     plain, _ = layer(size=1 - 1e-15, n=40, m=30, seed=seed)
-    as_if = contraction_claim(plain, lambda W: Interval(1 - 1e-15), "exact")[0]
+    as_if = facts(plain).contraction(lambda W: Interval(1 - 1e-15), "exact")[0]
     plain.bound = 1.0  # the same norm, of weights that were scaled
     assert as_if.holds
-    assert not contraction_claim(plain, lambda W: Interval(1 - 1e-15), "exact")[0].holds
+    assert not facts(plain).contraction(lambda W: Interval(1 - 1e-15), "exact")[0].holds
 
 
 def test_what_is_proved_of_scaled_weights_holds_of_the_float32_numbers_in_use():
@@ -308,7 +308,9 @@ def test_what_is_proved_of_scaled_weights_holds_of_the_float32_numbers_in_use():
     assert eq.certify(model, x).proved
     found = model.solve(x)
     assert found.converged.all()
-    assert abs(float(found.value) - W / (1 - W * W)) <= opteq_error(model, x, found.value)  # z = W(Wz + 1)
+    assert abs(float(found.value) - W / (1 - W * W)) <= equilibrium_error(
+        model, x, found.value
+    )  # z = W(Wz + 1)
     for seed in range(20):
         for bound in (1 - 1e-8, 1 - 3e-7, 1 - 1e-13, 0.9):
             model = OptEq(3, 5, 8, bound=bound, generator=torch.Generator().manual_seed(seed))
@@ -330,5 +332,5 @@ def test_equilibria_are_those_of_the_float32_weights():
     same.load_state_dict({**model.state_dict(), "W": model.weight().detach()})
     X = draw(5, 6, 3).float()
     Z = same.solve(X.double(), stop=eq.Stop(rtol=1e-14)).value
-    assert opteq_error(model, X, Z) < 1e-11  # the scaled weights of float64 are 1e-6 off
+    assert equilibrium_error(model, X, Z) < 1e-11  # the scaled weights of float64 are 1e-6 off
     assert eq.certify(model, X).constants["error"] < 1e-10

@@ -37,7 +37,7 @@ def sigma_min_lower_ball(M: Tensor, witness: SVD | None = None) -> float:
 @torch.no_grad()
 def lambda_min_lower_ball(G: Tensor, witness: tuple[float, Tensor] | None = None) -> float:
     """≤ λ_min(G) of a symmetric G: `τ − ‖G − τI − LLᵀ‖` for the witness (τ, L); −inf if G is not finite."""
-    flint, G = _flint(), as_square(G)
+    flint, G = python_flint(), as_square(G)
     if G.numel() == 0 or not G.isfinite().all():
         return -math.inf
     if witness is None:
@@ -48,15 +48,15 @@ def lambda_min_lower_ball(G: Tensor, witness: tuple[float, Tensor] | None = None
     if not (math.isfinite(tau) and L.isfinite().all()):
         return -math.inf
     with flint.ctx.workprec(_BITS):
-        factor, shift = _balls(L), flint.arb(tau)
-        shifted = _balls(G) - _scalar(len(G), shift)
-        return _down(shift - _defect(factor, factor.transpose(), shifted))
+        factor, shift = balls(L), flint.arb(tau)
+        shifted = balls(G) - scalar_matrix(len(G), shift)
+        return lower_end(shift - defect(factor, factor.transpose(), shifted))
 
 
 @torch.no_grad()
 def _singular_ball(M: Tensor, witness: SVD | None) -> tuple[float, float]:
     """≥ σ_max and ≤ σ_min."""
-    flint, M = _flint(), as_float64(M)
+    flint, M = python_flint(), as_float64(M)
     if M.numel() == 0:
         return 0.0, 0.0
     if not M.isfinite().all():
@@ -72,17 +72,17 @@ def _singular_ball(M: Tensor, witness: SVD | None) -> tuple[float, float]:
     if not all(part.isfinite().all() for part in (U, s, Vt)):
         return math.inf, 0.0
     with flint.ctx.workprec(_BITS):
-        left, right, sizes = _balls(U), _balls(Vt), [flint.arb(x) for x in s.tolist()]
-        identity = _scalar(len(sizes), 1)
-        a = _defect(left.transpose(), left, identity)
-        b = _defect(right, right.transpose(), identity)
+        left, right, sizes = balls(U), balls(Vt), [flint.arb(x) for x in s.tolist()]
+        identity = scalar_matrix(len(sizes), 1)
+        a = defect(left.transpose(), left, identity)
+        b = defect(right, right.transpose(), identity)
         scaled = flint.arb_mat([[u * x for u, x in zip(row, sizes, strict=True)] for row in left.tolist()])
-        rho = _defect(scaled, right, _balls(M))
+        rho = defect(scaled, right, balls(M))
         largest, smallest = s.abs().amax().item(), s.abs().amin().item()
-        upper = _up(largest * ((1 + a) * (1 + b)).sqrt() + rho)
+        upper = upper_end(largest * ((1 + a) * (1 + b)).sqrt() + rho)
         if not (a < 1 and b < 1):
             return upper, 0.0
-        return upper, max(_down(smallest * ((1 - a) * (1 - b)).sqrt() - rho), 0.0)
+        return upper, max(lower_end(smallest * ((1 - a) * (1 - b)).sqrt() - rho), 0.0)
 
 
 # ---- exact references for small matrices ----------------------------------------------------------------
@@ -90,7 +90,7 @@ def _singular_ball(M: Tensor, witness: SVD | None) -> tuple[float, float]:
 
 def singular_values_above(M: Tensor, thresholds: Sequence[float]) -> list[int]:
     """How many of the min(N, m) singular values exceed each threshold t ≥ 0, exactly."""
-    flint, M = _flint(), as_float64(M)
+    flint, M = python_flint(), as_float64(M)
     Z, exponent = _integers(M if M.shape[0] <= M.shape[1] else M.mT, thresholds)
     polynomial = (Z * Z.transpose()).charpoly()
     return [_roots_above(polynomial, flint.fmpz(_integer(t, exponent)) ** 2) for t in thresholds]
@@ -98,7 +98,7 @@ def singular_values_above(M: Tensor, thresholds: Sequence[float]) -> list[int]:
 
 def eigenvalues_above(G: Tensor, thresholds: Sequence[float]) -> list[int]:
     """How many eigenvalues of a symmetric G exceed each threshold, exactly."""
-    flint, G = _flint(), as_square(G)
+    flint, G = python_flint(), as_square(G)
     if not torch.equal(G, G.mT):
         raise ValueError("eigenvalues_above needs an exactly symmetric matrix")
     A, exponent = _integers(G, thresholds)
@@ -118,7 +118,7 @@ def _integers(M: Tensor, thresholds: Sequence[float]) -> tuple[Any, int]:
     rows = M.tolist()
     numbers = chain(*rows, map(float, thresholds))
     exponent = max(x.as_integer_ratio()[1].bit_length() - 1 for x in numbers)
-    return _flint().fmpz_mat([[_integer(x, exponent) for x in row] for row in rows]), exponent
+    return python_flint().fmpz_mat([[_integer(x, exponent) for x in row] for row in rows]), exponent
 
 
 def _integer(x: float, exponent: int) -> int:
@@ -129,7 +129,8 @@ def _integer(x: float, exponent: int) -> int:
 # ---- balls ----------------------------------------------------------------------------------------------
 
 
-def _flint() -> ModuleType:
+def python_flint() -> ModuleType:
+    """The module of python-flint, or an ImportError that says how to get it."""
     try:
         import flint
     except ImportError as error:
@@ -143,27 +144,30 @@ def _exact(M: Tensor) -> Tensor:
     return as_float64(M, ndim=None)
 
 
-def _balls(M: Tensor) -> Any:
+def balls(M: Tensor) -> Any:
     """The entries of M as exact balls."""
-    return _flint().arb_mat(M.tolist())
+    return python_flint().arb_mat(M.tolist())
 
 
-def _scalar(n: int, value: Any) -> Any:
-    return _flint().arb_mat([[value if i == j else 0 for j in range(n)] for i in range(n)])
+def scalar_matrix(n: int, value: Any) -> Any:
+    """value·I, (n, n), as balls."""
+    return python_flint().arb_mat([[value if i == j else 0 for j in range(n)] for i in range(n)])
 
 
-def _defect(A: Any, B: Any, C: Any) -> Any:
+def defect(A: Any, B: Any, C: Any) -> Any:
     """≥ ‖C − AB‖₂ as a ball: √(‖E‖₁‖E‖_∞)."""
-    zero = _flint().arb(0)
+    zero = python_flint().arb(0)
     E = [[x.abs_upper() for x in row] for row in (C - A * B).tolist()]
     rows = [sum(row, zero).upper() for row in E]
     columns = [sum(column, zero).upper() for column in zip(*E, strict=True)]
-    return (_flint().arb(max(rows)) * max(columns)).sqrt().upper()
+    return (python_flint().arb(max(rows)) * max(columns)).sqrt().upper()
 
 
-def _up(x: Any) -> float:
+def upper_end(x: Any) -> float:
+    """A float above every number of the ball."""
     return math.nextafter(float(x.upper()), math.inf) if x.is_finite() else math.inf
 
 
-def _down(x: Any) -> float:
+def lower_end(x: Any) -> float:
+    """A float below every number of the ball."""
     return math.nextafter(float(x.lower()), -math.inf) if x.is_finite() else -math.inf

@@ -40,7 +40,10 @@ class Saved(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The keywords that construct this model again, as JSON holds them."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must have config(), which returns the keywords that construct it again: "
+            f"files and certificates tell a model by them."
+        )
 
     def save(self, path: str | Path) -> None:
         """Write parameters and configuration to one safetensors file: whole, or not at all.

@@ -1,9 +1,10 @@
 """Theorems that run: certificates of what is guaranteed, here and now, and of what is not."""
 
-from . import gao2022, hieu2022, kawaguchi2021, ling2023, pl, trust_region, xie2021
+from . import families, gao2022, hieu2022, kawaguchi2021, ling2023, pl, trust_region, xie2021
 from .certificate import Certificate, fingerprint
 from .certify import THEOREMS, Theorem, certify, make_theorem
 from .claim import Claim
+from .facts import AffineFacts, Facts, facts, facts_of
 from .robustness import Radii, certified_radius, lipschitz_bound, pairwise_lipschitz
 from .safeguarded import Safeguarded
 from .suggest import Suggestion, suggest
@@ -13,8 +14,10 @@ from .wellposed import WellPosed, equilibrium_error
 
 __all__ = [
     "THEOREMS",
+    "AffineFacts",
     "Certificate",
     "Claim",
+    "Facts",
     "Flight",
     "Radii",
     "Recorder",
@@ -26,6 +29,9 @@ __all__ = [
     "certified_radius",
     "certify",
     "equilibrium_error",
+    "facts",
+    "facts_of",
+    "families",
     "fingerprint",
     "gao2022",
     "hieu2022",

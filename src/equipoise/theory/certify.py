@@ -8,14 +8,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from ..models.altered import altered
-from ..models.conv import ConvMonotone, ConvOptEq
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
-from .certificate import Certificate, fingerprint
-from .conv import prove_conv_wellposed
+from .certificate import Certificate
 from .instance import Instance
-from .opteq import is_opteq, prove_wellposed
-from .rigorous import RigorousInstance
+from .register import facts
 from .safeguarded import Safeguarded
 from .two_timescale import TwoTimescale
 from .verification import sealed
@@ -111,15 +107,4 @@ def certify(
         raise ValueError(f"the tier 'rigorous' is known for {known}. Got {theorem.name} instead.")
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
-    of_images = isinstance(model, ConvOptEq | ConvMonotone)
-    if isinstance(theorem, WellPosed) and (is_opteq(model) or of_images):
-        if not isinstance(X, Tensor):
-            raise TypeError(f"X must be a tensor, a row a sample. Got {type(X).__name__} instead.")
-        if why := altered(model):
-            return Certificate(
-                theorem.name, claims=(), obstacle=why, tier=tier, fingerprint=fingerprint(model, X)
-            )
-        prove: Any = prove_conv_wellposed if of_images else prove_wellposed
-        return sealed(prove(model, X, tier))
-    instance = RigorousInstance if tier == "rigorous" else Instance
-    return sealed(theorem.prove(instance(model, X, y if theorem.needs_targets else None)))  # type: ignore[arg-type]
+    return sealed(facts(model).prove(theorem, X, y, tier))

@@ -36,9 +36,10 @@ from ..models.conv.parts import ClassHead, Extractor, PixelHead
 from ..models.opteq.pieces import pace
 from ..models.properties import Proximal
 from ..solve import Stop
-from .opteq import not_finite
+from .lipschitz import Part
+from .obstacles import not_finite
+from .register import has_own_facts, is_about
 
-Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves
 EPSILON = 1e-5  # ε of F.layer_norm
 _UP = 1 + 2.0**-30  # more than the roundings of a sum
 _ULPS = 16  # of an activation or a property, as computed
@@ -319,7 +320,7 @@ def _tight(model: ConvOptEq) -> Stop:
 
 def _obstacle(model: ConvOptEq, exact: ConvOptEq) -> str:
     """Why nothing can be said at all; empty if something can."""
-    if type(model) is not ConvOptEq:
+    if not (has_own_facts(model) and is_about(model, "ConvOptEq")):
         return f"{type(model).__name__} may compute otherwise than the family that is known."
     if why := altered(model, outside=()):
         return why

@@ -1,16 +1,15 @@
 """A family's numbers with their rounding: what floating point computed, and how far the truth can be from it.
 
-Theorems speak of the real numbers that the stored weights and data are. `families.py` says, for each family,
-how far the computed effective weight and injection can be from the exact ones, and why every input has one
-equilibrium.
+Theorems speak of the real numbers that the stored weights and data are. The facts of a family (`families/`)
+say how far its computed effective weight and injection can be from the exact ones, and why every input has
+one equilibrium.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, singledispatch
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,12 +35,6 @@ class Enclosure:
         None  # ‖W‖ < 1, of families for which that is a reason, whether it holds or not
     )
     norms: Mapping[str, Interval] = field(default_factory=dict)  # ‖θ‖ of parameters, where already known
-
-
-@singledispatch
-def enclose(model: Any, X: Tensor) -> Enclosure:
-    """The enclosure of a family on data X, all in float64."""
-    raise TypeError(f"no enclosure is known of {type(model).__name__}.")
 
 
 class Equilibria:
@@ -77,6 +70,7 @@ class Equilibria:
 
     @cached_property
     def frobenius(self) -> Interval:
+        """‖Z*‖_F."""
         return _nonnegative(frobenius(self.Z) + Interval.within(self.error))
 
 

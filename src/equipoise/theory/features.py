@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval, frobenius, gamma, maximum, singular_bounds
-from ..models.linear import LinearEquilibrium
 from ..solve import Stop
 from .certificate import EXACT_GRADIENTS, FLOAT64_TIER
 from .claim import Claim, Claims
 from .common import FEATURES, HALF_SQUARE
 from .enclosure import product_rounding
-from .geometry import Ball, geometry
+from .geometry import Ball
 from .instance import Instance
 
 READOUTS = ("gradient", "gauss-newton")
@@ -96,7 +95,7 @@ class Reachable:
 
 
 def _projects(instance: Instance, slack: float) -> bool:
-    return isinstance(instance.model, LinearEquilibrium) and slack == 0 and instance.N > instance.model.width
+    return instance.facts.spans_injection and slack == 0 and instance.N > instance.model.width
 
 
 def reachable_targets(instance: Instance, slack: float) -> Reachable:
@@ -154,8 +153,8 @@ def independent(claims: Claims, instance: Instance, start: Start) -> Claim:
 
 
 def loss_factor(instance: Instance) -> float:
-    """2 for the linear family, whose loss ‖r‖² has no ½, else 1."""
-    return 2.0 if isinstance(instance.model, LinearEquilibrium) else 1.0
+    """2 for a family whose loss ‖r‖² has no ½, else 1."""
+    return 2.0 if instance.model.natural_loss == "square" else 1.0
 
 
 def falls(factor: float, start: Start) -> str:
@@ -165,9 +164,9 @@ def falls(factor: float, start: Start) -> str:
 
 def training_frame(theorem: Any, instance: Instance, *hypotheses: str) -> dict[str, Any]:
     """What a certificate of either argument states, proved or not."""
-    linear = isinstance(instance.model, LinearEquilibrium)
-    half = "" if linear else "½"
-    loss = "the loss is ‖ŷ − y‖² summed over the samples" if linear else HALF_SQUARE
+    whole = instance.model.natural_loss == "square"
+    half = "" if whole else "½"
+    loss = "the loss is ‖ŷ − y‖² summed over the samples" if whole else HALF_SQUARE
     if theorem.slack:
         loss = (
             f"the loss is {half}‖Za + √λ e − y‖² over (a, e), λ = {theorem.slack:g}, from e = 0; "
@@ -179,8 +178,11 @@ def training_frame(theorem: Any, instance: Instance, *hypotheses: str) -> dict[s
     return {
         "theorem": theorem.name,
         "kind": "descent",
-        "hypotheses": (loss, *gap, *mapped, *(hypotheses or (steps, EXACT_GRADIENTS)), FLOAT64_TIER),
-        "loss": "square" if linear else "half_square",
+        "hypotheses": (
+            *(loss, *gap, *mapped, *(hypotheses or (steps, EXACT_GRADIENTS))),
+            *(FLOAT64_TIER, *instance.facts.hypotheses),
+        ),
+        "loss": instance.model.natural_loss,
         "options": {k: v for k, v in vars(theorem).items() if v is not None},
         "fingerprint": instance.fingerprint,
     }
@@ -255,7 +257,7 @@ def plain_descent(
     if not all(c.holds for c in claims.items if not c.printed):
         return {}
     known = {"rtol": run_rtol(instance, rtol), "atol": run_atol(instance, rtol)}
-    ball = geometry(instance.model, instance).ball(delta, S)
+    ball = instance.facts.geometry(instance).ball(delta, S)
     return {"floor": _plain_floor(instance, ball, a, S, exponent, 0.999 * largest, rtol), "constants": known}
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..linalg import Interval, maximum, minimum
-from ..models.scaled_relu import ScaledReLU
 from .certificate import Certificate, Kind
 from .claim import Claims
 from .common import (
@@ -85,7 +84,7 @@ class _Theorem:
             "kind": self.kind,
             "options": {"C": None if self.C is None else list(self.C), "printed": self.printed},
         }
-        obstacle = obstacle_of(instance, ScaledReLU)
+        obstacle = obstacle_of(instance, "ScaledReLU")
         if obstacle:
             return certificate(self.name, instance, obstacle=obstacle, **frame)
         claims = Claims()
@@ -232,5 +231,6 @@ class Descent(_Theorem):
 
 def _norms(instance: Instance) -> tuple[Interval, Interval, Interval, Interval]:
     """γ, ‖W(0)‖, ‖A(0)‖, ‖b(0)‖."""
-    assert isinstance(instance.model, ScaledReLU)
-    return Interval(instance.model.gamma), *(instance.norm(name) for name in ("W", "A", "b"))  # type: ignore[return-value]
+    model: Any = instance.model
+    W, A, b = (instance.norm(name) for name in ("W", "A", "b"))
+    return Interval(model.gamma), W, A, b

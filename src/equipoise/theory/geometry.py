@@ -22,17 +22,12 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
-from ..linalg import Interval, maximum, minimum, norm_upper, sigma_min_lower
-from ..models.gaussian_relu import GaussianReLU
-from ..models.linear import LinearEquilibrium
-from ..models.monotone import Monotone
-from ..models.scaled_relu import ScaledReLU
+from ..linalg import Interval, maximum, minimum, norm_upper
 from .instance import Instance
 
 Number = Any  # an Interval, a float or an array
@@ -60,7 +55,12 @@ class Geometry(ABC):
         """About the size of c, on which δ is sought."""
 
     @abstractmethod
-    def ball(self, delta: Number, S: Number) -> Ball: ...
+    def ball(self, delta: Number, S: Number) -> Ball:
+        """R, K and β wherever c is within δ of its start and ‖Z‖ ≤ S."""
+
+    def moved(self, radius: float) -> Interval:
+        """≥ how far c moves where no parameter moves by more than `radius`."""
+        return Interval(radius)
 
     def as_floats(self) -> Self:
         """The same with the upper ends as floats, to search with (σ, of which less is worse, its lower)."""
@@ -74,7 +74,10 @@ class Geometry(ABC):
 
 @dataclass(frozen=True)
 class Contracting(Geometry):
-    """ling2023 (g = 1) and gao2022 (g = γ): q = 1 − 1/R(0), the lesser of ‖W(0)‖ and λ_max(sym W(0))."""
+    """c = g times a parameter, W of ling2023 (g = 1) or A of gao2022 (g = γ).
+
+    q = 1 − 1/R(0) is the lesser of ‖W(0)‖ and λ_max(sym W(0)).
+    """
 
     q: Number
     g: Number
@@ -92,81 +95,16 @@ class Contracting(Geometry):
         g2 = self.g**2
         return Ball(R=1 / (1 - self.q - delta), K=g2 * S**2 + self.x**2, beta=g2 * S)
 
-
-@dataclass(frozen=True)
-class Monotonic(Geometry):
-    """hieu2022: a = ‖A(0)‖, μ the margin."""
-
-    a: Number
-    mu: Number
-    x: Number
-
-    @property
-    def scale(self) -> float:
-        return 1 + Interval(self.a).hi
-
-    def ball(self, delta: Number, S: Number) -> Ball:
-        A = self.a + delta
-        return Ball(R=1 / self.mu, K=4 * larger(1.0, A**2) * S**2 + self.x**2, beta=2 * A * S)
+    def moved(self, radius: float) -> Interval:
+        return self.g * Interval(radius)
 
 
-@dataclass(frozen=True)
-class Softmax(Geometry):
-    """kawaguchi2021: sigma = σ_min(I − γS(0)), worst = (1 − γ)/√m, which it never falls below."""
-
-    g: Number
-    sigma: Number
-    worst: Number
-
-    @property
-    def scale(self) -> float:
-        return 1.0
-
-    def ball(self, delta: Number, S: Number) -> Ball:
-        least = larger(self.sigma - self.g * delta / 2, self.worst)
-        return Ball(R=1 / least, K=self.g**2 * S**2 / 4, beta=self.g * S / 2)
-
-
-@singledispatch
-def geometry(model: Any, instance: Instance) -> Geometry:
-    """The geometry of an instance."""
-    raise TypeError(f"no two-timescale constants are known for {type(model).__name__}.")
-
-
-@geometry.register
-def _(model: GaussianReLU, instance: Instance) -> Geometry:
-    return Contracting(q=_q(instance), g=Interval(1.0), x=_x(instance))
-
-
-@geometry.register
-def _(model: ScaledReLU, instance: Instance) -> Geometry:
-    g = Interval(float(model.gamma))
-    return Contracting(q=_q(instance), g=g, x=_x(instance))
-
-
-@geometry.register
-def _(model: Monotone, instance: Instance) -> Geometry:
-    bias = model.bias is not None
-    return Monotonic(a=_upper(instance.norm("A")), mu=Interval(float(model.margin)), x=_x(instance, bias))
-
-
-@geometry.register
-def _(model: LinearEquilibrium, instance: Instance) -> Geometry:
-    g = Interval(float(model.gamma))
-    worst = (1 - g) / Interval(model.width).sqrt()
-    return Softmax(g=g, sigma=instance.keep("σ_min(I − γS)", lambda: _sigma(instance)), worst=worst)
-
-
-def _q(instance: Instance) -> Interval:
+def inverse_gap(instance: Instance) -> Interval:
     """≥ 1 − 1/R: both ‖W‖ and λ_max(sym W) move by at most ‖ΔW‖_F."""
     return Interval((1 - 1 / Interval(instance.enclosure.resolvent.hi)).hi)
 
 
-def _upper(x: Interval) -> Interval:
-    return Interval(x.hi)
-
-
-def _x(instance: Instance, bias: bool = False) -> Interval:
+def input_norm(instance: Instance, bias: bool = False) -> Interval:
     """≥ ‖X‖, or ‖[X, 1]‖, by a Cholesky witness: the lower end is of no use here."""
 
     def compute() -> Interval:
@@ -176,20 +114,14 @@ def _x(instance: Instance, bias: bool = False) -> Interval:
     return instance.keep("‖[X, 1]‖" if bias else "‖X‖", compute)
 
 
-def _sigma(instance: Instance) -> Interval:
-    """≤ σ_min(I − γS(0)), the rounding of the computed matrix included."""
-    W = instance.enclosure.weight
-    eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
-    off = instance.enclosure.weight_error + 2.0**-52 * Interval(len(W)).sqrt()
-    return Interval((sigma_min_lower(eye - W) - Interval(0.0, off.hi)).lo)
-
-
 # -- formulas for Intervals and arrays alike ----------------------------------------------------------------
 
 
 def larger(a: Number, b: Number) -> Number:
+    """The larger of two, entry by entry."""
     return maximum(a, b) if isinstance(a, Interval) or isinstance(b, Interval) else np.maximum(a, b)
 
 
 def smaller(a: Number, b: Number) -> Number:
+    """The smaller of two, entry by entry."""
     return minimum(a, b) if isinstance(a, Interval) or isinstance(b, Interval) else np.minimum(a, b)

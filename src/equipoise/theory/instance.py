@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +13,13 @@ from ..linalg import Interval, SingularBounds, frobenius, gamma, one_norm_upper,
 from ..models.affine import AffineFamily
 from ..models.altered import altered, double
 from ..solve import Newton, Stop
-from . import families
 from .certificate import FLOAT64_TIER, fingerprint
-from .enclosure import Enclosure, Equilibria, enclose, product_rounding
+from .enclosure import Enclosure, Equilibria, product_rounding
+from .reasons import SVD
+from .register import facts, unknown
+
+if TYPE_CHECKING:
+    from .facts import AffineFacts
 
 T = TypeVar("T")
 
@@ -32,20 +36,15 @@ class Instance:
 
     tier: ClassVar[str] = "float64"
     arithmetic: ClassVar[str] = FLOAT64_TIER  # the hypothesis every bound rests on
-    method: ClassVar[str] = families.SVD
+    method: ClassVar[str] = SVD
 
     def __init__(self, model: AffineFamily, X: Tensor, y: Tensor | None = None) -> None:
-        known = [c for c in type(model).__mro__ if c in enclose.registry and c is not object]
-        if not known:
-            raise TypeError(
-                f"this is known of the affine families LinearEquilibrium, ScaledReLU, GaussianReLU and "
-                f"Monotone; 'wellposed' and equilibrium_error also of OptEq, DeepOptEq and ConvOptEq, "
-                f"'wellposed' of ConvMonotone. Got {type(model).__name__} instead: diagnose(layer) measures "
-                f"any other."
-            )
-        self.family, self.original, self.fingerprint = known[0], model, fingerprint(model, X, y)
+        if not facts(model).affine:
+            raise unknown(model)
+        self.original, self.fingerprint = model, fingerprint(model, X, y)
         # One device throughout, where float64 exists.
         self.model = double(model, _home(model.readout_weight))
+        self.facts: AffineFacts = facts(self.model)  # type: ignore[assignment]
         self._norms: dict[str, Interval] = {}
         self._kept: dict[str, Any] = {}
         self.X = self._inputs(X)
@@ -54,7 +53,7 @@ class Instance:
     @cached_property
     def obstacle(self) -> str:
         """Why no theorem can speak of this at all; empty if one can."""
-        return altered(self.original) or self._nonfinite() or self._overflow()
+        return altered(self.original) or self.facts.obstacle or self._nonfinite() or self._overflow()
 
     def _inputs(self, X: Tensor) -> Tensor:
         d = self.model.inputs
@@ -103,6 +102,7 @@ class Instance:
 
     @property
     def N(self) -> int:
+        """The number of samples."""
         return len(self.X)
 
     def keep(self, name: str, compute: Callable[[], T]) -> T:
@@ -129,7 +129,7 @@ class Instance:
     @cached_property
     def enclosure(self) -> Enclosure:
         with torch.no_grad():
-            return enclose(self.model, self.X)
+            return self.facts.enclosure(self.X)
 
     def equilibria_of(self, Z: Tensor) -> Equilibria:
         """Z (N, m), offered as the equilibria of X, with its error."""

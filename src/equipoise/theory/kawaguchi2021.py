@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ..linalg import Interval
-from ..models.linear import LinearEquilibrium
 from .certificate import EXACT_GRADIENTS, Certificate
 from .claim import Claims
 from .common import FEATURES, FULL_FLOW, obstacle_of, trained_features, well_posed
@@ -79,11 +78,10 @@ class Theorem1:
             "tier": instance.tier,
             "fingerprint": instance.fingerprint,
         }
-        obstacle = obstacle_of(instance, LinearEquilibrium, scalar=False) or self._obstacle(instance)
+        obstacle = obstacle_of(instance, "LinearEquilibrium", scalar=False) or self._obstacle(instance)
         if obstacle:
             return Certificate(claims=(), obstacle=obstacle, hypotheses=tuple(hypotheses), **frame)
-        model = instance.model
-        assert isinstance(model, LinearEquilibrium)
+        model: Any = instance.model
         if model.feature_map is not None:
             hypotheses.append(FEATURES)
         gamma, Phi = Interval(float(model.gamma)), instance.enclosure.injection

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..linalg import Interval, maximum, minimum
-from ..models.gaussian_relu import GaussianReLU
 from .certificate import Certificate
 from .claim import Claims
 from .common import certificate, independent_rows, obstacle_of, relative_movement, step_exists, well_posed
@@ -90,7 +89,7 @@ class Descent:
             "kind": "descent",
             "options": {"delta": self.delta, "printed": self.printed},
         }
-        obstacle = obstacle_of(instance, GaussianReLU)
+        obstacle = obstacle_of(instance, "GaussianReLU")
         if obstacle:
             return certificate(self.name, instance, obstacle=obstacle, **frame)
         claims = Claims()

@@ -1,39 +1,65 @@
-"""How far outputs move with their inputs at most: the Lipschitz constants behind `robustness`, by family."""
+"""How far outputs move with their inputs at most: the Lipschitz constants behind `robustness`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..linalg import Interval, frobenius, gamma, minimum, norm_upper, symmetric_part_margin_lower
+from ..linalg import (
+    Interval,
+    frobenius,
+    gamma,
+    minimum,
+    norm_upper,
+    row_norms_upper,
+    symmetric_part_margin_lower,
+)
 from ..models.affine import AffineFamily
-from ..models.conv import ConvOptEq
-from ..models.conv.parts import PixelHead
-from ..models.linear import LinearEquilibrium
-from ..models.scaled_relu import ScaledReLU
-from .conv_robustness import ConvNetwork, Part
+from ..solve import RELU
 from .enclosure import product_rounding
 from .instance import Instance
-from .opteq import is_opteq
-from .opteq_robustness import OptEqNetwork
+
+Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves
+DOWN = 1 - 2.0**-48  # a few roundings of a subtraction and a quotient
+_TRIALS = 4  # radii tried in the local form
 
 
-def bounds_of(model: nn.Module) -> AffineBounds | OptEqBounds | ConvBounds:
-    """The bounds of a model's family."""
-    if isinstance(model, ConvOptEq):
-        return ConvBounds(model)
-    return OptEqBounds(model) if is_opteq(model) else AffineBounds(model)  # type: ignore[arg-type]
+def no_bounds(model: object) -> TypeError:
+    """The error that says of which models Lipschitz bounds are known."""
+    name = type(model).__name__
+    return TypeError(f"Lipschitz bounds know the affine families, OptEq and ConvOptEq. Got {name} instead.")
 
 
 class Bounds:
     """Lipschitz constants of outputs, from that of the state and the readout's columns."""
 
     a: Tensor  # (m, k)
-    obstacle: str
+    obstacle: str  # why nothing is proved; empty if something is
+    believed: tuple[str, ...] = ()  # what the bounds rest on besides the arithmetic
+    local: ClassVar[bool] = False  # whether `sharpened` is known
+
+    def checked(self, X: Tensor) -> tuple[Any, str]:
+        """X as `scores` takes it, and why nothing can be said of it; a ValueError where it is no input."""
+        raise NotImplementedError
+
+    def scores(self, points: Any) -> tuple[Tensor, float, float | Tensor]:
+        """Scores (N, k), ≥ the error of a difference of two of a row's, and their scale.
+
+        Their order and signs are those of the outputs, which they are the scale times.
+        """
+        raise NotImplementedError
+
+    def sharpened(self, points: Any, prediction: Tensor, margins: Tensor, radius: Tensor) -> Tensor:
+        """Radii by bounds on the units that can be active near each row."""
+        raise NotImplementedError
 
     def output_bound(self) -> float:
+        """≥ the Lipschitz constant of x ↦ ŷ(x)."""
         if self.obstacle:
             return math.inf
         return (Interval(norm_upper(self.a)) * self.state_bound()).hi
@@ -44,7 +70,7 @@ class Bounds:
             k = self.a.shape[1]
             infinite = torch.full((k, k), math.inf, dtype=torch.float64, device=self.a.device)
             return infinite.fill_diagonal_(0.0)
-        return _pairs(self.parts(units))
+        return pairs(self.parts(units))
 
     def score_bounds(self) -> Tensor:
         """(k, k), or (1, 1): the Lipschitz constants of what decides between two classes, or on a sign."""
@@ -60,44 +86,10 @@ class Bounds:
         raise NotImplementedError
 
 
-class OptEqBounds(Bounds, OptEqNetwork):
-    """Of an OptEq, on all units."""
-
-    def state_bound(self, units: Tensor | None = None) -> float:
-        return OptEqNetwork.state_bound(self)
-
-
-class ConvBounds(Bounds, ConvNetwork):
-    """Of a ConvOptEq."""
-
-    def output_bound(self) -> float:
-        if self.obstacle:
-            return math.inf
-        return _joint(self.outputs())
-
-    def parts(self, units: Tensor | None) -> list[Part]:
-        return self.outputs()
-
-    def score_bounds(self) -> Tensor:
-        if not self.head.normalised:
-            return super().score_bounds()
-        v, linear = self.head.v, self.undivided()  # of Vc + sv
-        slope = (self.state * self.head.slope).hi
-        if len(v) == 1:
-            return _above(v.new_tensor([[_joint(linear)]]) + v.abs() * slope)
-        return _above(_pairs(linear) + (v[:, None] - v).abs() * slope).fill_diagonal_(0.0)
-
-    def checked(self, X: Tensor) -> Tensor:
-        if isinstance(self.model.head, PixelHead):
-            raise ValueError(
-                "a radius is about the one class of an image. Got task='segmentation' instead, a class for "
-                "every pixel: lipschitz_bound says how far all outputs move together."
-            )
-        return ConvNetwork.checked(self, X)
-
-
 class AffineBounds(Bounds):
     """The weights of an affine family in float64, as the bounds need them."""
+
+    local = True
 
     def __init__(self, model: AffineFamily) -> None:
         if getattr(model, "feature_map", None) is not None:
@@ -105,31 +97,29 @@ class AffineBounds(Bounds):
                 "a Lipschitz bound in x needs φ(x) = x: nothing is known of a feature_map. "
                 "Give the features themselves as inputs to a model without one."
             )
-        if not isinstance(model, AffineFamily):
-            raise TypeError(
-                f"Lipschitz bounds know the affine families, OptEq and ConvOptEq. Got "
-                f"{type(model).__name__} instead."
-            )
         at = Instance(model, model.readout_weight.new_zeros(1, model.inputs))
+        self.original, self.model, self.facts = model, at.model, at.facts
+        self.believed = at.facts.hypotheses
         self.obstacle = at.obstacle
-        self.model, self.enclosure = at.model, None if at.obstacle else at.enclosure
+        self.enclosure = None if at.obstacle else at.enclosure
         failed = [c for c in self.enclosure.unique if not c.holds] if self.enclosure else []
         if failed:
             self.obstacle = f"uniqueness of the equilibrium is not proved: {failed[0]}"
         self.a = at.model.readout_weight.reshape(at.model.width, at.model.outputs)  # (m, k)
 
-    @property
-    def linear(self) -> bool:
-        return isinstance(self.model, LinearEquilibrium)
+    @cached_property
+    def predictor(self) -> tuple[Tensor, Interval] | None:
+        """M (k, m) and its error where ŷ = Mx; None where outputs are not linear, or nothing is proved."""
+        return None if self.obstacle or self.enclosure is None else self.facts.predictor(self.enclosure)
 
     def output_bound(self) -> float:
-        if self.obstacle or not self.linear:
+        if self.predictor is None:
             return super().output_bound()
-        M, error = self._predictor()
+        M, error = self.predictor
         return (Interval(norm_upper(M)) + error).hi
 
     def parts(self, units: Tensor | None) -> list[Part]:
-        return [(*self._predictor(), Interval(1.0))] if self.linear else super().parts(units)
+        return super().parts(units) if self.predictor is None else [(*self.predictor, Interval(1.0))]
 
     def state_bound(self, units: Tensor | None = None) -> float:
         if self.obstacle:
@@ -148,41 +138,85 @@ class AffineBounds(Bounds):
         return minimum(known, 1 / Interval(margin.lo)) if margin.lo > 0 else known
 
     def _injection(self, units: Tensor | None) -> Interval:
-        """‖u'‖: u = Ux (+ bias), or relu(Wᵀx), which moves no further than Wᵀx."""
-        U = self.injection_weight
+        """≥ ‖u'‖."""
+        U = self.facts.input_map()
         U = U if units is None else U[units]
         return Interval(norm_upper(U)) if U.numel() else Interval(0.0)
 
-    @property
-    def injection_weight(self) -> Tensor:
-        """(m, d)."""
-        return self.model.W.T if isinstance(self.model, ScaledReLU) else self.model.U  # type: ignore[return-value]
+    # -- radii -----------------------------------------------------------------------------------------------
 
-    def _predictor(self) -> tuple[Tensor, Interval]:
-        """M ≈ B Umat⁻¹ (k, m), and a bound of the error: (M Umat − B) Umat⁻¹."""
-        at = self.enclosure
-        assert at is not None
-        assert isinstance(self.model, LinearEquilibrium)
-        B, W = self.model.B, at.weight
-        M = self.model.predictor()
-        size = frobenius(M)
-        rest = frobenius(M - M @ W - B) + size * at.weight_error + product_rounding(M, W)
-        rest += gamma(4) * (size + frobenius(M @ W) + frobenius(B))
-        return M, Interval(0.0, (rest * at.resolvent).hi)
+    def checked(self, X: Tensor) -> tuple[Instance, str]:
+        instance = Instance(self.original, X)
+        return instance, instance.obstacle or self.obstacle
+
+    def scores(self, points: Instance) -> tuple[Tensor, float, float]:
+        error = score_error(points.Z, points.equilibria.error, self.a)
+        return points.model.readout(points.Z).reshape(points.N, -1), error, 1.0
+
+    def sharpened(self, points: Instance, prediction: Tensor, margins: Tensor, radius: Tensor) -> Tensor:
+        """max over trial radii t of min(t, margin / L(t)), L(t) on the units that can be active within t."""
+        if self.model.activation != RELU:
+            return radius  # no unit is off; of a linear family the global bound is exact
+        radius = radius.clone()
+        off, speed = self._off_units(points)
+        for row in torch.nonzero(torch.isfinite(radius) & (radius > 0)).flatten().tolist():
+            for trial in _trials(float(radius[row])):
+                units = ~(off[row] > speed * (trial * (1 + 2.0**-40)))
+                if bool(units.all()):
+                    break
+                if self.a.shape[1] > 1:
+                    bounds = self.pair_bounds(units)[prediction[row]]
+                    bounds[prediction[row]] = 1.0  # its margin is infinite
+                else:
+                    inside = self.a[units]
+                    norm = norm_upper(inside) if inside.numel() else 0.0
+                    bounds = margins.new_tensor([(Interval(norm) * self.state_bound(units)).hi])
+                reach = float((margins[row] / bounds).amin()) * DOWN
+                radius[row] = max(float(radius[row]), min(trial, reach))
+                if reach < trial:
+                    break
+        return radius
+
+    def _off_units(self, points: Instance) -> tuple[Tensor, Tensor]:
+        """How far below zero every pre-activation is at least, (N, m), and how fast it may rise, (m,)."""
+        at = points.enclosure
+        W, u, Z = at.weight, at.injection, points.Z
+        P = torch.addmm(u, Z, W.T)
+        off = Interval(at.weight_norm.hi) * points.equilibria.error + frobenius(Z) * at.weight_error
+        off += (
+            at.injection_error + product_rounding(Z, W.T) + gamma(len(W) + 4) * (frobenius(u) + frobenius(P))
+        )
+        U = self.facts.input_map()
+        up = 1 + 2.0**-40
+        follow = (Interval(self.state_bound()) * up).hi
+        speed = (row_norms_upper(W) + at.weight_error) * up * follow + row_norms_upper(U)
+        return (-P - off.hi) * DOWN - 2.0**-1000, speed * up
 
 
-def _above(sums: Tensor) -> Tensor:
+def _trials(radius: float) -> Iterator[float]:
+    for i in range(_TRIALS):
+        yield radius * 1.5 ** (i + 1)
+
+
+def score_error(Z: Tensor, error: float, a: Tensor) -> float:
+    """≥ the error of a difference of two computed scores Za of a row, where Z is off by at most `error`."""
+    largest, columns = (Interval(row_norms_upper(M).amax().item()) for M in (Z, a.T))
+    one = columns * error + gamma(len(a) + 4) * largest * columns
+    return (2 * one + 2.0**-1000).hi
+
+
+def above(sums: Tensor) -> Tensor:
     """≥ sums of products, with their rounding and what products lose where they are subnormal."""
     return sums * (1 + 2.0**-48) + 2.0**-1000
 
 
-def _joint(parts: list[Part]) -> float:
+def joint(parts: list[Part]) -> float:
     """≥ Σ ‖rows‖ gain."""
     sizes = (gain * (Interval(norm_upper(rows)) + error) for rows, error, gain in parts)
     return sum(sizes, Interval(0.0)).hi
 
 
-def _pairs(parts: list[Part]) -> Tensor:
+def pairs(parts: list[Part]) -> Tensor:
     """(k, k): ≥ Σ ‖row_p − row_q‖ gain."""
     k = len(parts[0][0])
     bounds = parts[0][0].new_zeros(k, k)

@@ -21,7 +21,6 @@ from ..linalg import Interval, frobenius, gamma, maximum
 from ..models.affine import AffineFamily
 from .claim import Claim
 from .enclosure import product_rounding
-from .geometry import Contracting, geometry
 from .instance import Instance
 
 SOUND = "a-posteriori bounds on an SVD, less the error of the equilibria"
@@ -101,9 +100,8 @@ def uniform_conditioning(model: AffineFamily, X: Tensor, radius: float, mu: floa
 
 def _movement(instance: Instance, radius: float) -> Interval | None:
     """≥ ‖Z(θ) − Z‖_F over the ball; None where the ball reaches weights that may have no equilibrium."""
-    at = geometry(instance.model, instance)
-    # The ball's coordinate of gao2022 is γA; of the others, a parameter itself.
-    delta = at.g * Interval(radius) if isinstance(at, Contracting) else Interval(radius)
+    at = instance.facts.geometry(instance)
+    delta = at.moved(radius)
     if not delta.hi < at.room:
         return None
     R, K, _ = at.ball(delta, Interval(instance.equilibria.spectrum.norm.hi))

@@ -6,7 +6,7 @@ R bounds how equilibria follow their injection u(x), and ‖u'‖ how u follows 
 | family | ‖z − z'‖ ≤ R‖u − u'‖ | ‖u(x) − u(x')‖ |
 | --- | --- | --- |
 | gao2022, ling2023, hieu2022 | R = 1/λ_min(sym(I − W)) | ‖W‖, ‖U‖, ‖U‖ times ‖x − x'‖ |
-| xie2021 | R = s/(1 − q) of x itself, see `opteq_robustness`; of images `conv_robustness` | |
+| xie2021 | R = s/(1 − q) of x itself, see `families/opteq`; of images `conv_robustness` | |
 | kawaguchi2021 | ŷ = M x is linear: ‖M‖ itself, M = B(I − γS)⁻¹ | |
 
 The local form sees that units far below zero stay off near x: where the active set of every x' in a ball lies
@@ -16,22 +16,16 @@ within S, z_S = relu(W_SS z_S + u_S) there, and a, W and u' may be cut down to S
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ..linalg import Interval, frobenius, gamma, norm_upper, row_norms_upper
 from .certificate import FLOAT64_TIER
-from .enclosure import product_rounding
-from .instance import Instance
-from .lipschitz import AffineBounds, ConvBounds, OptEqBounds, bounds_of
-from .opteq import declared
+from .lipschitz import DOWN, Bounds, no_bounds
+from .register import find_facts
 
 _HYPOTHESES = (FLOAT64_TIER, "distances between inputs are Euclidean")
-_DOWN = 1 - 2.0**-48  # a few roundings of a subtraction and a quotient
-_TRIALS = 4  # radii tried in the local form
 
 
 @dataclass(frozen=True)
@@ -72,12 +66,12 @@ def lipschitz_bound(model: nn.Module) -> float:
     ŷ is read from equilibria, whatever a model that is unrolled or chooses by SAM returns. Inputs that are
     images have the size that the model was built for, and the distance of all their pixels.
     """
-    return bounds_of(model).output_bound()
+    return _bounds_of(model).output_bound()
 
 
 def pairwise_lipschitz(model: nn.Module) -> Tensor:
     """(k, k): ≥ the Lipschitz constant of ŷ_p − ŷ_q, the difference that decides between two classes."""
-    return bounds_of(model).pair_bounds()
+    return _bounds_of(model).pair_bounds()
 
 
 def certified_radius(
@@ -92,32 +86,20 @@ def certified_radius(
         local: the sharper bound on the units that can be active near each row: never smaller, and some
             factorisations a row. Of affine families only.
     """
-    network = bounds_of(model)
-    if not isinstance(network, AffineBounds):
-        if local:
-            raise ValueError("local=True is known of affine families. Leave it out for an OptEq.")
-        X = network.checked(X)
-        N, obstacle = len(X), network.obstacle
-    else:
-        instance = Instance(model, X)  # type: ignore[arg-type]
-        N, obstacle = instance.N, instance.obstacle or network.obstacle
-    k = network.a.shape[1]
+    network = _bounds_of(model)
+    if local and not network.local:
+        raise ValueError("local=True is known of affine families. Leave it out for an OptEq.")
+    points, obstacle = network.checked(X)
+    N, k = len(X), network.a.shape[1]
     truth = None if labels is None else _checked_labels(labels, N, k)
     if obstacle:
         return _nothing(N, obstacle)
-    scale: float | Tensor = 1.0  # of scores whose order and signs are those of the outputs
-    if isinstance(network, OptEqBounds):
-        scores, error = network.scores(X)
-    elif isinstance(network, ConvBounds):
-        scores, error, scale = network.scores(X)
-    else:
-        scores = instance.model.readout(instance.Z).reshape(N, k)
-        error = _score_error(instance, network)
+    scores, error, scale = network.scores(points)
     prediction, ahead = _decide(scores)
     bounds = network.score_bounds()[prediction]
     known = torch.isfinite(scores).all(dim=1, keepdim=True)  # a score that overflowed says nothing
-    margins = _certain((ahead - error).where(known, 0.0) * _DOWN)  # (N, k), or (N, 1)
-    ratio = _certain(margins / bounds * _DOWN)
+    margins = _certain((ahead - error).where(known, 0.0) * DOWN)  # (N, k), or (N, 1)
+    ratio = _certain(margins / bounds * DOWN)
     if k > 1:
         own = torch.nn.functional.one_hot(prediction, k).bool()
         ratio, margins = ratio.masked_fill(own, math.inf), margins.masked_fill(own, math.inf)
@@ -126,8 +108,7 @@ def certified_radius(
         shown = torch.where(scores[:, 0] < 0, -1, 1)
     radius = ratio.amin(dim=1)
     if local:
-        assert isinstance(network, AffineBounds)
-        radius = _sharpened(network, instance, prediction, margins, radius)
+        radius = network.sharpened(points, prediction, margins, radius)
     reasons = {}
     for row in torch.nonzero(~(margins.amin(dim=1) > 0)).flatten().tolist():
         reasons[row] = "the two best outputs are closer than the error of the equilibrium"
@@ -136,9 +117,15 @@ def certified_radius(
         radius = radius.masked_fill(wrong, 0.0)
         for row in torch.nonzero(wrong).flatten().tolist():
             reasons[row] = f"predicted {shown[row].item()}, labelled {truth[row].item()}"
-    believed = () if isinstance(network, AffineBounds) else declared(model)  # type: ignore[arg-type]
-    margin = margins.amin(dim=1) / scale * _DOWN
-    return Radii(radius, shown, margin, dict(sorted(reasons.items())), (*_HYPOTHESES, *believed))
+    margin = margins.amin(dim=1) / scale * DOWN
+    return Radii(radius, shown, margin, dict(sorted(reasons.items())), (*_HYPOTHESES, *network.believed))
+
+
+def _bounds_of(model: nn.Module) -> Bounds:
+    known = find_facts(model)
+    if known is None:
+        raise no_bounds(model)
+    return known.bounds()
 
 
 # -- margins -------------------------------------------------------------------------------------------------
@@ -153,61 +140,8 @@ def _decide(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _certain(lower: Tensor) -> Tensor:
-    """Lower bounds, or 0 where they are no numbers or so small that _DOWN covers no rounding."""
+    """Lower bounds, or 0 where they are no numbers or so small that DOWN covers no rounding."""
     return torch.where(lower > 2.0**-1000, lower, 0.0)
-
-
-def _score_error(instance: Instance, network: AffineBounds) -> float:
-    """≥ the error of a difference of two computed scores, of any row."""
-    largest, columns = (Interval(row_norms_upper(M).amax().item()) for M in (instance.Z, network.a.T))
-    one = columns * instance.equilibria.error + gamma(instance.model.width + 4) * largest * columns
-    return (2 * one + 2.0**-1000).hi
-
-
-def _sharpened(
-    network: AffineBounds, instance: Instance, prediction: Tensor, margins: Tensor, radius: Tensor
-) -> Tensor:
-    """max over trial radii t of min(t, margin / L(t)), L(t) on the units that can be active within t."""
-    if network.linear:
-        return radius  # the global bound is exact
-    radius = radius.clone()
-    off, speed = _off_units(network, instance)
-    for row in torch.nonzero(torch.isfinite(radius) & (radius > 0)).flatten().tolist():
-        for trial in _trials(float(radius[row])):
-            units = ~(off[row] > speed * (trial * (1 + 2.0**-40)))
-            if bool(units.all()):
-                break
-            if network.a.shape[1] > 1:
-                bounds = network.pair_bounds(units)[prediction[row]]
-                bounds[prediction[row]] = 1.0  # its margin is infinite
-            else:
-                inside = network.a[units]
-                norm = norm_upper(inside) if inside.numel() else 0.0
-                bounds = margins.new_tensor([(Interval(norm) * network.state_bound(units)).hi])
-            reach = float((margins[row] / bounds).amin()) * _DOWN
-            radius[row] = max(float(radius[row]), min(trial, reach))
-            if reach < trial:
-                break
-    return radius
-
-
-def _trials(radius: float) -> Iterator[float]:
-    for i in range(_TRIALS):
-        yield radius * 1.5 ** (i + 1)
-
-
-def _off_units(network: AffineBounds, instance: Instance) -> tuple[Tensor, Tensor]:
-    """How far below zero every pre-activation is at least, (N, m), and how fast it can rise with x, (m,)."""
-    at = instance.enclosure
-    W, u, Z = at.weight, at.injection, instance.Z
-    P = torch.addmm(u, Z, W.T)
-    off = Interval(at.weight_norm.hi) * instance.equilibria.error + frobenius(Z) * at.weight_error
-    off += at.injection_error + product_rounding(Z, W.T) + gamma(len(W) + 4) * (frobenius(u) + frobenius(P))
-    U = network.injection_weight
-    up = 1 + 2.0**-40
-    follow = (Interval(network.state_bound()) * up).hi
-    speed = (row_norms_upper(W) + at.weight_error) * up * follow + row_norms_upper(U)
-    return (-P - off.hi) * _DOWN - 2.0**-1000, speed * up
 
 
 # -- housekeeping --------------------------------------------------------------------------------------------

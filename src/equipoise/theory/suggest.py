@@ -19,15 +19,13 @@ import torch
 from torch import Tensor
 
 from ..models.affine import AffineFamily, spectral_norm
-from ..models.gaussian_relu import GaussianReLU
-from ..models.monotone import Monotone
-from ..models.scaled_relu import ScaledReLU
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
 from .certify import Theorem, certify, make_theorem
 from .common import dependence
 from .explain import VACUOUS
 from .instance import Instance
+from .register import facts
 from .safeguarded import Safeguarded
 from .search import log_margin
 from .two_timescale import TwoTimescale
@@ -78,7 +76,7 @@ class Suggestion:
 
 
 def suggest(
-    model: torch.nn.Module,
+    model: AffineFamily,
     X: Tensor,
     y: Tensor | None = None,
     theorem: str | Theorem = "wellposed",
@@ -89,7 +87,7 @@ def suggest(
         theorem = make_theorem(theorem, **constants)
         constants = {}
     now = certify(model, X, y, theorem=theorem, **constants)
-    if not isinstance(model, AffineFamily):
+    if not facts(model).affine:
         raise TypeError(f"suggest speaks of the affine families. Got {type(model).__name__} instead.")
     if now.proved:
         lines = (f"{now.theorem} holds as it stands.", *_promise(now))
@@ -171,13 +169,8 @@ class _Draft:
 
     def contract(self, to: float) -> None:
         """‖W‖ = `to`, where a family contracts only by its norm."""
-        if isinstance(self.model, GaussianReLU):
-            factor = to / spectral_norm(self.model.W)
-            self.model.W.mul_(factor)
-            self.also(f"W multiplied by {factor:.3g}, so that ‖W‖ = {to:g}", W=factor)
-        elif isinstance(self.model, ScaledReLU):
-            self.model.gamma = to / spectral_norm(self.model.A)
-            self.also(f"gamma = {self.model.gamma:.6g}, so that γ‖A‖ = {to:g}", gamma=self.model.gamma)
+        if found := facts(self.model).contract(to):  # type: ignore[attr-defined]
+            self.also(found[0], **found[1])
 
 
 @singledispatch
@@ -274,7 +267,7 @@ def _(theorem: ling2023.Descent, draft: _Draft) -> _Draft:
 @_change.register(hieu2022.Descent)
 def _(theorem: hieu2022.Flow | hieu2022.Descent, draft: _Draft) -> _Draft:
     """Monotone.certified_start."""
-    model: Monotone = draft.model
+    model = draft.model
     before = spectral_norm(model.U)
     try:
         radii = model.certified_start(draft.X, draft.y, kind=theorem.kind)

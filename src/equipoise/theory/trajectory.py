@@ -26,12 +26,12 @@ from ..kernels import TangentKernel
 from ..linalg import Interval
 from ..losses import as_loss
 from ..models.affine import AffineFamily
-from ..models.linear import LinearEquilibrium
 from ..solve import EquilibriumError, Stop
 from .certificate import FLOAT64_TIER, Certificate
 from .claim import Claim
 from .instance import Instance
 from .pl import SOUND, pl_star, readout_gradient
+from .register import facts
 from .verification import relied_on
 
 _SCALES = {"half_square": 0.5, "square": 1.0}  # c of L = c‖r‖²
@@ -197,7 +197,7 @@ class Recorder:
             raise ValueError(
                 f"theorem_rate must lie in (0, 1], a factor per step. Got {theorem_rate} instead."
             )
-        self.loss = loss or ("square" if isinstance(model, LinearEquilibrium) else "half_square")
+        self.loss = loss or str(getattr(model, "natural_loss", "half_square"))
         if self.loss not in _SCALES:
             raise ValueError(f"loss must be one of {', '.join(_SCALES)}. Got {self.loss!r} instead.")
         self.model, self.X, self.y = model, X, y
@@ -232,7 +232,8 @@ class Recorder:
             promise = f"{rate.theorem}: {rate.promise}"
         else:
             promise = "" if rate is None else f"L(k) ≤ {rate:g}^k L(0)"
-        return Flight(tuple(self.moments), self.loss, promise)
+        believed = facts(self.model).hypotheses
+        return Flight(tuple(self.moments), self.loss, promise, (FLOAT64_TIER, *believed))
 
     # -- one moment ------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..losses import Loss, as_loss
 from ..models.linear import LinearEquilibrium, couplings
+from .register import is_about
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def trust_region(
 
     The loss must be twice differentiable; it need not be convex.
     """
-    if not isinstance(model, LinearEquilibrium):
+    if not is_about(model, "LinearEquilibrium"):
         raise TypeError(f"Theorem 2 is about LinearEquilibrium. Got {type(model).__name__} instead.")
     if model.outputs != 1:
         raise ValueError(f"Theorem 2 is about one output. Got {model.outputs} instead.")

@@ -39,7 +39,7 @@ from .features import (
     run_rtol,
     training_frame,
 )
-from .geometry import Ball, Geometry, Number, geometry, smaller
+from .geometry import Ball, Geometry, Number, smaller
 from .instance import Instance
 
 _SHARE = 0.9  # of the largest hidden step: what is left of θν pays for the errors of a real step
@@ -87,7 +87,7 @@ class TwoTimescale:
         start = Start.of(instance, self.slack)
         if not independent(claims, instance, start).holds:
             return Certificate(claims=tuple(claims.items), **frame)
-        at = geometry(instance.model, instance)
+        at = instance.facts.geometry(instance)
         tau, theta, delta = self._choose(start, at)
         found = self._argue(start, at, Interval(tau), Interval(theta), Interval(delta))
         hidden = min(max((_SHARE * found.largest).lo, 0.0), _ENOUGH)

@@ -7,8 +7,6 @@ not suffice is it renewed, by Cholesky factors of a Gram matrix; and by an SVD o
 from __future__ import annotations
 
 import math
-from functools import singledispatch
-from typing import Any
 
 from torch import Tensor
 
@@ -17,16 +15,12 @@ from ..linalg import (
     SingularBounds,
     SpectralWitness,
     frobenius,
-    gamma,
     gram_bounds,
     norm_upper,
     singular_bounds,
     symmetric_part_margin_lower,
 )
-from ..models.gaussian_relu import GaussianReLU
-from ..models.scaled_relu import ScaledReLU
-from .enclosure import Enclosure, enclose, product_rounding, widened
-from .families import contracts, reasons
+from .enclosure import widened
 
 _BLIND = 1e-6  # of ‖Z‖: singular values below about √u‖Z‖ are lost in a Gram matrix
 _STALE = 0.25  # of λ_min(sym(I − W)): how far W may drift before it is bounded afresh
@@ -98,42 +92,3 @@ class WeightWatch:
         if self._margin is None or self._margin[0] is not self.witness:
             self._margin = self.witness, symmetric_part_margin_lower(self.witness.matrix)
         return self._margin[1]
-
-
-@singledispatch
-def enclose_near(model: Any, X: Tensor, watch: WeightWatch) -> Enclosure:
-    """`enclose`, with ‖W‖ from the watch; families whose reason is not a norm need none."""
-    return enclose(model, X)
-
-
-@enclose_near.register
-def _(model: GaussianReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
-    return _contracting(model, watch, watch.norm(model.W), model.weight(), 0.0, X, model.U.T)
-
-
-@enclose_near.register
-def _(model: ScaledReLU, X: Tensor, watch: WeightWatch) -> Enclosure:
-    weight = model.weight()
-    rounding = gamma(2) * frobenius(weight) + Interval(0.0, weight.numel() * 2.0**-1074)
-    norm = watch.norm(weight) + Interval.within(rounding.hi)  # the watch sees the computed γAᵀ
-    return _contracting(model, watch, norm, weight, rounding.hi, X, model.W)
-
-
-def _contracting(
-    model: GaussianReLU | ScaledReLU,
-    watch: WeightWatch,
-    norm: Interval,
-    W: Tensor,
-    W_error: float,
-    X: Tensor,
-    U: Tensor,
-) -> Enclosure:
-    contraction = contracts(model, norm, "a Cholesky witness, and the drift from it")
-    return Enclosure(
-        weight=W,
-        weight_error=W_error,
-        weight_norm=norm,
-        injection=model.injection(X),
-        injection_error=product_rounding(X, U).hi,
-        **reasons(contraction, (Interval(watch.margin(W)) - W_error).lo),
-    )

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..linalg import Interval
-from ..models.altered import altered
-from ..models.conv import ConvOptEq
-from ..models.linear import LinearEquilibrium
-from ..models.opteq import MultiBlockOptEq
 from .certificate import Certificate
-from .conv_robustness import conv_error
 from .instance import Instance
-from .opteq import is_opteq, opteq_error
+from .register import facts
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class WellPosed:
     def prove(self, instance: Instance) -> Certificate:
         frame: dict[str, Any] = {
             "theorem": self.name,
-            "hypotheses": (instance.arithmetic,),
+            "hypotheses": (instance.arithmetic, *instance.facts.hypotheses),
             "tier": instance.tier,
             "fingerprint": instance.fingerprint,
         }
@@ -45,7 +38,7 @@ class WellPosed:
         at = instance.enclosure
         if not instance.unique:
             return Certificate(claims=at.unique, constants={"reason": at.reason}, **frame)
-        rate, method = _rate(instance)
+        rate, method = instance.facts.rate(instance)
         return Certificate(
             claims=at.unique,
             promise=(
@@ -62,18 +55,6 @@ class WellPosed:
         )
 
 
-def _rate(instance: Instance) -> tuple[float, str]:
-    """An upper bound of the contraction factor, and of what."""
-    model, at = instance.model, instance.enclosure
-    if at.unique[0] is at.contraction or isinstance(model, LinearEquilibrium):
-        return at.unique[0].left.hi, "plain iteration"
-    eye = torch.eye(model.width, dtype=torch.float64, device=at.weight.device)
-    # ℓ ≥ ‖I − W‖, the rounding of I − W included; the factor is √(1 − (μ/ℓ)²) at the step μ/ℓ².
-    lipschitz = instance.singular(eye - at.weight).norm.hi * Interval(1 + 2.0**-52) + at.weight_error
-    share = 1 / (Interval(at.resolvent.hi) * lipschitz)  # μ = 1/R
-    return min((1 - share**2).sqrt().hi, 1.0), "forward-backward splitting"
-
-
 def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
     """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X: an a-posteriori bound, ∞ where none is proved.
 
@@ -82,25 +63,11 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
     not of the whole steps that are solved. A part of a ConvOptEq that has no bound at all, such as the batch
     norms of an OptEqSegmenter or one in an extractor, is a ValueError that names it.
     """
-    if isinstance(model, ConvOptEq):
-        return math.inf if altered(model, outside=()) else conv_error(model, X, Z)
-    if is_opteq(model):
-        return _opteq_error(model, X, Z)
-    instance = Instance(model, X)  # type: ignore[arg-type]
-    expected = (instance.N, instance.model.width)
-    _check_shape(Z, expected)
-    if instance.obstacle or not bool(torch.isfinite(Z).all()) or not instance.unique:
-        return math.inf
-    return instance.equilibria_of(Z.detach().to(instance.X.device).double()).error
+    return facts(model).equilibrium_error(X, Z)
 
 
-def _opteq_error(model: Any, X: Tensor, Z: Tensor) -> float:
-    blocks = " A stacked state is no Z: give equilibrium(X)." if isinstance(model, MultiBlockOptEq) else ""
-    _check_shape(Z, (len(X), model.state), blocks)
-    return math.inf if altered(model) else opteq_error(model, X, Z)
-
-
-def _check_shape(Z: Tensor, expected: tuple[int, int], hint: str = "") -> None:
+def check_shape(Z: Tensor, expected: tuple[int, int], hint: str = "") -> None:
+    """A ValueError unless Z has the shape of the equilibria."""
     if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
         got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
         raise ValueError(f"Z must be {expected}, a row a sample. Got {got} instead.{hint}")

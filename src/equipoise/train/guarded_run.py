@@ -22,7 +22,7 @@ from ..theory import Certificate
 from ..theory.enclosure import Enclosure, Equilibria, product_rounding
 from ..theory.features import reachable_targets
 from ..theory.instance import Instance
-from ..theory.watch import FeatureWatch, WeightWatch, enclose_near
+from ..theory.watch import FeatureWatch, WeightWatch
 from .last_good import LastGood
 from .readout import Readout
 
@@ -92,6 +92,7 @@ class Run:
         assert instance.y is not None
         known = certificate.constants
         self.model, self.X, self.y = instance.model, instance.X, instance.y
+        self.facts = instance.facts
         self.dtype = model.readout_weight.dtype
         fixed = (self.model.readout_name, "feature_map")  # the first has a step of its own
         named = self.model.named_parameters()
@@ -218,7 +219,7 @@ class Run:
     # -- what is needed for it ------------------------------------------------------------------------------
 
     def _enclosure(self) -> Enclosure:
-        return enclose_near(self.model, self.X, self.weights)
+        return self.facts.enclosure_near(self.X, self.weights)
 
     def _equilibria(self, at: Enclosure, start: Tensor | None, rtol: float) -> Point:
         """Z of the hidden weights as they now are, with a bound of its error whatever the solver says."""

@@ -1,0 +1,83 @@
+"""‖W‖ < 1, or λ_max(sym W) < 1: what families share that have one equilibrium for either reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ...linalg import Interval, SingularBounds, singular_bounds
+from ..claim import Claim
+from ..enclosure import Enclosure
+from ..facts import AffineFacts
+from ..reasons import SVD, contracts, margin_of, reasons
+from ..rigorous import METHOD, BallEnclosure, ball_enclosure, margin_in_balls, precision, singular
+from ..watch import WeightWatch
+
+Singular = Callable[[Tensor], SingularBounds]
+
+
+class ContractingFacts(AffineFacts):
+    """Of a family with R = 1/(1 − ‖W‖), or 1/(1 − λ_max(sym W)), whichever is less.
+
+    A family says how far its computed W and u are from the exact ones, and what W is made of.
+    """
+
+    condition: ClassVar[str] = "‖W‖ < 1"
+    remedy: ClassVar[str] = "a smaller W"
+
+    def norms(self, of: Singular) -> tuple[Interval, dict[str, Interval]]:
+        """‖W(θ)‖, and the norms of parameters that it comes from, by singular values of either tier."""
+        return of(self.model.weight()).norm, {}
+
+    def weight_error(self, weight: Tensor) -> float:
+        """≥ ‖W − W exact‖_F of the computed weight."""
+        return 0.0
+
+    def injection_error(self, X: Tensor) -> float:
+        """≥ ‖u − u exact‖_F of the computed injection."""
+        return 0.0
+
+    def in_balls(self, X: Tensor) -> tuple[Any, Any]:
+        """W and u as matrices of balls."""
+        raise self._missing("W and u in ball arithmetic", "in_balls(X)")
+
+    def contraction(self, norm: Interval, method: str) -> Claim:
+        """The claim that W contracts."""
+        return contracts(norm, method, self.condition, self.remedy)
+
+    def enclosure(self, X: Tensor) -> Enclosure:
+        norm, norms = self.norms(singular_bounds)
+        weight = self.model.weight()
+        margin = margin_of(weight, self.weight_error(weight))
+        return self._enclosed(X, weight, norm, reasons(self.contraction(norm, SVD), margin), norms)
+
+    def enclosure_near(self, X: Tensor, watch: WeightWatch) -> Enclosure:
+        weight = self.model.weight()
+        norm, error = watch.norm(weight), self.weight_error(weight)
+        if error:
+            norm = norm + Interval.within(error)  # the watch sees the computed weight
+        contraction = self.contraction(norm, "a Cholesky witness, and the drift from it")
+        margin = (Interval(watch.margin(weight)) - error).lo
+        return self._enclosed(X, weight, norm, reasons(contraction, margin), {})
+
+    def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
+        norm, norms = self.norms(singular)
+        with precision():
+            W, u = self.in_balls(X)
+        why = reasons(self.contraction(norm, METHOD), margin_in_balls(W, self.model.weight()))
+        return ball_enclosure(self.model, X, W, u, norm, norms=norms, **why)
+
+    def _enclosed(
+        self, X: Tensor, weight: Tensor, norm: Interval, why: dict[str, Any], norms: dict[str, Interval]
+    ) -> Enclosure:
+        return Enclosure(
+            weight=weight,
+            weight_error=self.weight_error(weight),
+            weight_norm=norm,
+            injection=self.model.injection(X),
+            injection_error=self.injection_error(X),
+            norms=norms,
+            **why,
+        )

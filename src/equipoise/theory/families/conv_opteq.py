@@ -1,0 +1,112 @@
+"""∏(1 − α + α‖W_l‖²) < 1: what is known of ConvOptEq and OptEqSegmenter.    [xie2021]
+
+R = 1/(1 − q), with q that product. How outputs follow their images is derived in `conv_robustness`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from ...linalg import Interval
+from ...models.altered import altered
+from ...models.conv import ConvOptEq, OptEqSegmenter
+from ...models.conv.conv_opteq import ConvLayer
+from ...models.conv.parts import PixelHead
+from ..certificate import Certificate
+from ..claim import Claim
+from ..conv_robustness import ConvNetwork, conv_error
+from ..lipschitz import Bounds, Part, above, joint, pairs
+from ..obstacles import declared, unknown_layer
+from ..register import facts_of
+from .images import ImageFacts
+
+
+@facts_of(ConvOptEq)
+class ConvOptEqFacts(ImageFacts):
+    """What is known of ConvOptEq."""
+
+    family = "ConvOptEq"
+
+    def reason(self, frame: dict[str, Any]) -> Certificate:
+        q = self.model.wellposed().contraction
+        claim = Claim(
+            "∏(1−α+α‖W_l‖²) < 1",
+            "the map contracts: one equilibrium for every image",
+            Interval(0.0, q),
+            "<",
+            Interval(1.0),
+            "the symbol on an FFT grid, its rounding added",
+            remedy="project_() with limit=0.99: smaller kernels",
+        )
+        if not claim.holds:
+            return Certificate(claims=(claim,), constants={"reason": claim.name}, **frame)
+        return Certificate(
+            claims=(claim,),
+            promise=(
+                f"every image has exactly one equilibrium ({claim.name}); each step of plain iteration "
+                f"brings the iterate nearer by a factor {q:.6g}."
+            ),
+            constants={"R": (1 / (1 - Interval(q))).hi, "rate": q, "reason": claim.name},
+            **frame,
+        )
+
+    def declared(self) -> list[str]:
+        return declared(self.model)
+
+    def parts_obstacle(self) -> str:
+        if why := unknown_layer(self.model.layers, ConvLayer):
+            return why
+        R = self.model.regulariser
+        if R is not None and not R.nonexpansive:
+            return f"{R} is not known to be nonexpansive: R is not convex, or the step too long."
+        return ""
+
+    def equilibrium_error(self, X: Tensor, Z: Tensor) -> float:
+        """≥ ‖Z − Z*‖_F by ‖Z − T(Z)‖_F/(1 − q), of T itself; infinite where nothing is proved."""
+        return math.inf if altered(self.model, outside=()) else conv_error(self.model, X, Z)
+
+    def bounds(self) -> ConvBounds:
+        return ConvBounds(self.model)
+
+
+@facts_of(OptEqSegmenter)
+class SegmenterFacts(ConvOptEqFacts):
+    """What is known of OptEqSegmenter, which is a ConvOptEq of pixels."""
+
+    family = "OptEqSegmenter"
+
+
+class ConvBounds(ConvNetwork, Bounds):
+    """The Lipschitz constants of a ConvOptEq."""
+
+    def __init__(self, model: ConvOptEq) -> None:
+        super().__init__(model)
+        self.believed = tuple(declared(model))
+
+    def output_bound(self) -> float:
+        if self.obstacle:
+            return math.inf
+        return joint(self.outputs())
+
+    def parts(self, units: Tensor | None) -> list[Part]:
+        return self.outputs()
+
+    def score_bounds(self) -> Tensor:
+        if not self.head.normalised:
+            return super().score_bounds()
+        v, linear = self.head.v, self.undivided()  # of Vc + sv
+        slope = (self.state * self.head.slope).hi
+        if len(v) == 1:
+            return above(v.new_tensor([[joint(linear)]]) + v.abs() * slope)
+        return above(pairs(linear) + (v[:, None] - v).abs() * slope).fill_diagonal_(0.0)
+
+    def checked(self, X: Tensor) -> tuple[Tensor, str]:  # type: ignore[override]
+        if isinstance(self.model.head, PixelHead):
+            raise ValueError(
+                "a radius is about the one class of an image. Got task='segmentation' instead, a class for "
+                "every pixel: lipschitz_bound says how far all outputs move together."
+            )
+        return super().checked(X), self.obstacle

@@ -1,0 +1,108 @@
+"""z = relu(W z + U x + bias),  W = (1 − μ)I − AᵀA + B − Bᵀ,  ŷ = z u    [hieu2022].
+
+The equilibrium is unique for every A and B, since sym(I − W) = μI + AᵀA, and R = 1/μ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...linalg import Interval, frobenius, gamma
+from ...linalg.ball import balls, python_flint, scalar_matrix
+from ...models.monotone import Monotone
+from ..claim import Claim
+from ..enclosure import Enclosure, product_rounding
+from ..facts import AffineFacts
+from ..geometry import Ball, Geometry, Number, input_norm, larger
+from ..instance import Instance
+from ..reasons import EXACT
+from ..register import facts_of
+from ..rigorous import BallEnclosure, ball_enclosure, precision
+from ..rigorous import frobenius as frobenius_of_balls
+
+
+def is_monotone(margin: float) -> Claim:
+    """sym(I − W) ⪰ μI, which holds by the parameterisation where μ > 0."""
+    return Claim(
+        "sym(I−W) ⪰ μI",
+        "sym(I − W) = μI + AᵀA whatever A and B are: one equilibrium for every input",
+        Interval(float(margin)),
+        ">",
+        Interval(0.0),
+        EXACT,
+    )
+
+
+@dataclass(frozen=True)
+class Monotonic(Geometry):
+    """A in a ball of radius δ: R = 1/μ, K = 4 max(1, Ā²)S̄² + x², β = 2ĀS̄, with Ā = ‖A(0)‖ + δ.
+
+    a = ‖A(0)‖, μ the margin, and x = ‖X‖, or ‖[X, 1]‖ with a trained bias.
+    """
+
+    a: Number
+    mu: Number
+    x: Number
+
+    @property
+    def scale(self) -> float:
+        return 1 + Interval(self.a).hi
+
+    def ball(self, delta: Number, S: Number) -> Ball:
+        A = self.a + delta
+        return Ball(R=1 / self.mu, K=4 * larger(1.0, A**2) * S**2 + self.x**2, beta=2 * A * S)
+
+
+@facts_of(Monotone)
+class MonotoneFacts(AffineFacts):
+    """What is known of Monotone."""
+
+    family = "Monotone"
+
+    def enclosure(self, X: Tensor) -> Enclosure:
+        model = self.model
+        weight, injection = model.weight(), model.injection(X)
+        # 1 − μ and three sums of what is at most |1 − μ|I + |A|ᵀ|A| + |B| + |B|ᵀ, entry by entry.
+        parts = (
+            frobenius(model.A) ** 2
+            + 2 * frobenius(model.B)
+            + Interval(len(weight)).sqrt() * (1 + abs(Interval(float(model.margin))))
+        )
+        error = product_rounding(model.A.T, model.A) + gamma(8) * parts
+        shift = Interval(0.0) if model.bias is None else gamma(2) * frobenius(injection)
+        return Enclosure(
+            weight=weight,
+            weight_error=error.hi,
+            weight_norm=Interval(0.0, (frobenius(weight) + error).hi),
+            injection=injection,
+            injection_error=(product_rounding(X, model.U.T) + shift).hi,
+            **self._reason(),
+        )
+
+    def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
+        model = self.model
+        with precision():
+            A, B = balls(model.A), balls(model.B)
+            keep = 1 - python_flint().arb(model.margin)
+            W = scalar_matrix(model.width, 1) * keep - A.transpose() * A + B - B.transpose()
+            u = balls(X) * balls(model.U.T)
+            if model.bias is not None:
+                u = u + balls(model.bias.expand(len(X), -1))
+        norm = Interval(0.0, frobenius_of_balls(W.tolist()).hi)
+        return ball_enclosure(model, X, W, u, norm, **self._reason())
+
+    def _reason(self) -> dict[str, Any]:
+        reason = is_monotone(self.model.margin)
+        resolvent = 1 / reason.left if reason.holds else Interval(0.0, math.inf)
+        return {"unique": (reason,), "resolvent": resolvent, "reason": "the monotone margin μ"}
+
+    def geometry(self, instance: Instance) -> Monotonic:
+        a, mu = Interval(instance.norm("A").hi), Interval(float(self.model.margin))
+        return Monotonic(a=a, mu=mu, x=input_norm(instance, bias=self.model.bias is not None))
+
+    def input_map(self) -> Tensor:
+        return self.model.U
