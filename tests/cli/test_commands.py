@@ -76,6 +76,16 @@ def test_predict_answers_every_row_by_column_name(equipoise, trained, tmp_path):
     assert "accuracy" not in again.stderr
 
 
+def test_a_target_called_like_a_probability_keeps_its_column(equipoise, tmp_path):
+    text = write_flowers(tmp_path / "f.csv").read_text()
+    (tmp_path / "f.csv").write_text(text.replace("species", "p(setosa)"))
+    assert equipoise("fit", "f.csv", *SMALL, "--out", "a", "--no-report").exit_code == 0
+    told = json.loads(equipoise("predict", "a", "f.csv", "--json").stdout)["answers"]
+    assert set(told["p(setosa)"]) <= {"setosa", "versi color", "virgi,nica"}
+    assert list(told)[1:] == ["probability(setosa)", "probability(versi color)", "probability(virgi,nica)"]
+    assert sum(told[name][0] for name in list(told)[1:]) == pytest.approx(1)
+
+
 def test_predict_writes_files_and_json(equipoise, trained, tmp_path):
     printed = equipoise("predict", trained.path, trained.table, "--quiet")
     assert printed.stderr == ""

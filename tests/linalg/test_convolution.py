@@ -142,3 +142,9 @@ def test_the_error_of_a_symbol_counts_every_tap_of_every_channel():
 def test_shapes_that_no_convolution_has_are_refused(odd):
     with pytest.raises(ValueError, match=next(iter(odd))):
         conv_norm_upper(draw(2, 2, 3, 3), **{"size": 4, **odd})
+
+
+def test_images_without_end_are_refused_at_once():
+    """Such as the size in a damaged file."""
+    with pytest.raises(ValueError, match=r"at most 16777216 pixels .* Got 1000002 × 1000002 instead"):
+        conv_norm_upper(torch.ones(2, 2, 3, 3, dtype=torch.float64), 10**6)

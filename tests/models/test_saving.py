@@ -86,6 +86,15 @@ def test_nothing_larger_than_the_file_is_made(tmp_path, monkeypatch, family, cha
         eq.load(path)
 
 
+def test_an_image_without_end_is_refused_at_once(tmp_path):
+    """No tensor is of its size, and a bound on ‖W‖ would take a factorisation for each pixel."""
+    path, model = tmp_path / "m.safetensors", eq.ConvOptEq(inputs=(1, 8, 8), state=3, hidden=[4], outputs=2)
+    model.save(path)
+    rewrite(path, config=json.dumps(model.config() | {"inputs": [1, 10**6, 10**6]}))
+    with pytest.raises(ValueError, match="at most 16777216 pixels"):
+        eq.load(path)
+
+
 def test_an_option_that_does_not_fit_is_not_called_damage(path):
     with pytest.raises(TypeError, match="wydth"):
         eq.load(path, wydth=4)

@@ -12,9 +12,9 @@ from html.parser import HTMLParser
 import pytest
 
 from equipoise import report
-from equipoise.report.reading import read
+from equipoise.report.reading import Record, read
 from equipoise.report.theorems import STATEMENTS, used
-from equipoise.report.training import loss
+from equipoise.report.training import least_loss, loss
 from equipoise.runs import Run
 from equipoise.theory import THEOREMS, Certificate
 
@@ -335,3 +335,11 @@ def test_what_was_altered_is_said_and_not_shown(runs, tmp_path, monkeypatch, nam
     if name == "findings.json":
         assert "Accuracy" not in header(page)
         assert "of 100 test rows right" not in header(page)
+
+
+@pytest.mark.parametrize(
+    ("history", "least"), [({"least_loss": 0.0}, 0.0), ({"least_loss": None}, 3.0), ({}, 3.0)]
+)
+def test_a_least_loss_of_0_is_not_one_that_is_unknown(history, least):
+    record = Record("a", history=history, metrics=[{"step": 0, "loss": 5.0, "least_loss": 3.0}])
+    assert least_loss(record) == least

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from equipoise.report.words import count, duration, moment, number, percent, plain, rows, typeset
+from equipoise.report.words import count, duration, leaf, moment, number, percent, rows, typeset
 
 NARROW = "\N{NARROW NO-BREAK SPACE}"
 
@@ -53,7 +53,7 @@ def test_nested_values_are_flattened_and_long_ones_cut():
     assert found["a · c · 2 · d"] == "—"
     assert found["e"].endswith("39 … and 60 more")
     assert found["f"] == "none"
-    assert plain(["x", True]) == "x, yes"
+    assert leaf(["x", True]) == "x, yes"
     many = list(rows({"files": [{"name": str(i)} for i in range(50)]}))
     assert len(many) == 41
     assert many[-1] == ("files", "… and 10 more")

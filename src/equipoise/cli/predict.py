@@ -52,7 +52,8 @@ def predict(
 ) -> None:
     """Answer new rows with a trained network: a label and probabilities, or a number, for each.
 
-    Where DATA holds the targets too, the answers are scored.
+    Where DATA holds the targets too, the answers are scored. The column p(CLASS) holds the probability of a
+    class; it is called probability(CLASS) where a target is called p(CLASS).
 
     In CSV, text that a spreadsheet would run as a formula (it begins with =, +, − or @ and is no number) is
     preceded by an apostrophe. In .npz, what a file's name cannot hold, and %, is written as in %2F.
@@ -75,7 +76,7 @@ def predict(
     answers = _answers(fitted, rows.X, rows.target)
     score = _score(fitted, answers, rows.y)
     if rows.images:
-        answers = {"image": np.array(rows.images), **answers}
+        answers = {"image file" if "image" in answers else "image": np.array(rows.images), **answers}
     columns = {name: column.tolist() for name, column in answers.items()}
     if out is not None:
         write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else as_csv(columns).encode())
@@ -103,9 +104,9 @@ def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
         if said.ndim == 1:
             return {target: said}
         return {f"{target}_{j}": said[:, j] for j in range(said.shape[1])}
-    shares = fitted.predict_proba(X)
-    named = {f"p({name})": shares[:, j] for j, name in enumerate(fitted.preparation.classes.tolist())}
-    return {target: said, **named}
+    names, shares = fitted.preparation.classes.tolist(), fitted.predict_proba(X)
+    p = "probability" if target in {f"p({name})" for name in names} else "p"
+    return {target: said, **{f"{p}({name})": shares[:, j] for j, name in enumerate(names)}}
 
 
 def _score(fitted: Fitted, answers: dict[str, Array], y: Array | None) -> dict[str, float]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
+from ..memory import available, shortage
 from ..report import findings
 from ..report import write as write_report
 from ..runs import Fitted, Recipe, Run, save
@@ -69,18 +69,15 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
 
 def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
     """Certified training holds all rows at once: about a dozen equilibria and adjoints (N, m)."""
-    if not recipe.certified or os.name != "posix":
+    if not recipe.certified:
         return
     width = recipe.resolved(rows).width or columns
-    need = 8 * rows * width * 12
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need > 0.5 * have:
-        fewer = int(rows * 0.25 * have / need)
+    need, have = 8 * rows * width * 12, available()
+    if lacking := shortage(need, have):
         raise Failure(
             "More memory would be needed than there is",
-            f"Certified training of {rows} rows at width {width} needs about "
-            f"{need / 1e9:.0f} GB; here are {have / 1e9:.0f} GB.",
-            f"--rows {fewer} trains on some of the rows, --uncertified in batches.",
+            f"Certified training of {rows} rows at width {width} needs about {lacking}.",
+            f"--rows {int(rows * 0.5 * have / need)} trains on some of the rows, --uncertified in batches.",
         )
 
 

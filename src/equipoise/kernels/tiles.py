@@ -61,8 +61,11 @@ def slices(start: int, stop: int, size: int, progress: Progress | None = None) -
 
 
 def sides(block: int | None, outputs: int) -> tuple[int, int]:
-    """Rows and columns of a tile: `block` rows if given, and about ENTRIES entries."""
-    rows = block or max(1, int(ENTRIES**0.5) // outputs)
+    """Rows and columns of a tile: `block` rows if given, and about ENTRIES entries.
+
+    A tile is wider than high: of a symmetric kernel little is computed below the diagonal.
+    """
+    rows = block or max(1, int(ENTRIES**0.5) // (4 * outputs))
     return rows, max(rows, ENTRIES // (rows * outputs**2))
 
 

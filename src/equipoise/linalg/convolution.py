@@ -21,6 +21,8 @@ from .sound import Gram, extreme_eigenvalues
 
 Pair = int | tuple[int, int]
 
+_PIXELS = 1 << 24  # 4096 × 4096: each is a factorisation
+
 
 @torch.no_grad()
 def conv_norm_upper(
@@ -35,7 +37,8 @@ def conv_norm_upper(
 
     `kernel` is (out, in/groups, kh, kw). `padding=None` covers every zero padding; a given one may tighten
     the bound a little. A stride s takes every s-th output: its symbol is `[K̂(ω₁) … K̂(ω_q)]/√q` over the q
-    frequencies that fall together. inf if the kernel is not finite.
+    frequencies that fall together. inf if the kernel is not finite. Images of more than 2²⁴ pixels, padding
+    included, are refused: their bound would take hours.
     """
     K = as_float64(kernel, ndim=4)
     if groups < 1 or K.shape[0] % groups:
@@ -47,6 +50,11 @@ def conv_norm_upper(
     for pixels, s, p, r in zip(_pair("size", size, 1), steps, pads, reach, strict=True):
         n = pixels + min(p, r)
         grid.append(n + -n % s)  # a multiple of the stride
+    if math.prod(grid) > _PIXELS:
+        raise ValueError(
+            f"size must be at most {_PIXELS} pixels with its padding, for each takes a factorisation. "
+            f"Got {grid[0]} × {grid[1]} instead."
+        )
     near = near_one(K)
     if near is None:
         return math.inf

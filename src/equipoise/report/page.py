@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..files import write_atomically
-from ..plain import plain as without_hidden
+from ..plain import plain
 from ..plots import DARK, LIGHT, variables
 from ..runs import Run
 from ..theory import Certificate
@@ -21,7 +21,7 @@ from .network import NETWORK
 from .reading import Record, part, read
 from .theorems import used
 from .training import TRAINING, least_loss
-from .words import count, duration, moment, number, percent, plain, rows, typeset
+from .words import count, duration, leaf, moment, number, percent, rows, typeset
 
 FAMILIES = {  # class, name in a recipe, in words, equation
     "LinearEquilibrium": ("linear", "linear equilibrium network", "Z = γ Z Sᵀ + φ(X),  ŷ = Z Bᵀ"),
@@ -96,7 +96,7 @@ def render(record: Record) -> str:
         missing=record.missing,
         damaged=record.damaged,
     )
-    return without_hidden(page)
+    return plain(page)
 
 
 def _style(environment: Environment) -> str:
@@ -353,7 +353,7 @@ def _data(record: Record) -> list[tuple[str, str]]:
 
 def _warnings(record: Record) -> list[str]:
     found = record.data.get("warnings")
-    return [plain(w) for w in found] if isinstance(found, list) else [plain(found)] if found else []
+    return [leaf(w) for w in found] if isinstance(found, list) else [leaf(found)] if found else []
 
 
 def _tables(record: Record) -> dict[str, Any]:

@@ -17,7 +17,10 @@ from .words import count, number, percent
 
 def least_loss(record: Record) -> float:
     """L*, which the promise is about: of the history, or of the metrics of a run that has not ended."""
-    return record.history.get("least_loss") or record.last("least_loss") or 0.0
+    for found in (record.history.get("least_loss"), record.last("least_loss")):
+        if isinstance(found, int | float):
+            return found
+    return 0.0
 
 
 def measured_on(record: Record) -> tuple[str, str]:

@@ -72,13 +72,13 @@ def rows(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if len(value) > _MOST:
             yield prefix, f"… and {len(value) - _MOST} more"
     else:
-        yield prefix, plain(value)
+        yield prefix, leaf(value)
 
 
-def plain(value: Any) -> str:
-    """A leaf as text."""
+def leaf(value: Any) -> str:
+    """A value that is no table, as text."""
     if isinstance(value, list | tuple):
-        shown = ", ".join(plain(v) for v in value[:_MOST])
+        shown = ", ".join(leaf(v) for v in value[:_MOST])
         more = f" … and {len(value) - _MOST} more" if len(value) > _MOST else ""
         return f"{shown}{more}" if value else "none"
     if isinstance(value, float):
