@@ -3,6 +3,7 @@
 import copy
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from torch import nn
 
 import equipoise as eq
 from conv_networks import CASES, IMAGE, build, drawn
+from equipoise.linalg import Interval, gamma
 from equipoise.models.conv import OptEqSegmenter
-from equipoise.theory import certified_radius, lipschitz_bound
+from equipoise.theory import certified_radius, conv_robustness, lipschitz_bound
+from equipoise.theory.conv import _contraction
 from equipoise.theory.conv_robustness import (
     ConvHead,
+    ConvNetwork,
     _conv_rounding,
     _means,
     _means_norm,
@@ -140,3 +144,55 @@ def test_a_part_that_was_exchanged_is_refused_by_name():
     nn.utils.parametrizations.spectral_norm(pruned.layers[0], "W")
     with pytest.raises(ValueError, match=r"ParametrizedConvLayer as layers\.0"):
         lipschitz_bound(pruned)
+
+
+# -- terms ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@torch.no_grad()
+def test_every_rounding_of_a_head_counts(normalise):
+    model = build(pool=2, normalise=normalise)
+    head, Z = ConvHead(model), drawn(2, *model.state, seed=3)
+    size, n, means = float(Z.flatten(1).norm(dim=1).max()), head.V.shape[1], head.means.hi
+    assert head.error.hi == pytest.approx(gamma(n + 4 + 8) * float(head.V.norm()) * means, rel=1e-9)
+    for error in (0.0, 0.25):
+        y, off, scale = head.scores(Z, Interval(error))
+        s, s_off = torch.ones(2, dtype=Z.dtype), 0.0
+        if normalise:
+            M = (head.rows @ Z @ head.columns.T).flatten(1)
+            c = M - M.mean(dim=1, keepdim=True)
+            s = (c.square().mean(dim=1) + 1e-5).sqrt()
+            rounding = means * gamma(sum(Z.shape[2:]) + 8) * size
+            rounding += gamma(n + 8) * (float(M.norm(dim=1).max()) + float(c.norm(dim=1).max()))
+            s_off = means / math.sqrt(n) * error + rounding / math.sqrt(n) + gamma(n + 8) * float(s.max())
+        weight = float(head.A.norm(dim=1).max()) + head.error.hi
+        one = weight * error + head.error.hi * size + gamma(head.A.shape[1] + 4) * size * weight
+        one += float(head.v.abs().max()) * (s_off + gamma(4) * float(s.max())) + gamma(4) * float(
+            y.abs().max()
+        )
+        assert off == pytest.approx(2 * one, rel=1e-6)
+        assert bool((scale >= s + s_off * (1 - 1e-9)).all())
+
+
+def test_the_error_of_scores_is_that_of_the_worst_images(monkeypatch):
+    network, X = ConvNetwork(build()), drawn(3, *IMAGE)
+    X[1] *= 100
+    monkeypatch.setattr(conv_robustness, "_AT_ONCE", 1)
+    alone = [network.scores(x[None])[1] for x in X]
+    assert network.scores(X)[1] == max(alone) > 10 * min(alone)
+
+
+def test_nothing_is_proved_of_a_map_that_may_keep_distances():
+    frame = {"theorem": "wellposed", "hypotheses": (), "tier": "float64", "fingerprint": {}}
+    of = lambda q: SimpleNamespace(wellposed=lambda: SimpleNamespace(contraction=q))
+    assert _contraction(of(1 - 2.0**-53), frame).proved
+    assert not _contraction(of(1.0), frame).proved
+
+
+def test_the_rate_of_splitting_is_that_of_its_step():
+    """√(1 − (2α − α²λ)μ) at α = 1/λ is √(1 − αμ)."""
+    model = eq.ConvMonotone(IMAGE, 3, margin=0.5, dtype=torch.float64)
+    known = eq.certify(model, drawn(1, *IMAGE), theorem="wellposed").constants
+    assert known["rate"] == pytest.approx(math.sqrt(1 - 0.5 * known["step_size"]), rel=1e-12)
+    assert known["rate"] < 1
