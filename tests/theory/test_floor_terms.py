@@ -9,7 +9,7 @@ import torch
 
 import equipoise as eq
 from certifiable import instance
-from equipoise.linalg import Interval
+from equipoise.linalg import Interval, gamma
 from equipoise.theory.features import Along, Reachable, Start, _residual, floor, reachable_targets, run_rtol
 from equipoise.theory.instance import Instance
 
@@ -106,5 +106,7 @@ def test_the_start_allows_for_the_error_of_projected_targets():
     truth = float((at.Z @ a - exact.y).norm())
     assert wide.lo <= truth - 0.5
     assert wide.hi >= truth + 0.5
-    large = _residual(at, Reachable(exact.y + 1e12, 1e-300, exact.least))
-    assert large.hi - large.lo >= 2.0**-52 * 1e12 * math.sqrt(40)  # the rounding of a sum of large numbers
+    y = exact.y + 1e12  # the difference of large numbers is rounded at their size
+    large = _residual(at, Reachable(y, 1e-300, exact.least))
+    sizes = float(y.norm()) + float((at.Z @ a - y).norm())
+    assert large.hi - large.lo >= 2 * gamma(4) * sizes * (1 - 1e-9)
