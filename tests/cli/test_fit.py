@@ -160,7 +160,6 @@ def test_some_of_the_rows_and_a_folder_of_images(equipoise, tmp_path):
 def test_what_does_not_fit_into_memory_is_refused_with_a_number_that_does(equipoise, tmp_path, monkeypatch):
     table = write_flowers(tmp_path / "f.csv")
     monkeypatch.setattr("equipoise.memory.available", lambda: 40_000.0)  # such as a container's limit
-    monkeypatch.setattr("equipoise.cli.training.available", lambda: 40_000.0)
     result = equipoise("fit", table, "--width", "24")
     assert result.exit_code == 1
     said = " ".join(result.stderr.replace("│", " ").split())

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import memory
 from ..files import write_atomically
-from ..memory import available, shortage
 from ..report import findings
 from ..report import write as write_report
 from ..runs import Fitted, Recipe, Run, save
@@ -72,8 +72,8 @@ def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
     if not recipe.certified:
         return
     width = recipe.resolved(rows).width or columns
-    need, have = 8 * rows * width * 12, available()
-    if lacking := shortage(need, have):
+    need, have = 8 * rows * width * 12, memory.available()
+    if lacking := memory.shortage(need, have):
         raise Failure(
             "More memory would be needed than there is",
             f"Certified training of {rows} rows at width {width} needs about {lacking}.",
