@@ -20,7 +20,7 @@ from .theory import Certificate
 Array = NDArray[Any]
 
 
-class _Equilibrium(BaseEstimator):
+class _EquilibriumEstimator(BaseEstimator):
     """What both estimators share: their parameters, and the attributes after `fit`."""
 
     certificate_: Certificate
@@ -150,7 +150,7 @@ _PARAMETERS = """
     weight 2 is the same as two rows."""
 
 
-class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _Equilibrium):
+class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimator):
     __doc__ = f"""Regression by an equilibrium network, ŷ = a·z with z = relu(W z + U x), and a certificate.
 
     Inputs and targets are standardised within; several targets are fitted at once.
@@ -171,7 +171,7 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _Equilibrium):
         return self.fitted_.predict(rows)
 
 
-class EquilibriumClassifier(ClassifierMixin, _Equilibrium):
+class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
     __doc__ = f"""Classification by an equilibrium network, z = relu(W z + U x), and a certificate.
 
     Certified training is by least squares on ±1, or on indicators of more than two classes.

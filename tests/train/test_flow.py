@@ -13,7 +13,7 @@ import torch
 import equipoise as eq
 from certifiable import FAMILIES, data, instance, network
 from equipoise.train import gradient_flow
-from equipoise.train.flow_field import Field
+from equipoise.train.flow_field import FlowField
 from equipoise.train.stiff import GaussNewtonBDF, flatten
 
 F64 = torch.float64
@@ -107,7 +107,7 @@ def test_stiff_delm_reaches_the_least_loss_under_its_bound(m, N, k):
 def test_the_flow_of_delm_is_as_stiff_as_one_over_one_minus_gamma_squared():
     fastest = []
     for gamma in (0.99, 0.999):
-        field = Field(*delm(20, 50, gamma), eq.losses.as_loss("square"), TIGHT)
+        field = FlowField(*delm(20, 50, gamma), eq.losses.as_loss("square"), TIGHT)
         fastest.append(field.curvature(0.0, field.start).fastest)
     assert fastest[1] / fastest[0] == pytest.approx(100, rel=0.05)
 
@@ -189,7 +189,7 @@ def test_the_bounds_of_relu_flows_hold_along_it(build, method):
 def test_newton_steps_through_the_kernel_are_those_of_the_dense_matrix(family, outputs):
     model, X, y = instance(family, N=5, width=7, outputs=outputs)
     loss = eq.losses.as_loss("square")
-    field = Field(model, X, y, loss, TIGHT)
+    field = FlowField(model, X, y, loss, TIGHT)
     curvature = field.curvature(0.0, field.start)
     J = jacobian(model, X)
     expected = -2 * J.T @ J
@@ -222,7 +222,7 @@ def test_the_solver_through_the_kernel_is_scipys_own_with_a_dense_matrix():
     model, X, y = delm(5, 20, 0.95)
     ends = []
     for kind in (GaussNewtonBDF, BDF):
-        field = Field(model, X, y, eq.losses.as_loss("square"), TIGHT)
+        field = FlowField(model, X, y, eq.losses.as_loss("square"), TIGHT)
         options = {"rtol": 1e-6, "atol": 1e-9}
         if kind is BDF:
             options["jac"] = lambda t, theta, field=field: field.curvature(t, theta).dense()

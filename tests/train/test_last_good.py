@@ -9,7 +9,7 @@ import torch
 
 import equipoise as eq
 from certifiable import FAMILIES, instance
-from equipoise.train.descent import Descent
+from equipoise.train.descent import DescentRun
 from equipoise.train.guarded_run import Run
 
 
@@ -85,7 +85,7 @@ def test_descent_that_diverges_leaves_the_last_weights_with_a_finite_loss(family
 def test_a_descent_step_that_fails_half_way_is_undone(monkeypatch):
     model, X, y = instance("ling2023")
     start = copy.deepcopy(model)
-    step, calls = Descent.step, []
+    step, calls = DescentRun.step, []
 
     def broken(self):
         calls.append(1)
@@ -95,7 +95,7 @@ def test_a_descent_step_that_fails_half_way_is_undone(monkeypatch):
             raise KeyboardInterrupt
         step(self)
 
-    monkeypatch.setattr(Descent, "step", broken)
+    monkeypatch.setattr(DescentRun, "step", broken)
     with pytest.raises(KeyboardInterrupt):
         eq.gradient_descent(model, X, y, 10, 1e-3)
     monkeypatch.undo()

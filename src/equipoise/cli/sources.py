@@ -93,7 +93,7 @@ def read(asked: Asked, check: Check | None = None) -> Sample:
     return sample
 
 
-class Parts:
+class Split:
     """Which rows are trained on and which tested with: drawn by the labels alone, so before they are read."""
 
     def __init__(self, labels: Array | None, rows: int, asked: Asked, share: float = 0.0) -> None:
@@ -127,7 +127,7 @@ def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
                 code=Code.USAGE,
             )
     y, y_test = (np.array(data.classes)[v] if data.classes else v for v in (data.y_train, data.y_test))
-    parts = Parts(y if data.classes else None, len(y), asked)
+    parts = Split(y if data.classes else None, len(y), asked)
     if check is not None:
         check(len(parts.rows), data.x_train[0].size)
     X, X_test = flat(data.x_train[parts.rows]), flat(data.x_test)
@@ -156,13 +156,13 @@ def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
 def _table(asked: Asked, check: Check | None) -> Sample:
     path = Path(asked.source)
     how: dict[str, Any] = {"kind": asked.kind, "delimiter": asked.delimiter}
-    parts: list[Parts] = []
+    parts: list[Split] = []
     if asked.rows is None and path.suffix.lower() in TEXT and path.is_file():
         require_room(path, asked.delimiter)
 
     def choose(found: Targets, columns: int) -> Array:
         labels = np.array(found.classes)[found.y] if found.kind == "classification" else None
-        parts.append(Parts(labels, len(found.y), asked, asked.test_share or 0.0))
+        parts.append(Split(labels, len(found.y), asked, asked.test_share or 0.0))
         if check is not None:
             check(len(parts[0].rows), columns)
         return parts[0].wanted

@@ -28,7 +28,7 @@ SIGNATURES = {
 }
 
 
-class Survey(NamedTuple):
+class ColumnSurvey(NamedTuple):
     """How many rows there are, their cells in one column, and what is wrong with rows left out."""
 
     total: int
@@ -42,7 +42,7 @@ class Cells(Protocol):
     path: Path
     names: tuple[str, ...]
 
-    def survey(self, column: int | None) -> Survey:
+    def survey(self, column: int | None) -> ColumnSurvey:
         """All rows, of which only the cells of one column are kept."""
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
@@ -88,7 +88,7 @@ class Delimited:
         if below is None:
             raise DataError(f"{path.name} has a header and no data rows")
 
-    def survey(self, column: int | None) -> Survey:
+    def survey(self, column: int | None) -> ColumnSurvey:
         ragged: dict[int, list[str]] = defaultdict(list)
         count, cells, known = 0, [], dict[str, str]()
         for line, row in self._body():
@@ -104,7 +104,7 @@ class Delimited:
             f"{width} cells instead of the header's {len(self.names)} in {some(places)}"
             for width, places in ragged.items()
         )
-        return Survey(count, cells, problems)
+        return ColumnSurvey(count, cells, problems)
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
         whole = ((line, row) for line, row in self._body() if len(row) == len(self.names))

@@ -41,7 +41,7 @@ def read_image_folder(
     shape = None
     for name, file in files.items():
         try:
-            images[name] = _pixels(file, shape)
+            images[name] = pixels_of(file, shape)
         except DataError as error:
             problems.append(f"{name} {error}")
             continue
@@ -74,7 +74,7 @@ def _chosen(files: dict[str, Path], choose: Callable[[Targets, int], Array]) -> 
     classes = tuple(sorted(set(folders)))
     y = np.array([classes.index(folder) for folder in folders], dtype=np.int64)
     try:
-        columns = _pixels(next(iter(files.values())), None).size
+        columns = pixels_of(next(iter(files.values())), None).size
     except DataError as error:
         raise DataError(f"{next(iter(files))} {error}") from error
     wanted = choose(Targets(y, classes, "classification", {}), columns)
@@ -82,7 +82,7 @@ def _chosen(files: dict[str, Path], choose: Callable[[Targets, int], Array]) -> 
     return {names[i]: files[names[i]] for i in wanted.tolist()}
 
 
-def _pixels(file: Path, shape: tuple[int, ...] | None) -> Array:
+def pixels_of(file: Path, shape: tuple[int, ...] | None) -> Array:
     """H × W or H × W × 3, uint8; `shape` is that of the images before it."""
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(f"is no image ({', '.join(SUFFIXES)})")

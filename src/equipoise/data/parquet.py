@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.data.delimited import Survey, name_problems
+from equipoise.data.delimited import ColumnSurvey, name_problems
 from equipoise.data.errors import DataError, optional, refuse, require_memory
 
 _ROWS = 4096  # made into cells at a time
@@ -32,9 +32,9 @@ class Parquet:
             raise refuse(path.name, problems)
         require_memory(max(groups, default=0), f"the largest group of rows of {path.name}")
 
-    def survey(self, column: int | None) -> Survey:
+    def survey(self, column: int | None) -> ColumnSurvey:
         found = [] if column is None else [cell for (cell,) in self._cells([self.names[column]])]
-        return Survey(self.count, found)
+        return ColumnSurvey(self.count, found)
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
         left = iter(wanted)

@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.data.dataset import Array, Provenance, SourceFile
 from equipoise.data.errors import DataError, MissingData, optional, refuse, require_memory
 from equipoise.data.formats import sha256
-from equipoise.data.images import SUFFIXES, _pixels
+from equipoise.data.images import SUFFIXES, pixels_of
 from equipoise.data.load import load
 
 IGNORE = 255  # the mask of a pixel that is not to be judged
@@ -124,7 +124,7 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
     y: list[Array] = []
     for stem in sorted(images.keys() & masks.keys()):
         try:
-            x.append(_pixels(images[stem], x[0].shape if x else None))
+            x.append(pixels_of(images[stem], x[0].shape if x else None))
             y.append(_mask(masks[stem], x[-1].shape[:2]))
         except DataError as error:
             problems.append(f"{stem}: {error}")

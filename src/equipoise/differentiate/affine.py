@@ -124,7 +124,7 @@ class StructuredAdjoint(SolvedGradient):
         assert isinstance(equation, AffineEquation)
         if under_transform():  # the solve itself must happen below the transform
             u, weight = tensors
-            return _Equilibrium.apply(weight, u, start, Task(equation, record))[0]
+            return _AffineEquilibrium.apply(weight, u, start, Task(equation, record))[0]
         return super().equilibrium(equation, start, tensors, record)  # type: ignore[arg-type]
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
@@ -140,7 +140,7 @@ class StructuredAdjoint(SolvedGradient):
         problem = equation.problem if whole else equation.problem.with_bias(u.detach())
         image = solution.image if whole else None
         task = Task(equation, record, (z, equation.masks(problem, z, image)), problem.cache)
-        return _Equilibrium.apply(weight, u, None, task)[0]
+        return _AffineEquilibrium.apply(weight, u, None, task)[0]
 
 
 @dataclass
@@ -200,7 +200,7 @@ def _tensor(solution: Solution) -> Tensor:
     return solution.value
 
 
-class _Equilibrium(torch.autograd.Function):
+class _AffineEquilibrium(torch.autograd.Function):
     """(W, u) ↦ Z = σ(Z Wᵀ + u), with its masks D."""
 
     @staticmethod
@@ -240,10 +240,12 @@ class _Equilibrium(torch.autograd.Function):
         if w_dim is None:
             rows = u.shape[0] if u_dim is None else u.movedim(u_dim, 0).shape[1]
             begin = None if start is None else _fold(start, start_dim, size)
-            z, mask = _Equilibrium.apply(weight, _fold(u, u_dim, size), begin, task)
+            z, mask = _AffineEquilibrium.apply(weight, _fold(u, u_dim, size), begin, task)
             return (_unfold(z, size, rows), _unfold(mask, size, rows)), (0, 0)
         each = [
-            _Equilibrium.apply(_at(weight, w_dim, i), _at(u, u_dim, i), _at(start, start_dim, i), alone(task))
+            _AffineEquilibrium.apply(
+                _at(weight, w_dim, i), _at(u, u_dim, i), _at(start, start_dim, i), alone(task)
+            )
             for i in range(size)
         ]
         return (torch.stack([z for z, _ in each]), torch.stack([d for _, d in each])), (0, 0)

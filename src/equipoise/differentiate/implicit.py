@@ -67,7 +67,7 @@ class Implicit(SolvedGradient):
     ) -> Tensor:
         if under_transform():  # the solve itself must happen below the transform
             refuse_closed_over(equation, start, tensors)
-            return _Equilibrium.apply(equation, self, record, start, *tensors)
+            return _ImplicitEquilibrium.apply(equation, self, record, start, *tensors)
         return super().equilibrium(equation, start, tensors, record)
 
     def solve(self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Solution:
@@ -96,13 +96,13 @@ class Implicit(SolvedGradient):
             return _ClosedOver.apply(_Task(self, equation, record, graph), z, graph.fz)
         if not needs_gradient(tensors):
             return z
-        return _Equilibrium.apply(equation, self, record, z, *tensors, graph)
+        return _ImplicitEquilibrium.apply(equation, self, record, z, *tensors, graph)
 
 
 # -- the differentiable equilibrium ------------------------------------------------------------------------
 
 
-class _Equilibrium(torch.autograd.Function):
+class _ImplicitEquilibrium(torch.autograd.Function):
     """(θ) ↦ z with z = f(z, θ). Inputs: equation, gradient, record, start, *tensors[, graph]."""
 
     @staticmethod
@@ -137,7 +137,7 @@ class _Equilibrium(torch.autograd.Function):
             found = _eager_pullback(ctx, g, z, tensors, wanted)
         else:
             adjoint = _Adjoint(ctx.equation, ctx.how)
-            u = _Equilibrium.apply(adjoint, ctx.how, Record(), torch.zeros_like(g), g, z, *tensors)
+            u = _ImplicitEquilibrium.apply(adjoint, ctx.how, Record(), torch.zeros_like(g), g, z, *tensors)
             found = _pullback_tensors(ctx.equation, z, tensors, wanted, u)
         for i, grad in zip(wanted, found, strict=True):
             grads[i] = grad
@@ -154,7 +154,7 @@ class _Equilibrium(torch.autograd.Function):
                 return torch.zeros_like(z)
             t = _pushforward_tensors(ctx.equation, z, tensors, moves)
             tangent = _Tangent(ctx.equation, ctx.how)
-            return _Equilibrium.apply(tangent, ctx.how, Record(), torch.zeros_like(z), t, z, *tensors)
+            return _ImplicitEquilibrium.apply(tangent, ctx.how, Record(), torch.zeros_like(z), t, z, *tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, equation: Equation, how: Any, record: Any, start: Tensor, *rest: Any):  # type: ignore[no-untyped-def]
@@ -178,14 +178,16 @@ class _Equilibrium(torch.autograd.Function):
                     f"{equation.name(i)} instead, which would make a different problem of each sample: loop "
                     f"over its values."
                 )
-        z = _Equilibrium.apply(equation, how, record, *folded)
+        z = _ImplicitEquilibrium.apply(equation, how, record, *folded)
         return z.reshape(size, rows, *z.shape[1:]), 0
 
 
 def solve_below(equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
     """The equilibrium under a transform, without a derivative."""
     refuse_closed_over(equation, start, tensors)
-    return _Equilibrium.apply(equation, Implicit(), record, start.detach(), *(t.detach() for t in tensors))
+    return _ImplicitEquilibrium.apply(
+        equation, Implicit(), record, start.detach(), *(t.detach() for t in tensors)
+    )
 
 
 def _split(rest: Sequence[Any]) -> tuple[tuple[Tensor, ...], Graph | None]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from .. import plots
-from .reading import Record
+from .reading import RunRecord
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -35,10 +35,10 @@ class Drawn:
     alt: str
 
 
-Drawers = Mapping[str, Callable[[Record], Drawn | None]]
+Drawers = Mapping[str, Callable[[RunRecord], Drawn | None]]
 
 
-def gather(record: Record, drawers: Drawers) -> list[Shown]:
+def gather(record: RunRecord, drawers: Drawers) -> list[Shown]:
     """The figures that a record has numbers for, in order; numbers that make no figure count as none."""
     shown = []
     for identifier, draw_one in drawers.items():
@@ -59,7 +59,7 @@ def relative(pair: Pair, least: float = 0.0) -> Pair | None:
     return (x, (y - least) / first) if first > 0 and np.isfinite(first) else None
 
 
-def over_time(record: Record, name: str) -> Pair | None:
+def over_time(record: RunRecord, name: str) -> Pair | None:
     """A series of at least two finite numbers: fewer are no course."""
     found = record.series(name)
     return found if found is not None and np.isfinite(found[1]).sum() > 1 else None

@@ -7,11 +7,11 @@ import numpy as np
 from .. import plots
 from ..plots.spectra import ROUNDING
 from .figures import Drawers, Drawn
-from .reading import Record, part
+from .reading import RunRecord, part
 from .words import count, number, percent
 
 
-def confusion(record: Record) -> Drawn | None:
+def confusion(record: RunRecord) -> Drawn | None:
     found = part(record.findings, "confusion")
     if not found:
         return None
@@ -34,7 +34,7 @@ def confusion(record: Record) -> Drawn | None:
     )
 
 
-def residuals(record: Record) -> Drawn | None:
+def residuals(record: RunRecord) -> Drawn | None:
     found = part(record.findings, "residuals")
     if not found:
         return None
@@ -47,7 +47,7 @@ def residuals(record: Record) -> Drawn | None:
     return Drawn("What is left over", figure, caption, "Residuals against predictions.")
 
 
-def equilibria(record: Record) -> Drawn | None:
+def equilibria(record: RunRecord) -> Drawn | None:
     found = part(record.findings, "plane")
     if not found:
         return None
@@ -78,7 +78,7 @@ def equilibria(record: Record) -> Drawn | None:
     )
 
 
-def kernel(record: Record) -> Drawn | None:
+def kernel(record: RunRecord) -> Drawn | None:
     found = part(record.findings, "kernel")
     if not found:
         return None
@@ -105,7 +105,7 @@ def kernel(record: Record) -> Drawn | None:
     )
 
 
-def weights(record: Record) -> Drawn | None:
+def weights(record: RunRecord) -> Drawn | None:
     found = part(record.findings, "weights")
     if not found:
         return None

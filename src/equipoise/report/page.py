@@ -18,7 +18,7 @@ from ..runs import Run
 from ..theory import Certificate
 from .figures import gather, relative
 from .network import NETWORK
-from .reading import Record, part, read
+from .reading import RunRecord, part, read
 from .theorems import used
 from .training import TRAINING, least_loss
 from .words import count, duration, leaf, moment, number, percent, rows, typeset
@@ -62,7 +62,7 @@ def write(run: Run | str | Path) -> Path:
     return target
 
 
-def render(record: Record) -> str:
+def render(record: RunRecord) -> str:
     """The page of a record. Its strings are escaped, hidden characters too; the drawings are made here."""
     environment = Environment(
         loader=PackageLoader("equipoise.report"),
@@ -112,7 +112,7 @@ def _style(environment: Environment) -> str:
 # -- at the top ----------------------------------------------------------------------------------------------
 
 
-def _family(record: Record) -> tuple[str, str, str]:
+def _family(record: RunRecord) -> tuple[str, str, str]:
     family = part(record.findings, "model").get("family")
     if family in FAMILIES:
         return FAMILIES[family]
@@ -120,18 +120,18 @@ def _family(record: Record) -> tuple[str, str, str]:
     return next((f for f in FAMILIES.values() if f[0] == recipe), ("", "equilibrium network", ""))
 
 
-def data_name(record: Record) -> str:
+def data_name(record: RunRecord) -> str:
     """What the data are called, as short as the files tell it."""
     told = (record.data.get("name"), part(record.config, "data").get("name"), record.data.get("source"))
     return next((str(name) for name in told if name), "data of unknown name")
 
 
-def _title(record: Record) -> str:
+def _title(record: RunRecord) -> str:
     name = _family(record)[1]
     return f"{name[0].upper()}{name[1:]} on {data_name(record)}"
 
 
-def _lead(record: Record) -> str:
+def _lead(record: RunRecord) -> str:
     """What was trained on what, and how well."""
     model = part(record.findings, "model")
     width = f" of {count(model['width'], 'hidden unit')}" if isinstance(model.get("width"), int) else ""
@@ -154,7 +154,7 @@ def _lead(record: Record) -> str:
     return says
 
 
-def _best_score(record: Record) -> tuple[str, float, str] | None:
+def _best_score(record: RunRecord) -> tuple[str, float, str] | None:
     """("accuracy" or "r2", its value, on what), on test rows if there are any."""
     scores = part(record.findings, "scores")
     for name in ("test", "training"):
@@ -165,7 +165,7 @@ def _best_score(record: Record) -> tuple[str, float, str] | None:
     return None
 
 
-def _headlines(record: Record) -> list[tuple[str, str, str]]:
+def _headlines(record: RunRecord) -> list[tuple[str, str, str]]:
     """(what, figure, note) for the top of the page."""
     shown = []
     score = _best_score(record)
@@ -195,7 +195,7 @@ def _headlines(record: Record) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _altered(record: Record) -> dict[str, str] | None:
+def _altered(record: RunRecord) -> dict[str, str] | None:
     """Which files are not what they were when they were sealed."""
     altered = {name: why for name, why in record.damaged.items() if name != "run.json"}
     if not altered:
@@ -209,7 +209,7 @@ def _altered(record: Record) -> dict[str, str] | None:
     }
 
 
-def _unsealed(record: Record) -> dict[str, str] | None:
+def _unsealed(record: RunRecord) -> dict[str, str] | None:
     """Which files an earlier version left without a seal."""
     if not record.unsealed:
         return None
@@ -222,7 +222,7 @@ def _unsealed(record: Record) -> dict[str, str] | None:
     }
 
 
-def _notice(record: Record) -> dict[str, str] | None:
+def _notice(record: RunRecord) -> dict[str, str] | None:
     """What a reader must know first, if the run did not simply finish."""
     state = record.status.get("state", "")
     if not record.status:
@@ -242,7 +242,7 @@ def _notice(record: Record) -> dict[str, str] | None:
 # -- the certificate -----------------------------------------------------------------------------------------
 
 
-def _certificates(record: Record) -> list[dict[str, Any]]:
+def _certificates(record: RunRecord) -> list[dict[str, Any]]:
     """That of the training, and that of the network as it ended."""
     found = []
     if record.certificate is not None:
@@ -307,7 +307,7 @@ def plain_constant(value: Any) -> Any:
 # -- the rest ------------------------------------------------------------------------------------------------
 
 
-def _scores(record: Record) -> list[dict[str, str]]:
+def _scores(record: RunRecord) -> list[dict[str, str]]:
     names = {
         "rows": "rows",
         "accuracy": "accuracy",
@@ -325,7 +325,7 @@ def _scores(record: Record) -> list[dict[str, str]]:
     return table
 
 
-def _unseen(record: Record, shown: set[str]) -> list[str]:
+def _unseen(record: RunRecord, shown: set[str]) -> list[str]:
     """Why some figures are not there."""
     missing = part(record.findings, "missing")
     says = [
@@ -345,24 +345,24 @@ def _unseen(record: Record, shown: set[str]) -> list[str]:
     return says
 
 
-def _data(record: Record) -> list[tuple[str, str]]:
+def _data(record: RunRecord) -> list[tuple[str, str]]:
     """What is known of the data, with names for readers."""
     known = {k: v for k, v in record.data.items() if k != "warnings" and v not in (None, [], "")}
     return [(name.replace("_", " ").replace("sha256", "SHA-256"), value) for name, value in rows(known)]
 
 
-def _warnings(record: Record) -> list[str]:
+def _warnings(record: RunRecord) -> list[str]:
     found = record.data.get("warnings")
     return [leaf(w) for w in found] if isinstance(found, list) else [leaf(found)] if found else []
 
 
-def _tables(record: Record) -> dict[str, Any]:
+def _tables(record: RunRecord) -> dict[str, Any]:
     """The tables of the configuration, the recipe with all choices made."""
     recipe = {"recipe": record.recipe} if record.recipe else {}
     return {name: table for name, table in record.config.items() if table} | recipe
 
 
-def _about_run(record: Record) -> dict[str, Any]:
+def _about_run(record: RunRecord) -> dict[str, Any]:
     """What run.json says, in words, but for what stands elsewhere in the page."""
     said = record.status
     times = {name: moment(str(stamp)) for name, stamp in part(said, "times").items()}

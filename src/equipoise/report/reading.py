@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A run as its files tell it. A file that is not there leaves its part empty; `missing` names it."""
 
     name: str
@@ -70,7 +70,7 @@ def part(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def read(run: Run | str | Path) -> Record:
+def read(run: Run | str | Path) -> RunRecord:
     """The record of a run, whatever state its directory is in."""
     path = run.path if isinstance(run, Run) else Path(run)
     if not path.is_dir():
@@ -108,7 +108,7 @@ def read(run: Run | str | Path) -> Record:
             unsealed = run.unsealed()
         except (OSError, ValueError) as error:  # a checkpoint of another version
             damaged["checkpoints"] = str(error)
-    return Record(
+    return RunRecord(
         name=path.resolve().name,
         config=attempt("config.toml", lambda: run.config, {}),
         status=status,

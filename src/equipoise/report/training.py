@@ -11,11 +11,11 @@ from ..plots.curves import draw, finish
 from ..plots.style import single
 from ..runs.fitting import HELD_OUT
 from .figures import Drawers, Drawn, Pair, over_time, relative
-from .reading import Record, part
+from .reading import RunRecord, part
 from .words import count, number, percent
 
 
-def least_loss(record: Record) -> float:
+def least_loss(record: RunRecord) -> float:
     """L*, which the promise is about: of the history, or of the metrics of a run that has not ended."""
     for found in (record.history.get("least_loss"), record.last("least_loss")):
         if isinstance(found, int | float):
@@ -23,14 +23,14 @@ def least_loss(record: Record) -> float:
     return 0.0
 
 
-def measured_on(record: Record) -> tuple[str, str]:
+def measured_on(record: RunRecord) -> tuple[str, str]:
     """What the test series of a run are of: its test rows, or those held out to say when to stop."""
     if part(record.fitted, "validation").get("method") == HELD_OUT:
         return "held out", "rows held out of the training, which said when to stop"
     return "test", "rows the training never saw"
 
 
-def loss(record: Record) -> Drawn | None:
+def loss(record: RunRecord) -> Drawn | None:
     found = record.series("loss")
     if found is None:
         return None
@@ -89,7 +89,7 @@ def _sparse(found: Pair) -> str:
     return f" Measured {len(found[0])} times only; the line joins them." if len(found[0]) < 5 else ""
 
 
-def accuracy(record: Record) -> Drawn | None:
+def accuracy(record: RunRecord) -> Drawn | None:
     name, rows = measured_on(record)
     found = {
         name: over_time(record, key) for name, key in ((name, "test_accuracy"), ("training", "accuracy"))
@@ -111,7 +111,7 @@ def accuracy(record: Record) -> Drawn | None:
     )
 
 
-def explained(record: Record) -> Drawn | None:
+def explained(record: RunRecord) -> Drawn | None:
     found = over_time(record, "test_r2")
     if found is None:
         return None
@@ -126,7 +126,7 @@ def explained(record: Record) -> Drawn | None:
     return Drawn("Explained on the way", figure, caption, f"R² over time, {number(end)} at the end.")
 
 
-def contraction(record: Record) -> Drawn | None:
+def contraction(record: RunRecord) -> Drawn | None:
     found = over_time(record, "contraction")
     if found is None:
         return None
@@ -144,7 +144,7 @@ def contraction(record: Record) -> Drawn | None:
     )
 
 
-def sigma(record: Record) -> Drawn | None:
+def sigma(record: RunRecord) -> Drawn | None:
     found = over_time(record, "sigma_min")
     if found is None:
         return None
@@ -174,7 +174,7 @@ def sigma(record: Record) -> Drawn | None:
     )
 
 
-def movement(record: Record) -> Drawn | None:
+def movement(record: RunRecord) -> Drawn | None:
     found = over_time(record, "movement")
     if found is None:
         return None
@@ -200,7 +200,7 @@ def movement(record: Record) -> Drawn | None:
     )
 
 
-def hidden(record: Record) -> Drawn | None:
+def hidden(record: RunRecord) -> Drawn | None:
     found = record.series("hidden", of="accepted")
     if found is None:
         return None
@@ -229,7 +229,7 @@ def hidden(record: Record) -> Drawn | None:
     )
 
 
-def solver(record: Record) -> Drawn | None:
+def solver(record: RunRecord) -> Drawn | None:
     found = {
         "equilibria": over_time(record, "forward_steps"),
         "gradients": over_time(record, "adjoint_steps"),
@@ -251,7 +251,7 @@ def solver(record: Record) -> Drawn | None:
     return Drawn("Work of the solver", figure, caption, f"Solver iterations, at most {number(int(most))}.")
 
 
-def rate(record: Record) -> Drawn | None:
+def rate(record: RunRecord) -> Drawn | None:
     found = over_time(record, "learning_rate")
     if found is None or np.nanmax(found[1]) == np.nanmin(found[1]):
         return None
@@ -260,7 +260,7 @@ def rate(record: Record) -> Drawn | None:
     return Drawn("Learning rate", figure, caption, "Learning rate over time.")
 
 
-def slack(record: Record) -> Drawn | None:
+def slack(record: RunRecord) -> Drawn | None:
     found = part(record.fitted, "validation")
     tried, errors, chosen = found.get("slacks"), found.get("errors"), found.get("slack")
     if not tried or not errors or not chosen:

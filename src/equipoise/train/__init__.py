@@ -3,7 +3,7 @@
 from . import schedules
 from .descent import gradient_descent
 from .distributed import any_rank_failed, raise_together
-from .flow import Flow, gradient_flow
+from .flow import FlowHistory, gradient_flow
 from .many import train_many
 from .projection import Projectable, Projection
 from .safeguarded import safeguarded_descent
@@ -11,7 +11,7 @@ from .trainer import Trainer
 from .warm_start import WarmStart
 
 __all__ = [
-    "Flow",
+    "FlowHistory",
     "Projectable",
     "Projection",
     "Trainer",

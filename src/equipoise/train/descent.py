@@ -68,7 +68,7 @@ def gradient_descent(
         loss, step_size = certificate.loss, certificate.step_sizes or certificate.step_size  # type: ignore[assignment]
     chosen = as_loss(loss if loss is not None else model.natural_loss)
     rates = block_steps(model, step_size)  # type: ignore[arg-type]
-    run = Descent(model, X, y, chosen, rates, certificate, stop, precision)
+    run = DescentRun(model, X, y, chosen, rates, certificate, stop, precision)
     recorder = DescentRecorder(run, X_test, y_test, steps, measure)
     began, stopped, good = time.perf_counter(), "", LastGood(model)
     try:
@@ -166,7 +166,7 @@ def _run_stop(stop: Stop | None, constants: Mapping[str, Any]) -> Stop:
     return replace(promised, max_steps=stop.max_steps, patience=stop.patience)
 
 
-class Descent:
+class DescentRun:
     """The weights on their way: equilibria and adjoints started where the last two steps point."""
 
     def __init__(
@@ -311,7 +311,7 @@ class DescentRecorder:
     """Collects the series of a run, and at chosen steps what costs an SVD."""
 
     def __init__(
-        self, run: Descent, X_test: Tensor | None, y_test: Tensor | None, steps: int, measure: int | None
+        self, run: DescentRun, X_test: Tensor | None, y_test: Tensor | None, steps: int, measure: int | None
     ) -> None:
         if (X_test is None) != (y_test is None):
             raise ValueError("X_test and y_test go together.")

@@ -24,7 +24,7 @@ from ..models.affine import AffineFamily
 from ..solve import IDENTITY, EquilibriumError, Stop
 from ..theory import Certificate
 from .descent import DescentRecorder, check_certificate, require_affine
-from .flow_field import Field, Path
+from .flow_field import FlowField, Path
 from .stiff import GaussNewtonBDF
 
 Method = Literal["auto", "BDF", "LSODA", "Radau", "RK45", "DOP853"]
@@ -44,7 +44,7 @@ _LARGEST_DENSE = 6000  # parameters for which a dense Jacobian is formed: 300 MB
 
 
 @dataclass(repr=False)
-class Flow(History):
+class FlowHistory(History):
     """The History of a flow: `times` are t. With dense output, weights and loss are known at every t."""
 
     method: str = ""  # that was used
@@ -91,7 +91,7 @@ def gradient_flow(
     stop: Stop | None = None,
     max_evaluations: int = 100_000,
     progress: Callable[[float, float], None] | None = None,
-) -> Flow:
+) -> FlowHistory:
     """Gradient flow from the model's weights up to t = `time`, in place, measured as it goes.
 
     Args:
@@ -135,7 +135,7 @@ def gradient_flow(
         certificate = check_certificate(certificate, model, X, y)
     chosen = _loss(model, loss, certificate)
     began, stopped, advice = perf_counter(), "", ""
-    run = Field(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
+    run = FlowField(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
     least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
     recorder = DescentRecorder(run, _double(X_test), _double(y_test), 0, 0)
     recorder.at = _Every(measure)  # type: ignore[assignment]
@@ -191,7 +191,7 @@ def gradient_flow(
         gap = max(history.loss[0] - least, 1e-300)
         floor = y.numel() * np.finfo(float).eps * least / gap  # the rounding of a loss near L*
         history.promised = np.array([max(certificate.bound(t), floor) for t in times])
-    return Flow(
+    return FlowHistory(
         **{f.name: getattr(history, f.name) for f in fields(History)},
         method=method,
         evaluations=run.evaluations,
@@ -206,7 +206,7 @@ def _automatic(model: AffineFamily, stiffness: float) -> Method:
     return "RK45" if stiffness <= _MILD_WITH_KINKS else "BDF"
 
 
-def _solver(method: str, run: Field, time: float, rtol: float, atol: float | np.ndarray) -> OdeSolver:
+def _solver(method: str, run: FlowField, time: float, rtol: float, atol: float | np.ndarray) -> OdeSolver:
     options: dict[str, Any] = {"rtol": rtol, "atol": atol}
     if method == "BDF":
         return GaussNewtonBDF(run, 0.0, run.start, time, run.curvature, **options)

@@ -14,11 +14,11 @@ from torch import Tensor
 from ..losses import Loss
 from ..models.affine import AffineFamily
 from ..solve import EquilibriumError, Stop
-from .descent import Descent
+from .descent import DescentRun
 from .stiff import GaussNewton, flatten
 
 
-class Field(Descent):
+class FlowField(DescentRun):
     """−∇L(θ), in float64; solves start from the last equilibria.
 
     Where a trial step of a solver leaves the networks that have equilibria the field is NaN, and `lost` says
@@ -101,7 +101,7 @@ class Field(Descent):
 class Path:
     """θ(t) between the solver's steps, by the interpolants of its method."""
 
-    field: Field
+    field: FlowField
     solution: OdeSolution
     like: AffineFamily  # whose dtype the weights take
 

@@ -1,7 +1,7 @@
 """Equilibrium models of images, (N, C, H, W), and what they are compared with."""
 
 from .cnn import PlainCNN, cnn_of_size
-from .conv_opteq import ConvOptEq, WellPosed
+from .conv_opteq import ConvOptEq, ImagesWellPosed
 from .images import ImageModel, RepeatedModel
 from .monotone import ConvMonotone
 from .multiscale import MultiscaleDEQ
@@ -15,13 +15,13 @@ __all__ = [
     "ConvMonotone",
     "ConvOptEq",
     "ImageModel",
+    "ImagesWellPosed",
     "MultiscaleDEQ",
     "OptEqSegmenter",
     "PlainCNN",
     "RepeatedModel",
     "ResidualConv",
     "Scores",
-    "WellPosed",
     "cnn_of_size",
     "fcn_like",
     "opteq_segmenter",

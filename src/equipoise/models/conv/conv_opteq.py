@@ -142,7 +142,7 @@ def _target(
 
 
 @dataclass(frozen=True)
-class WellPosed:
+class ImagesWellPosed:
     """Whether every image has one equilibrium, and why. Lip T ≤ Π_l (1 − α + α‖W_l‖²) for 1-Lipschitz σ.
 
     That holds with a nonexpansive property behind the layers too; of another nothing is known.
@@ -351,18 +351,18 @@ class ConvOptEq(Skip, ImageModel):
 
         optimiser.register_step_post_hook(after)
 
-    def wellposed(self) -> WellPosed:
+    def wellposed(self) -> ImagesWellPosed:
         """Whether every image has one equilibrium: soundly, from ‖W_l‖, α and what is known of T_R."""
         norms = self.norms()
         if self.regulariser is not None and not self.regulariser.nonexpansive:
-            return WellPosed(norms, math.inf, None, str(self.regulariser))
+            return ImagesWellPosed(norms, math.inf, None, str(self.regulariser))
         factor, alpha, L = Interval(1.0), Interval(self.alpha), len(norms)
         for n in norms:
             factor = factor * (1 - alpha + alpha * Interval(n) ** 2)
         averaged = None
         if self.regulariser is None and all(n <= 1 for n in norms):
             averaged = L * self.alpha / (2 + (L - 1) * self.alpha)
-        return WellPosed(norms, factor.hi, averaged)
+        return ImagesWellPosed(norms, factor.hi, averaged)
 
     # -- housekeeping ------------------------------------------------------------------------------------
 
