@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from equipoise.kernels import population
 from equipoise.kernels.population import (
     dual_relu,
     dual_relu_derivative,
@@ -361,3 +362,12 @@ class TestWidths:
     def test_refuses_empty_studies(self, widths, draws, layers):
         with pytest.raises(ValueError, match="widths must be"):
             width_convergence(rows(3, 3), 0.1, widths, draws, torch.Generator(), layers)
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e-300, 1e170])
+def test_directions_of_rows_of_every_size(size):
+    X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    directions, sizes = population._directions(X, "X")
+    scaled, found = population._directions(size * X, "X")
+    torch.testing.assert_close(scaled, directions, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found / size, sizes, rtol=1e-12, atol=0)

@@ -19,6 +19,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from ..solve.norms import row_norms
 from .tiles import require_memory
 
 _BLOCK = 1 << 16  # entries of a row block: its few buffers stay in a core's cache
@@ -311,7 +312,7 @@ def _directions(X: Tensor, name: str, like: Tensor | None = None) -> tuple[Tenso
             f"{name} must have X's columns, dtype and device: {like.shape[1]}, {like.dtype}, {like.device}; "
             f"got {X.shape[1]}, {X.dtype}, {X.device}"
         )
-    norm = torch.linalg.vector_norm(X, dim=1)  # (N,)
+    norm = row_norms(X)  # (N,)
     bad = (~norm.isfinite()).nonzero().flatten()
     if len(bad):
         row = int(bad[0])
@@ -319,7 +320,10 @@ def _directions(X: Tensor, name: str, like: Tensor | None = None) -> tuple[Tenso
             f"{name} must have rows of finite norm: row {row} has norm {float(norm[row])} in {X.dtype} "
             f"({len(bad)} such rows). Remove or rescale them"
         )
-    return X / torch.where(norm > 0, norm, 1)[:, None], norm / math.sqrt(X.shape[1])
+    size = X.abs().amax(dim=1)
+    unit = X / torch.where(size > 0, size, 1)[:, None]  # whose squares are numbers
+    length = torch.linalg.vector_norm(unit, dim=1)
+    return unit / torch.where(length > 0, length, 1)[:, None], norm / math.sqrt(X.shape[1])
 
 
 def require_rows(X: Tensor, name: str) -> None:
