@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import equipoise as eq
-from equipoise.solve import OnFailure
+from equipoise.solve import Counts, OnFailure, Solution
+from equipoise.solve.driver import finish
 
 
 def mixing(z, x):
@@ -132,3 +133,36 @@ def test_samples_on_their_own_cost_one_evaluation_more_and_only_where_some_were_
     counted.clear()
     eq.fixed_point(lambda z: alone(z, same), torch.zeros_like(x), solver=eq.Picard()).raise_if_failed()
     assert len(counted) == steps
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["by args", "closed over"])
+def test_a_chain_confirms_samples_that_ended_at_the_check_at_which_others_failed(closed):
+    """The first is there after the one step that the others fail at; the next solver moves these alone."""
+    x = torch.ones(3, 1, dtype=torch.float64)
+    x[0] = 0
+    f = lambda z, x: torch.where(x == 0, torch.tanh(50 * (z[1:].mean(dim=0) - 1.9)), z / 2 + 1)
+    chain, stop = [eq.Picard(), eq.Newton()], eq.Stop(max_steps=1)
+    if closed:
+        found = eq.fixed_point(lambda z: f(z, x), 0 * x, solver=chain, stop=stop)
+    else:
+        found = eq.fixed_point(f, 0 * x, args=(x,), solver=chain, stop=stop)
+    residual = true_residual(f, found.value, x)
+    assert (residual[found.converged] <= found.tolerance[found.converged]).all()
+    assert found.converged[1:].all()
+    assert found.status[0] == eq.Status.coupled
+
+
+def test_what_a_second_solve_finds_coupled_is_no_longer_converged():
+    def solution(value, *statuses):
+        rows = torch.full((2,), value, dtype=torch.float64)
+        status = torch.tensor([int(s) for s in statuses], dtype=torch.int8)
+        return Solution(
+            rows[:, None], status, rows, rows, torch.ones(2, dtype=torch.int64), Counts(), eq.Stop(), ""
+        )
+
+    done, short, coupled = eq.Status.converged, eq.Status.max_steps, eq.Status.coupled
+    found = finish(solution(1.0, done, short), solution(1.0, done, done), solution(2.0, coupled, done))
+    assert found.status.tolist() == [int(coupled), int(done)]
+    assert found.value.flatten().tolist() == [2.0, 2.0]
+    kept = finish(solution(1.0, done, short), solution(1.0, done, done), solution(2.0, done, done))
+    assert kept.value.flatten().tolist() == [1.0, 2.0]

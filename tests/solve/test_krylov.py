@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.solve.krylov import gmres
+from problems import contraction
 
 
 def systems(n, d, seed, spread=0.5, dtype=torch.float64):
@@ -179,3 +180,13 @@ def test_the_residual_is_that_of_all_rows_as_they_are_returned():
     alone = gmres(lambda u: u @ shift, b, x0, rtol=1e-10)
     assert alone.converged.all()
     assert not alone.coupled.any()
+
+
+def test_converged_means_the_tolerance_and_not_some_multiple_of_it():
+    A, b = contraction(4, 12, 0.9, seed=5)
+    operator = lambda u: u - u @ A.T
+    reached = gmres(operator, b, rtol=1e-14, max_steps=3).residual
+    near = gmres(operator, b, rtol=0.0, atol=reached / 1.5, max_steps=3)
+    torch.testing.assert_close(near.residual, reached)
+    assert not near.converged.any()
+    assert gmres(operator, b, rtol=0.0, atol=1.01 * reached, max_steps=3).converged.all()
