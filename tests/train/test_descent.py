@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.train import train_many
 
 FAMILIES = {
     "gaussian": lambda g, k: eq.GaussianReLU(12, 30, outputs=k, dtype=torch.float64, generator=g),
@@ -210,3 +211,24 @@ def test_families_train_on_digits_by_sgd_and_by_descent(name):
         optimiser.step()
         losses.append(float(loss.detach()))
     np.testing.assert_allclose(losses, history.loss[:20], rtol=1e-4)
+
+
+def test_the_layout_of_rows_does_not_reach_the_arithmetic():
+    """Column-ordered data, as tables come in, trains to the same bits."""
+    X = torch.randn(9, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    turned = X.T.contiguous().T
+    assert not turned.is_contiguous()
+
+    def trained(X):
+        models = [
+            eq.GaussianReLU(7, 33, 0.05, dtype=torch.float64, generator=torch.Generator().manual_seed(s))
+            for s in range(5)
+        ]
+        eq.gradient_descent(models[0], X, y, 3, 1e-2)
+        eq.gradient_flow(models[1], X, y, 1e-4)
+        train_many(models[2:4], X, y, 3, 1e-2)
+        eq.safeguarded_descent(models[4], X, y, 2)
+        return [p.detach() for model in models for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(X), trained(turned), strict=True))

@@ -63,7 +63,7 @@ class Instance:
             raise ValueError(f"X must be a real tensor (N, {d}), a row a sample. Got {got} instead.")
         if X.ndim == 0 or len(X) == 0:
             raise ValueError("X must have at least one row: a certificate is about data. Got none.")
-        return X.detach().to(_home(X)).double()
+        return X.detach().to(_home(X)).double().contiguous()  # on whose layout the last bits may depend
 
     def _targets(self, y: Tensor) -> Tensor:
         N, k = len(self.X), self.model.outputs
@@ -77,7 +77,7 @@ class Instance:
             raise ValueError(
                 f"y must be a real tensor {shape} like the network's output. Got {got} instead.{hint}"
             )
-        return y.detach().to(self.X.device).double()
+        return y.detach().to(self.X.device).double().contiguous()
 
     def _nonfinite(self) -> str:
         named = [("X", self.X), ("y", self.y), *self.model.state_dict().items()]

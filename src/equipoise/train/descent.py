@@ -180,6 +180,7 @@ class DescentRun:
         stop: Stop | None,
         precision: Precision,
     ) -> None:
+        X, y = X.contiguous(), y.contiguous()  # on whose layout the last bits may depend
         self.model, self.X, self.loss, self.rates = model, X, loss, rates
         with torch.no_grad():
             shape = model.readout(torch.zeros(len(X), model.width, dtype=X.dtype, device=X.device)).shape

@@ -181,6 +181,7 @@ class _Stack:
         self.parameters: Parameters = {
             n: torch.stack([m.get_parameter(n).detach() for m in models]).clone() for n in names
         }
+        X, y = X.contiguous(), y.contiguous()  # on whose layout the last bits may depend
         self.X = X if X.ndim == 3 else X.expand(self.runs, *X.shape)
         shape = first.output_shape(self.X.shape[1])
         self.y = y if y.ndim == len(shape) + 1 else y.expand(self.runs, *y.shape)
