@@ -103,3 +103,22 @@ def test_a_row_of_zeros_has_the_equilibrium_zero():
     assert model.equilibrium(X).abs().max() == 0
     Z = model.solve(X, start=torch.ones(2, 5, dtype=torch.float64), stop=TIGHT).value
     assert model.masks(Z, X).sum() == 0
+
+
+def test_a_large_norm_with_a_small_symmetric_part_is_wellposed():
+    model = GaussianReLU(2, 2, dtype=torch.float64)
+    with torch.no_grad():
+        model.W.copy_(torch.tensor([[0.5, 3.0], [-3.0, 0.5]]))  # sym W = I/2
+    model.check_wellposed()
+    with torch.no_grad():
+        model.W.copy_(torch.tensor([[1.5, 3.0], [-3.0, 0.5]]))
+    with pytest.raises(ValueError, match=r"Got 1\.5, which is 0\.5 too much.*\(‖W‖ is 3\.\d+\.\)"):
+        model.check_wellposed()
+    with torch.no_grad():
+        model.W.copy_(torch.eye(2))  # neither is below 1
+    with pytest.raises(ValueError, match="Got 1, which is 0 too much"):
+        model.check_wellposed()
+    with torch.no_grad():
+        model.W[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="Got nan"):
+        model.check_wellposed()

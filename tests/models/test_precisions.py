@@ -153,3 +153,19 @@ def test_autocast_lowers_neither_a_float64_layer_nor_its_tolerance():
     assert layer.last.adjoint.stop.rtol == 1e-8
     torch.testing.assert_close(lowered, z, rtol=1e-7, atol=0)
     torch.testing.assert_close(layer.cell.W.grad, gradient, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_the_formulas_of_a_family_are_not_lowered_by_autocast(name, dtype):
+    model = family(name, dtype)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.no_grad():
+        Z = model.equilibrium(x)
+        V, R = model.adjoint(Z, x), model.readout(Z)
+        formulas = lambda: (model.pullback(V, R, Z, x), model.gram(V, Z, x, V, Z, x))
+        plain = formulas()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            lowered = formulas()
+    for before, after in zip(plain, lowered, strict=True):
+        assert all(torch.equal(after[key], before[key]) for key in before)

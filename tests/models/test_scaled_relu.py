@@ -220,3 +220,19 @@ def test_weights_that_are_not_wellposed_are_told_by_how_much_and_what_to_do():
         model.check_wellposed()
     with pytest.raises(eq.EquilibriumError, match=r"diverged[\s\S]*= 1\.2, which is 0\.2 too much"):
         model(X)
+
+
+def test_a_large_norm_with_a_small_symmetric_part_is_wellposed():
+    model = ScaledReLU(2, 2, gamma=0.5, dtype=torch.float64)
+    with torch.no_grad():
+        model.A.copy_(torch.tensor([[1.0, 6.0], [-6.0, 1.0]]))  # sym A = I
+    model.check_wellposed()
+    with torch.no_grad():
+        model.A.copy_(torch.tensor([[3.0, 6.0], [-6.0, 1.0]]))
+    with pytest.raises(ValueError, match=r"Got 0\.5·3 = 1\.5, which is 0\.5 too much.*\(γ‖A‖ is 3\.\d+\.\)"):
+        model.check_wellposed()
+    with torch.no_grad():
+        model.A.copy_(torch.tensor([[0.0, 3.0], [0.0, 0.0]]))  # γ‖A‖ = 1.5, γλ_max(sym A) = 0.75
+    X = torch.ones(1, 2, dtype=torch.float64)
+    Z = model.closed_form(X)
+    torch.testing.assert_close(torch.relu(0.5 * Z @ model.A + model.injection(X)), Z)

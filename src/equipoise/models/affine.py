@@ -11,6 +11,7 @@ one linear equation with the contraction factor of the forward one. No Jacobian 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -333,6 +334,14 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
 def spectral_norm(W: Tensor) -> float:
     """‖W‖ by a float64 SVD: accurate, not rounded outward."""
     return float(torch.linalg.matrix_norm(W.detach().double(), ord=2))
+
+
+def wellposed_norms(W: Tensor) -> tuple[float, float]:
+    """‖W‖ and λ_max(sym W), either of which below 1 gives every input one equilibrium; by float64 too."""
+    if not bool(torch.isfinite(W).all()):
+        return math.nan, math.nan
+    half = W.detach().double() / 2
+    return spectral_norm(W), float(torch.linalg.eigvalsh(half + half.T)[-1])
 
 
 def norm_estimate(W: Tensor) -> float:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .affine import AffineFamily, choice, slope_at_zero, spectral_norm
+from ..solve.autocast import unlowered
+from .affine import AffineFamily, choice, slope_at_zero, wellposed_norms
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
 STARTS = ("assumption1", "zero_readout")
@@ -16,7 +17,7 @@ STARTS = ("assumption1", "zero_readout")
 class GaussianReLU(AffineFamily):
     """Z = relu(Z Wᵀ + X Uᵀ),  ŷ = Z a.    [ling2023, (2)]
 
-    One equilibrium for every input where ‖W‖ < 1.
+    One equilibrium for every input where ‖W‖ < 1, or else λ_max(sym W) < 1.
 
     Args:
         inputs, width, outputs: d, m and k.
@@ -69,11 +70,13 @@ class GaussianReLU(AffineFamily):
     def injection(self, X: Tensor) -> Tensor:
         return X @ self.U.T  # (N, m)
 
+    @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
         """∇W = Vᵀ diag(r) Z,  ∇U = Vᵀ diag(r) X,  ∇a = Zᵀ r.    [ling2023, (3)]"""
         L = weigh(V, R)  # (N, m)
         return {"W": L.T @ Z, "U": L.T @ X, "a": Z.T @ R}
 
+    @unlowered
     def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:
         """H_W = ZZᵀ ∘ VVᵀ,  H_U = XXᵀ ∘ VVᵀ,  H_a = ZZᵀ."""
         VV = pairs(V, V2)
@@ -86,11 +89,12 @@ class GaussianReLU(AffineFamily):
         )
 
     def check_wellposed(self) -> None:
-        q = spectral_norm(self.W)
-        if not q < 1:
+        q, top = wellposed_norms(self.W)
+        if not (q < 1 or top < 1):
             raise ValueError(
-                f"‖W‖ must be < 1 for every input to have one equilibrium. Got {q:.6g}, which is "
-                f"{q - 1:.2g} too much: multiply W by less than {1 / q:.4g}, or train with smaller steps."
+                f"λ_max(sym W) or ‖W‖ must be < 1 for every input to have one equilibrium. Got {top:.6g}, "
+                f"which is {top - 1:.2g} too much: multiply W by less than {1 / top:.4g}, or train with "
+                f"smaller steps. (‖W‖ is {q:.6g}.)"
             )
 
     def config(self) -> dict[str, Any]:

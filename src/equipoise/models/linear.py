@@ -165,6 +165,7 @@ class LinearEquilibrium(AffineFamily):
     def _masks(self, problem: AffineMap, Z: Tensor, image: Tensor | None = None) -> Tensor:
         return torch.ones_like(Z)
 
+    @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
         """∇B = Rᵀ Z,  ∇A = γ (T − S diag(1ᵀ T)),  T = S ∘ (Vᵀ diag(r) Z).  Columns of ∇A sum to 0."""
         self._refuse_trained_features()
@@ -172,6 +173,7 @@ class LinearEquilibrium(AffineFamily):
         T = S * (weigh(V, R).T @ Z)
         return {"A": self.gamma * (T - S * T.sum(dim=0)), "B": R.T @ Z}
 
+    @unlowered
     def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:
         """K_B = ZZᵀ,  K_A = γ² Z diag(⟨J_jᵀM_pᵀ, J_jᵀM_qᵀ⟩) Zᵀ,  J_j = diag(s_j) − s_j s_jᵀ.
 

@@ -76,6 +76,7 @@ class Monotone(AffineFamily):
         u = X @ self.U.T  # (N, n)
         return u if self.bias is None else u + self.bias
 
+    @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
         """G = Pᵀ diag(r) Z,  ∇A = −A(G + Gᵀ),  ∇B = G − Gᵀ,  ∇U = Pᵀ diag(r) X,  ∇u = Zᵀ r;  P is V here."""
         L = weigh(V, R)  # (N, n)
@@ -83,6 +84,7 @@ class Monotone(AffineFamily):
         gradients = {"A": -self.A @ (G + G.T), "B": G - G.T, "U": L.T @ X, "u": Z.T @ R}
         return gradients if self.bias is None else gradients | {"bias": L.sum(dim=0)}
 
+    @unlowered
     def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:
         """K_B = 2 PPᵀ∘ZZᵀ − 2 C∘Cᵀ,  K_U = PPᵀ∘XXᵀ,  K_u = ZZᵀ,  with C = PZᵀ, Pa = PAᵀ, Za = ZAᵀ, and
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .affine import AffineFamily, choice, open_unit, slope_at_zero, spectral_norm
+from ..solve.autocast import unlowered
+from .affine import AffineFamily, choice, open_unit, slope_at_zero, spectral_norm, wellposed_norms
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 
 INITS = ("experiments", "section5.1", "section5.2")
@@ -16,7 +17,7 @@ INITS = ("experiments", "section5.1", "section5.2")
 class ScaledReLU(AffineFamily):
     """Z = relu(γ Z A + Φ),  Φ = relu(X W),  ŷ = Z b.    [gao2022, (2)-(3)]
 
-    One equilibrium for every input where γ‖A‖ < 1 [gao2022, Lemma 3.1].
+    One equilibrium for every input where γ‖A‖ < 1 [gao2022, Lemma 3.1], or else γλ_max(sym A) < 1.
 
     Args:
         inputs, width, outputs: d, m and k.
@@ -86,12 +87,14 @@ class ScaledReLU(AffineFamily):
     def _features_off(self, P: Tensor) -> Tensor:
         return P <= 0 if self.relu_at_zero == 0 else P < 0
 
+    @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
         """∇W = Xᵀ diag(r) (E∘V),  ∇A = γ Zᵀ diag(r) V,  ∇b = Zᵀ r,  E = relu'(X W).    [gao2022, (7)-(9)]"""
         L = weigh(V, R)  # (N, m)
         E = self.slope(X @ self.W)
         return {"W": X.T @ (E * L), "A": self.gamma * (Z.T @ L), "b": Z.T @ R}
 
+    @unlowered
     def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:
         """H_b = ZZᵀ,  H_A = γ² ZZᵀ ∘ VVᵀ,  H_W = XXᵀ ∘ (E∘V)(E∘V)ᵀ.    [gao2022, (11)-(13)]"""
         return squeeze_blocks(
@@ -107,9 +110,9 @@ class ScaledReLU(AffineFamily):
         return (E if V.ndim == 2 else E[:, None, :]) * V
 
     def closed_form(self, X: Tensor) -> Tensor:
-        """Z = Φ (I − γA)⁻¹, where A ≥ 0 entrywise and γ‖A‖ < 1 [gao2022, Lemma 5.1]. Differentiable.
+        """Z = Φ (I − γA)⁻¹, where A ≥ 0 entrywise and `check_wellposed` passes [gao2022, Lemma 5.1].
 
-        A gradient step leaves A ≥ 0 as a rule, so `solve` does not look for it.
+        Differentiable. A gradient step leaves A ≥ 0 as a rule, so `solve` does not look for it.
         """
         self._check_inputs(X)
         if bool((self.A < 0).any()):
@@ -123,13 +126,14 @@ class ScaledReLU(AffineFamily):
         return torch.linalg.solve(eye - self.gamma * self.A, self.injection(X), left=False)
 
     def check_wellposed(self) -> None:
-        norm = spectral_norm(self.A)
-        q = self.gamma * norm
-        if not q < 1:
+        norm, top = wellposed_norms(self.A)
+        q = self.gamma * top
+        if not (self.gamma * norm < 1 or q < 1):
             raise ValueError(
-                f"γ‖A‖ must be < 1 for every input to have one equilibrium. Got {self.gamma:.4g}·{norm:.4g} "
-                f"= {q:.6g}, which is {q - 1:.2g} too much: take γ < {1 / norm:.4g}, multiply A by less than "
-                f"{1 / q:.4g}, or train with smaller steps."
+                f"γλ_max(sym A) or γ‖A‖ must be < 1 for every input to have one equilibrium. Got "
+                f"{self.gamma:.4g}·{top:.4g} = {q:.6g}, which is {q - 1:.2g} too much: take γ < "
+                f"{1 / top:.4g}, multiply A by less than {1 / q:.4g}, or train with smaller steps. (γ‖A‖ is "
+                f"{self.gamma * norm:.6g}.)"
             )
 
     def config(self) -> dict[str, Any]:
