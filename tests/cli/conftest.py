@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from once import made_once
 
 from cli.commands import SMALL, call, write_flowers
 
@@ -19,8 +21,13 @@ def equipoise(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> SimpleNamespace:
-    """A finished run on flowers; tests that change it copy it first."""
-    at = tmp_path_factory.mktemp("trained")
+    """A finished run on flowers, made once a session; tests that change it copy it first."""
+    at = made_once(tmp_path_factory, "flowers", fit_flowers)
+    said = {name: (at / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")}
+    return SimpleNamespace(path=at / "run", table=at / "flowers.csv", result=SimpleNamespace(**said))
+
+
+def fit_flowers(at: Path) -> None:
     table, before = write_flowers(at / "flowers.csv"), os.getcwd()
     os.chdir(at)
     try:
@@ -28,4 +35,5 @@ def trained(tmp_path_factory) -> SimpleNamespace:
     finally:
         os.chdir(before)
     assert result.exit_code == 0, result.output
-    return SimpleNamespace(path=at / "run", table=table, result=result)
+    for name in ("stdout", "stderr"):
+        (at / name).write_text(getattr(result, name), encoding="utf-8")

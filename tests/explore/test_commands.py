@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+from once import made_once
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
@@ -15,15 +17,18 @@ runner = CliRunner()
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two small runs on one table."""
-    root = tmp_path_factory.mktemp("runs")
+    """Two small runs on one table, made once a session, in a copy."""
+    made = made_once(tmp_path_factory, "explored", train_two)
+    return shutil.copytree(made, tmp_path_factory.mktemp("explored") / "explored")
+
+
+def train_two(root):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(30, 3))
     rows = "\n".join(",".join(map(str, [*x, x[0] - x[1]])) for x in X)
     (root / "table.csv").write_text(f"a,b,c,y\n{rows}\n")
     for name, steps in (("one", "4"), ("two", "2")):
         train(root, name, "--steps", steps)
-    return root
 
 
 def train(root, name, *more):

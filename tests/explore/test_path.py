@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from once import made_once
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
@@ -44,11 +46,15 @@ def train(root, name, *more):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    write_table(root / "table.csv")
-    for name, more in KINDS.items():
-        train(root, name, *more)
-    return root
+    """A run of each kind, made once a session, in a copy."""
+
+    def make(root):
+        write_table(root / "table.csv")
+        for name, more in KINDS.items():
+            train(root, name, *more)
+
+    made = made_once(tmp_path_factory, "paths", make)
+    return shutil.copytree(made, tmp_path_factory.mktemp("paths") / "paths")
 
 
 def repeated(run, every=1):

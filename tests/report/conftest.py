@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from once import made_once
 from sklearn.datasets import load_digits
 
 import equipoise as eq
@@ -24,11 +25,13 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """A directory of each kind, with its report."""
-    return build(tmp_path_factory.mktemp("runs"))
+    """A directory of each kind, with its report: copies of those that are made once a session."""
+    made = made_once(tmp_path_factory, "reported", build)
+    own = Path(shutil.copytree(made, tmp_path_factory.mktemp("runs") / "reported"))
+    return {path.name: path for path in own.iterdir()}
 
 
-def build(root: Path) -> dict[str, Path]:
+def build(root: Path) -> None:
     made = {
         "classification": classification(root / "classification"),
         "regression": free(root / "regression"),
@@ -39,7 +42,6 @@ def build(root: Path) -> dict[str, Path]:
     made["hostile"] = hostile(made["classification"], root / "hostile")
     for path in made.values():
         report.write(path)
-    return made
 
 
 def digits(rows: slice) -> tuple[np.ndarray, np.ndarray]:
