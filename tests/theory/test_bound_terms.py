@@ -95,10 +95,10 @@ def test_the_hidden_step_and_the_movement_are_those_of_the_proof(family):
     model, X, y = instance(family)
     found = eq.certify(model, X, y, theorem="two_timescale")
     gradients = 2 if family == "kawaguchi2021" else 1  # of L = ‖r‖², those of ½‖r‖² twice
-    assert gradients * found.step_sizes["hidden"] == pytest.approx(found["η_h > 0"].lhs, rel=1e-12)
+    assert gradients * found.step_sizes["hidden"] == pytest.approx(found["η_h > 0"].lhs, rel=1e-12, abs=0.0)
     left = (1 - found.constants["theta"]) * found.constants["nu"]
     size = float(model.equilibrium(X).norm().detach())
-    assert found.movement == pytest.approx(found["(T4)"].lhs / left / size, rel=1e-6)
+    assert found.movement == pytest.approx(found["(T4)"].lhs / left / size, rel=1e-6, abs=0.0)
 
 
 def test_words_of_two_certificates_are_told_apart():

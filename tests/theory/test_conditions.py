@@ -15,7 +15,6 @@ import equipoise as eq
 from certifiable import instance
 from equipoise.linalg import Interval
 from equipoise.theory import gao2022, hieu2022, ling2023
-from equipoise.theory.claim import Claims
 
 X, r = Q(7), Q(11)
 
@@ -43,18 +42,6 @@ def test_gao2022():
         assert at.l0 == max(at.l1 / C[2], at.g0 * at.l1 * at.l3 / (at.gap * C[1] * at.l2), at.l3 / C[0])
 
 
-@pytest.mark.parametrize("a0", [0.5, 1e3])
-def test_gao2022_step(a0):
-    numbers = {"l1": 3.0, "l2": 1.0, "l3": 5.0, "g0": 0.25, "gap": 0.75, "B": 1.5, "l0": 1.0}
-    at, x = gao2022.Ball(**{name: Interval(v) for name, v in numbers.items()}), 0.5
-    q2, q1 = (v * x**2 / 0.75**2 for v in (1.5 * 25, 1.5 * 25 + 9))
-    found = gao2022.Descent()._promise(Claims(), at, Interval(x), Interval(a0))
-    assert found["max_step_size"] == pytest.approx(min(4 / a0**2, 2 * q2 / q1**2), rel=1e-12)
-    assert found["exponent"] == pytest.approx(a0**2 / 4, rel=1e-12)
-    flow = gao2022.Flow()._promise(Claims(), at, Interval(x), Interval(a0))
-    assert flow["exponent"] == pytest.approx(a0**2 / 2, rel=1e-12)
-
-
 def test_ling2023():
     W, U, a, delta, root2 = Q(1, 3), Q(5), Q(13), Q(2, 17), Q(99, 70)
     at = ling2023.Ball.of(W, U, a, delta, max)
@@ -74,7 +61,7 @@ def test_ling2023_prints_half_of_what_its_proof_needs():
     found = eq.certify(model, data, y, theorem="ling2023", printed=True)
     needed, printed = (c for c in found.claims if c.name == "(9)")
     assert printed.printed
-    assert printed.rhs == pytest.approx(needed.rhs / 2, rel=1e-12)
+    assert printed.rhs == pytest.approx(needed.rhs / 2, rel=1e-12, abs=0.0)
 
 
 def test_hieu2022():
@@ -106,7 +93,7 @@ def test_hieu2022():
 
 @pytest.mark.parametrize("lambda0", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("a", [1e-4, 1.0, 1e2])
-def test_hieu2022_steps(lambda0, a):
+def test_hieu2022_prints_a_step(lambda0, a):
     U, u, mu, x = 3.0, 0.01, 0.5, 2.0
     at = hieu2022.Ball(*map(Interval, (a, U, u, mu, x, 1.0)), {k: Interval(1.0) for k in "ABUu"})
     curvature = x**2 * (u**2 + 4 * u**2 * U**2 * a**2 + 4 * u**2 * U**2 + U**2)
@@ -116,17 +103,7 @@ def test_hieu2022_steps(lambda0, a):
         1 / (2 * x * lambda0 * U * u * a),
         1 / (6 * (lambda0 * u * a) ** 2),
     )
-    assert at.printed_step(Interval(lambda0)).lo == pytest.approx(min(several), rel=1e-12)
-    c11, c12, c13 = (v.hi for v in at.descent())
-    claims = Claims()
-    found = hieu2022.Descent()._claim(claims, at, Interval(lambda0))
-    assert found["max_step_size"] == pytest.approx(
-        min(4 / lambda0**2, 1 / (32 * c12), lambda0**2 / (25 * c11**2)), rel=1e-12
-    )
-    assert [c.rhs for c in claims.items[:3]] == pytest.approx(
-        [8 * at.worst(lambda *v: max(v, key=lambda i: i.hi)).hi, at.descent_spectrum().hi, 16 * c13],
-        rel=1e-12,
-    )
+    assert at.printed_step(Interval(lambda0)).lo == pytest.approx(min(several), rel=1e-12, abs=0.0)
 
 
 def test_the_loss_of_kawaguchi2021_is_the_one_that_was_asked_for():

@@ -65,7 +65,7 @@ def test_every_rounding_of_a_layer_counts(name, model):
         inner = 4 if name == "sparse" else 16  # a proximal map sums over the state at most
         off += ULPS * (norm(before) + norm(z) + norm(Z)) * (1 + inner)
     truth = (norm(Z - z) + off) / (1 - q)
-    assert equilibria_error(model, X, Z, Interval(q)) == pytest.approx(truth, rel=1e-3)
+    assert equilibria_error(model, X, Z, Interval(q)) == pytest.approx(truth, rel=1e-3, abs=0.0)
 
 
 @pytest.mark.parametrize(("name", "model"), list(networks()))
@@ -128,4 +128,4 @@ def test_every_rounding_of_a_convolution_counts(case):
         before, z = z, model.regulariser(z.flatten(1)).reshape(z.shape)
         off += ULPS * (norm(before) + norm(z) + norm(Z)) * (1 + Z[0].numel())
     truth = (norm(Z - z) + off) / (1 - q)
-    assert network.error(X, Z) == pytest.approx(truth, rel=1e-3)
+    assert network.error(X, Z) == pytest.approx(truth, rel=1e-3, abs=0.0)

@@ -9,7 +9,7 @@ import torch
 
 import equipoise as eq
 from certifiable import instance
-from equipoise.linalg import Interval, gamma
+from equipoise.linalg import Interval, frobenius, gamma
 from equipoise.theory.features import Along, Reachable, Start, _residual, floor, reachable_targets, run_rtol
 from equipoise.theory.instance import Instance
 
@@ -55,10 +55,10 @@ def test_the_floor_is_that_of_its_terms(family, N, slack, dtype, newton):
                 truth = (e / ((spare - rho) * first)) ** 2 + gap / first**2
                 if first > 0 and truth < 1:
                     found = floor(at, start, along, Interval(spare), rtol)
-                    assert found == pytest.approx(truth, rel=1e-6)
+                    assert found == pytest.approx(truth, rel=1e-6, abs=0.0)
             assert truth < 1  # with all the room there is
-            assert floor(at, start, along, Interval(rho * (1 - 1e-6)), rtol) == 1.0  # no room at all
-            assert floor(at, start, along, Interval(0.0), rtol) == 1.0
+            assert floor(at, start, along, Interval(rho * (1 - 1e-6)), rtol) >= 1.0  # no room at all
+            assert floor(at, start, along, Interval(0.0), rtol) >= 1.0
 
 
 def test_solves_are_no_tighter_than_the_dtype():
@@ -82,7 +82,9 @@ def test_certificates_use_the_numbers_that_hold_all_along_a_run(slack, readout):
         assert k["nu"] == 0.3
     a = start.a0.hi + 2 * start.r0.hi / (0.6 * s)
     along = Along(*map(Interval, (a, k["S_bar"], s, 4 * at.enclosure.resolvent.hi, 0.0)), newton)
-    assert found.floor == pytest.approx(floor(at, start, along, Interval(0.4 * k["nu"]), 1e-12), rel=1e-9)
+    assert found.floor == pytest.approx(
+        floor(at, start, along, Interval(0.4 * k["nu"]), 1e-12), rel=1e-9, abs=0.0
+    )
     spectrum = at.equilibria.spectrum
     assert (k["Z_sigma_min"], k["Z_norm"]) == (spectrum.sigma_min.lo, spectrum.norm.hi)
     assert (k["s"], k["S"], k["r0"]) == (start.s.lo, start.S.hi, start.r0.hi)
@@ -90,7 +92,7 @@ def test_certificates_use_the_numbers_that_hold_all_along_a_run(slack, readout):
     k, given = found.constants, found["(T2)"]
     along = Along(*map(Interval, (k["a_bar"], k["S_bar"], s, k["R"], 0.4 * k["nu"])), newton)
     spare = Interval(0.4 * k["nu"] - given.lhs)
-    assert found.floor == pytest.approx(floor(at, start, along, spare, 1e-12), rel=1e-6)
+    assert found.floor == pytest.approx(floor(at, start, along, spare, 1e-12), rel=1e-6, abs=0.0)
 
 
 def test_the_start_allows_for_the_error_of_projected_targets():
@@ -108,5 +110,5 @@ def test_the_start_allows_for_the_error_of_projected_targets():
     assert wide.hi >= truth + 0.5
     y = exact.y + 1e12  # the difference of large numbers is rounded at their size
     large = _residual(at, Reachable(y, 1e-300, exact.least))
-    sizes = float(y.norm()) + float((at.Z @ a - y).norm())
-    assert large.hi - large.lo >= 2 * gamma(4) * sizes * (1 - 1e-9)
+    left = at.Z @ a - y
+    assert large.hi - frobenius(left).hi >= 0.8 * gamma(4) * (float(y.norm()) + float(left.norm()))

@@ -15,7 +15,6 @@ from conv_networks import CASES, IMAGE, build, drawn
 from equipoise.linalg import Interval, gamma
 from equipoise.models.conv import OptEqSegmenter
 from equipoise.theory import certified_radius, conv_robustness, lipschitz_bound
-from equipoise.theory.conv import _contraction
 from equipoise.theory.conv_robustness import (
     ConvHead,
     ConvNetwork,
@@ -24,6 +23,7 @@ from equipoise.theory.conv_robustness import (
     _means_norm,
     _resize_norm,
 )
+from equipoise.theory.families.conv_opteq import ConvOptEqFacts
 
 # -- the error of equilibria ---------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ def test_every_rounding_of_a_head_counts(normalise):
     model = build(pool=2, normalise=normalise)
     head, Z = ConvHead(model), drawn(2, *model.state, seed=3)
     size, n, means = float(Z.flatten(1).norm(dim=1).max()), head.V.shape[1], head.means.hi
-    assert head.error.hi == pytest.approx(gamma(n + 4 + 8) * float(head.V.norm()) * means, rel=1e-9)
+    assert head.error.hi == pytest.approx(gamma(n + 4 + 8) * float(head.V.norm()) * means, rel=1e-9, abs=0.0)
     for error in (0.0, 0.25):
         y, off, scale = head.scores(Z, Interval(error))
         s, s_off = torch.ones(2, dtype=Z.dtype), 0.0
@@ -171,7 +171,7 @@ def test_every_rounding_of_a_head_counts(normalise):
         one += float(head.v.abs().max()) * (s_off + gamma(4) * float(s.max())) + gamma(4) * float(
             y.abs().max()
         )
-        assert off == pytest.approx(2 * one, rel=1e-6)
+        assert off == pytest.approx(2 * one, rel=1e-6, abs=0.0)
         assert bool((scale >= s + s_off * (1 - 1e-9)).all())
 
 
@@ -186,13 +186,13 @@ def test_the_error_of_scores_is_that_of_the_worst_images(monkeypatch):
 def test_nothing_is_proved_of_a_map_that_may_keep_distances():
     frame = {"theorem": "wellposed", "hypotheses": (), "tier": "float64", "fingerprint": {}}
     of = lambda q: SimpleNamespace(wellposed=lambda: SimpleNamespace(contraction=q))
-    assert _contraction(of(1 - 2.0**-53), frame).proved
-    assert not _contraction(of(1.0), frame).proved
+    assert ConvOptEqFacts(of(1 - 2.0**-53)).reason(frame).proved
+    assert not ConvOptEqFacts(of(1.0)).reason(frame).proved
 
 
 def test_the_rate_of_splitting_is_that_of_its_step():
     """√(1 − (2α − α²λ)μ) at α = 1/λ is √(1 − αμ)."""
     model = eq.ConvMonotone(IMAGE, 3, margin=0.5, dtype=torch.float64)
     known = eq.certify(model, drawn(1, *IMAGE), theorem="wellposed").constants
-    assert known["rate"] == pytest.approx(math.sqrt(1 - 0.5 * known["step_size"]), rel=1e-12)
+    assert known["rate"] == pytest.approx(math.sqrt(1 - 0.5 * known["step_size"]), rel=1e-12, abs=0.0)
     assert known["rate"] < 1
