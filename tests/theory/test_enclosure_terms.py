@@ -11,10 +11,16 @@ import equipoise as eq
 from equipoise.linalg import Interval, SingularBounds, frobenius, gamma
 from equipoise.theory import facts
 from equipoise.theory.claim import Claim
-from equipoise.theory.enclosure import Enclosure, Equilibria, product_rounding, widened
+from equipoise.theory.enclosure import (
+    Enclosure,
+    Equilibria,
+    contracts,
+    product_rounding,
+    resolvent_of,
+    widened,
+)
 from equipoise.theory.families.linear import is_stochastic, stochastic_bounds
 from equipoise.theory.families.monotone import is_monotone
-from equipoise.theory.reasons import contracts, resolvent_of
 
 F64 = torch.float64
 

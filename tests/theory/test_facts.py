@@ -12,7 +12,8 @@ from equipoise.models.affine import AffineFamily
 from equipoise.models.blocks import pairs, squeeze_blocks, weigh
 from equipoise.theory import certified_radius, equilibrium_error, facts, facts_of, lipschitz_bound
 from equipoise.theory.enclosure import product_rounding
-from equipoise.theory.families import GaussianReLUFacts, GenericFacts
+from equipoise.theory.families import GenericFacts
+from equipoise.theory.families.gaussian_relu import GaussianReLUFacts
 from equipoise.theory.register import _REGISTER
 
 F64 = torch.float64

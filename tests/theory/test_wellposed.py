@@ -8,7 +8,7 @@ import torch
 import equipoise as eq
 from equipoise.linalg import Interval
 from equipoise.theory import equilibrium_error
-from equipoise.theory.reasons import contracts
+from equipoise.theory.enclosure import contracts
 from problems import exact_affine
 
 F64 = torch.float64

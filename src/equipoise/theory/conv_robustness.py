@@ -19,7 +19,6 @@ Distances between images are Euclidean, over all channels and pixels.
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import Any
 
@@ -36,8 +35,8 @@ from ..models.conv.parts import ClassHead, Extractor, PixelHead
 from ..models.opteq.pieces import pace
 from ..models.properties import Proximal
 from ..solve import Stop
+from .common import not_finite
 from .lipschitz import Part
-from .obstacles import not_finite
 from .register import has_own_facts, is_about
 
 EPSILON = 1e-5  # ε of F.layer_norm
@@ -52,22 +51,6 @@ _KNOWN: dict[tuple[str, bool], tuple[type[nn.Module], ...]] = {  # a part of the
     ("head", False): (ClassHead, PixelHead),
     ("head", True): (nn.Linear, nn.Conv2d),
 }
-
-
-def conv_error(model: ConvOptEq, X: Tensor, Z: Tensor) -> float:
-    """≥ ‖Z − Z*‖_F for any Z (N, channels, h, w) offered as the equilibria of X; ∞ where none is proved.
-
-    The residual is that of T itself, ‖Z − T(Z)‖_F/(1 − q), whatever steps a solve takes.
-    """
-    network = ConvNetwork(model)
-    X = network.checked(X)
-    expected = (len(X), *model.state)
-    if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
-        got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
-        raise ValueError(f"Z must be {expected}, a state an image. Got {got} instead.")
-    if network.obstacle or not bool(torch.isfinite(Z).all()):
-        return math.inf
-    return network.error(X, Z.detach().to(X))
 
 
 class ConvNetwork:

@@ -2,21 +2,34 @@
 
 Theorems speak of the real numbers that the stored weights and data are. The facts of a family (`families/`)
 say how far its computed effective weight and injection can be from the exact ones, and why every input has
-one equilibrium.
+one equilibrium: a map that contracts has R = 1/(1 − ‖W‖), one with a positive symmetric part of I − W has
+R = 1/(1 − λ_max(sym W)).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..linalg import Interval, SingularBounds, frobenius, gamma, singular_bounds
+from ..linalg import (
+    Interval,
+    SingularBounds,
+    frobenius,
+    gamma,
+    singular_bounds,
+    symmetric_part_margin_lower,
+)
 from ..models.affine import AffineFamily
 from .claim import Claim
+
+SVD = "a-posteriori bounds on an SVD, rounded outward"
+EXACT = "exact, by the parameterisation"
 
 
 @dataclass(frozen=True)
@@ -91,3 +104,50 @@ def widened(bounds: SingularBounds, error: float) -> SingularBounds:
 
 def _nonnegative(x: Interval) -> Interval:
     return Interval(max(x.lo, 0.0), max(x.hi, 0.0))
+
+
+# -- why equilibria are unique, where more than one family has the reason ------------------------------------
+
+
+def contracts(
+    norm: Interval, method: str = SVD, name: str = "‖W‖ < 1", remedy: str = "a smaller W (sigma_w2)"
+) -> Claim:
+    """‖W‖ < 1, from the norm."""
+    statement = "the map contracts: one equilibrium for every input"
+    return Claim(name, statement, norm, "<", Interval(1.0), method, remedy=remedy)
+
+
+def resolvent_of(reason: Claim) -> Interval:
+    """R of a contraction: 1/(1 − q)."""
+    return 1 / (1 - reason.left) if reason.holds else Interval(0.0, math.inf)
+
+
+def is_positive(margin: float) -> Claim:
+    """λ_max(sym W) < 1, from a margin ≤ λ_min(sym(I − W))."""
+    return Claim(
+        "λ_max(sym W) < 1",
+        "sym(I − W) is positive, though W may not contract: one equilibrium for every input",
+        Interval(-math.inf, (1 - Interval(margin)).hi),
+        "<",
+        Interval(1.0),
+        "a Cholesky witness, rounded outward",
+    )
+
+
+def reasons(contraction: Claim, margin: float) -> dict[str, Any]:
+    """Of a family that contracts or is monotone: the better of both, and ‖W‖ < 1 where neither is proved."""
+    reason, resolvent = contraction, resolvent_of(contraction)
+    if margin > 0:
+        reason = contraction if contraction.holds else is_positive(margin)
+        resolvent = Interval(0.0, min(resolvent.hi, (1 / Interval(margin)).hi))
+    return {
+        "unique": (reason,),
+        "resolvent": resolvent,
+        "reason": reason.name,
+        "contraction": contraction,
+    }
+
+
+def margin_of(W: Tensor, error: float) -> float:
+    """≤ λ_min(sym(I − W exact)) for a W that is off by at most `error`."""
+    return (Interval(symmetric_part_margin_lower(W)) - error).lo

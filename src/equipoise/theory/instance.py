@@ -14,8 +14,7 @@ from ..models.affine import AffineFamily
 from ..models.altered import altered, double
 from ..solve import Newton, Stop
 from .certificate import FLOAT64_TIER, fingerprint
-from .enclosure import Enclosure, Equilibria, product_rounding
-from .reasons import SVD
+from .enclosure import SVD, Enclosure, Equilibria, product_rounding
 from .register import facts, unknown
 
 if TYPE_CHECKING:

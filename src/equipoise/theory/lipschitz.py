@@ -113,15 +113,18 @@ class AffineBounds(Bounds):
         return None if self.obstacle or self.enclosure is None else self.facts.predictor(self.enclosure)
 
     def output_bound(self) -> float:
+        """‖M‖ itself where outputs are linear, else ‖a‖R‖u'‖."""
         if self.predictor is None:
             return super().output_bound()
         M, error = self.predictor
         return (Interval(norm_upper(M)) + error).hi
 
     def parts(self, units: Tensor | None) -> list[Part]:
+        """M where outputs are linear, else the readout with the state's constant."""
         return super().parts(units) if self.predictor is None else [(*self.predictor, Interval(1.0))]
 
     def state_bound(self, units: Tensor | None = None) -> float:
+        """R‖u'‖, on all units or on those of a mask."""
         if self.obstacle:
             return math.inf
         return (self._resolvent(units) * self._injection(units)).hi
@@ -146,10 +149,12 @@ class AffineBounds(Bounds):
     # -- radii -----------------------------------------------------------------------------------------------
 
     def checked(self, X: Tensor) -> tuple[Instance, str]:
+        """The instance of X, and why nothing can be said of it."""
         instance = Instance(self.original, X)
         return instance, instance.obstacle or self.obstacle
 
     def scores(self, points: Instance) -> tuple[Tensor, float, float]:
+        """ŷ = Za at the computed equilibria."""
         error = score_error(points.Z, points.equilibria.error, self.a)
         return points.model.readout(points.Z).reshape(points.N, -1), error, 1.0
 

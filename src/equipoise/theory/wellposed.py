@@ -66,8 +66,9 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
     return facts(model).equilibrium_error(X, Z)
 
 
-def check_shape(Z: Tensor, expected: tuple[int, int], hint: str = "") -> None:
+def check_shape(Z: Tensor, expected: tuple[int, ...], hint: str = "") -> None:
     """A ValueError unless Z has the shape of the equilibria."""
     if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
         got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
-        raise ValueError(f"Z must be {expected}, a row a sample. Got {got} instead.{hint}")
+        rows = "a row a sample" if len(expected) == 2 else "a state an image"
+        raise ValueError(f"Z must be {expected}, {rows}. Got {got} instead.{hint}")

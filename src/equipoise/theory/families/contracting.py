@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ...linalg import Interval, SingularBounds, singular_bounds
 from ..claim import Claim
-from ..enclosure import Enclosure
+from ..enclosure import SVD, Enclosure, contracts, margin_of, reasons
 from ..facts import AffineFacts
-from ..reasons import SVD, contracts, margin_of, reasons
 from ..rigorous import METHOD, BallEnclosure, ball_enclosure, margin_in_balls, precision, singular
 from ..watch import WeightWatch
 
@@ -48,12 +47,14 @@ class ContractingFacts(AffineFacts):
         return contracts(norm, method, self.condition, self.remedy)
 
     def enclosure(self, X: Tensor) -> Enclosure:
+        """By an SVD and a Cholesky witness of the computed weight."""
         norm, norms = self.norms(singular_bounds)
         weight = self.model.weight()
         margin = margin_of(weight, self.weight_error(weight))
         return self._enclosed(X, weight, norm, reasons(self.contraction(norm, SVD), margin), norms)
 
     def enclosure_near(self, X: Tensor, watch: WeightWatch) -> Enclosure:
+        """By the drift from a weight whose bounds the watch holds."""
         weight = self.model.weight()
         norm, error = watch.norm(weight), self.weight_error(weight)
         if error:
@@ -63,6 +64,7 @@ class ContractingFacts(AffineFacts):
         return self._enclosed(X, weight, norm, reasons(contraction, margin), {})
 
     def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
+        """By residuals of an SVD and of a Cholesky factor in ball arithmetic."""
         norm, norms = self.norms(singular)
         with precision():
             W, u = self.in_balls(X)

@@ -10,7 +10,6 @@ from typing import Any
 from ...linalg import Interval, conv_norm_upper, frobenius, gamma
 from ...models.conv import ConvMonotone
 from ...models.conv.parts import transposed_kernel
-from ...models.methods import returned
 from ..certificate import Certificate
 from ..register import facts_of
 from .images import ImageFacts
@@ -23,10 +22,6 @@ class ConvMonotoneFacts(ImageFacts):
 
     family = "ConvMonotone"
     has_error = False
-
-    def declared(self) -> list[str]:
-        instead = returned(self.model.method)
-        return [f"what is said is of equilibria: the model itself returns {instead}"] if instead else []
 
     def reason(self, frame: dict[str, Any]) -> Certificate:
         """With M = I − W = S − K, S = μI + Aᵀ⋆A⋆ and K = B⋆ − Bᵀ⋆,

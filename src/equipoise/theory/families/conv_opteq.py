@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...linalg import Interval
@@ -17,10 +18,11 @@ from ...models.conv.conv_opteq import ConvLayer
 from ...models.conv.parts import PixelHead
 from ..certificate import Certificate
 from ..claim import Claim
-from ..conv_robustness import ConvNetwork, conv_error
+from ..common import declared, unknown_layer
+from ..conv_robustness import ConvNetwork
 from ..lipschitz import Bounds, Part, above, joint, pairs
-from ..obstacles import declared, unknown_layer
 from ..register import facts_of
+from ..wellposed import check_shape
 from .images import ImageFacts
 
 
@@ -31,6 +33,7 @@ class ConvOptEqFacts(ImageFacts):
     family = "ConvOptEq"
 
     def reason(self, frame: dict[str, Any]) -> Certificate:
+        """Every layer is averaged and the whole contracts by the product."""
         q = self.model.wellposed().contraction
         claim = Claim(
             "∏(1−α+α‖W_l‖²) < 1",
@@ -53,10 +56,8 @@ class ConvOptEqFacts(ImageFacts):
             **frame,
         )
 
-    def declared(self) -> list[str]:
-        return declared(self.model)
-
     def parts_obstacle(self) -> str:
+        """A layer of another class, or a property that may expand."""
         if why := unknown_layer(self.model.layers, ConvLayer):
             return why
         R = self.model.regulariser
@@ -66,9 +67,17 @@ class ConvOptEqFacts(ImageFacts):
 
     def equilibrium_error(self, X: Tensor, Z: Tensor) -> float:
         """≥ ‖Z − Z*‖_F by ‖Z − T(Z)‖_F/(1 − q), of T itself; infinite where nothing is proved."""
-        return math.inf if altered(self.model, outside=()) else conv_error(self.model, X, Z)
+        if altered(self.model, outside=()):
+            return math.inf
+        network = ConvNetwork(self.model)
+        X = network.checked(X)
+        check_shape(Z, (len(X), *self.model.state))
+        if network.obstacle or not bool(torch.isfinite(Z).all()):
+            return math.inf
+        return network.error(X, Z.detach().to(X))
 
     def bounds(self) -> ConvBounds:
+        """Lipschitz constants of the outputs, or of the scores that decide."""
         return ConvBounds(self.model)
 
 
@@ -87,14 +96,17 @@ class ConvBounds(ConvNetwork, Bounds):
         self.believed = tuple(declared(model))
 
     def output_bound(self) -> float:
+        """≥ the Lipschitz constant of all outputs together."""
         if self.obstacle:
             return math.inf
         return joint(self.outputs())
 
     def parts(self, units: Tensor | None) -> list[Part]:
+        """What the outputs are made of, on all units."""
         return self.outputs()
 
     def score_bounds(self) -> Tensor:
+        """Of sŷ where the head normalises, so that classes are decided without 1/√ε."""
         if not self.head.normalised:
             return super().score_bounds()
         v, linear = self.head.v, self.undivided()  # of Vc + sv
@@ -104,6 +116,7 @@ class ConvBounds(ConvNetwork, Bounds):
         return above(pairs(linear) + (v[:, None] - v).abs() * slope).fill_diagonal_(0.0)
 
     def checked(self, X: Tensor) -> tuple[Tensor, str]:  # type: ignore[override]
+        """X in float64, and why nothing can be said."""
         if isinstance(self.model.head, PixelHead):
             raise ValueError(
                 "a radius is about the one class of an image. Got task='segmentation' instead, a class for "

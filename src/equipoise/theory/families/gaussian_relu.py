@@ -29,22 +29,28 @@ class GaussianReLUFacts(ContractingFacts):
     remedy = "a smaller W (sigma_w2)"
 
     def norms(self, of: Singular) -> tuple[Interval, dict[str, Interval]]:
+        """‖W‖ itself."""
         norm = of(self.model.W).norm
         return norm, {"W": norm}
 
     def injection_error(self, X: Tensor) -> float:
+        """Of one product."""
         return product_rounding(X, self.model.U.T).hi
 
     def in_balls(self, X: Tensor) -> tuple[Any, Any]:
+        """W as it is stored, and the product."""
         return balls(self.model.W), balls(X) * balls(self.model.U.T)
 
     def geometry(self, instance: Instance) -> Contracting:
+        """c = W."""
         return Contracting(q=inverse_gap(instance), g=Interval(1.0), x=input_norm(instance))
 
     def input_map(self) -> Tensor:
+        """U."""
         return self.model.U
 
     def contract(self, to: float) -> tuple[str, dict[str, float]]:
+        """W times a factor."""
         factor = to / spectral_norm(self.model.W)
         self.model.W.mul_(factor)
         return f"W multiplied by {factor:.3g}, so that ‖W‖ = {to:g}", {"W": factor}

@@ -12,7 +12,6 @@ from torch import Tensor
 from ...models.affine import AffineFamily
 from ..enclosure import Enclosure
 from ..register import facts_of
-from ..watch import WeightWatch
 from .contracting import ContractingFacts
 
 # What a family may say of itself; all else of AffineFamily decides what its equilibria and outputs are.
@@ -42,6 +41,7 @@ class GenericFacts(ContractingFacts):
 
     @property
     def obstacle(self) -> str:
+        """Why nothing follows from W and u: a changed method, or an activation that is rounded."""
         name, activation = type(self.model).__name__, self.model.activation
         if changed := self._changed():
             return (
@@ -61,12 +61,9 @@ class GenericFacts(ContractingFacts):
         return [n for n in named if n not in _ITS_OWN and (n == "__call__" or not n.startswith("__"))]
 
     def enclosure(self, X: Tensor) -> Enclosure:
+        """W and u as the family computes them, once they have been checked."""
         self._check(X)
         return super().enclosure(X)
-
-    def enclosure_near(self, X: Tensor, watch: WeightWatch) -> Enclosure:
-        self._check(X)
-        return super().enclosure_near(X, watch)
 
     def _check(self, X: Tensor) -> None:
         """A TypeError where the family's parts are not what AffineFamily asks for."""

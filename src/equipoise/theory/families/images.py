@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..certificate import FLOAT64_TIER, Certificate, fingerprint
+from ..common import declared, not_finite
 from ..facts import Facts
-from ..obstacles import not_finite
 from ..register import has_own_facts
 
 
@@ -34,7 +34,7 @@ class ImageFacts(Facts):
             raise ValueError("X must have at least one image: a certificate is about data. Got none.")
         frame: dict[str, Any] = {
             "theorem": "wellposed",
-            "hypotheses": (FLOAT64_TIER, *self.declared(), *self._in_training()),
+            "hypotheses": (FLOAT64_TIER, *declared(model), *self._in_training()),
             "tier": tier,
             "fingerprint": fingerprint(model, X),
         }
@@ -45,10 +45,6 @@ class ImageFacts(Facts):
     @abstractmethod
     def reason(self, frame: dict[str, Any]) -> Certificate:
         """The certificate of a model without an obstacle, in the frame that is given."""
-
-    @abstractmethod
-    def declared(self) -> list[str]:
-        """What is believed of parts that are the user's own."""
 
     def parts_obstacle(self) -> str:
         """What in the parts of the family keeps a certificate from speaking of it; empty if nothing does."""

@@ -17,11 +17,10 @@ from ...linalg import Interval, frobenius, gamma, minimum, sigma_min_lower
 from ...linalg.ball import balls, python_flint
 from ...models.linear import LinearEquilibrium
 from ..claim import Claim
-from ..enclosure import Enclosure, product_rounding
+from ..enclosure import EXACT, Enclosure, product_rounding
 from ..facts import AffineFacts
 from ..geometry import Ball, Geometry, Number, larger
 from ..instance import Instance
-from ..reasons import EXACT
 from ..register import facts_of
 from ..rigorous import BallEnclosure, ball_enclosure, precision
 from ..rigorous import frobenius as frobenius_of_balls
@@ -70,9 +69,11 @@ class Softmax(Geometry):
 
     @property
     def scale(self) -> float:
+        """Softmax turns on differences of about one."""
         return 1.0
 
     def ball(self, delta: Number, S: Number) -> Ball:
+        """Softmax moves by at most half as far as A."""
         least = larger(self.sigma - self.g * delta / 2, self.worst)
         return Ball(R=1 / least, K=self.g**2 * S**2 / 4, beta=self.g * S / 2)
 
@@ -85,6 +86,7 @@ class LinearFacts(AffineFacts):
     spans_injection = True
 
     def enclosure(self, X: Tensor) -> Enclosure:
+        """With the rounding of the softmax; the features are taken as they are computed."""
         model, m = self.model, self.model.width
         weight = model.weight()
         error = gamma(m + softmax_units(model.A)) * frobenius(weight) + Interval(0.0, m * m * 2.0**-1000)
@@ -99,6 +101,7 @@ class LinearFacts(AffineFacts):
         )
 
     def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
+        """The softmax in balls."""
         model, flint = self.model, python_flint()
         with precision():
             columns = []
@@ -118,12 +121,14 @@ class LinearFacts(AffineFacts):
         return {"unique": (reason,), "resolvent": resolvent, "reason": reason.name}
 
     def geometry(self, instance: Instance) -> Softmax:
+        """c = A."""
         g = Interval(float(self.model.gamma))
         worst = (1 - g) / Interval(self.model.width).sqrt()
         return Softmax(g=g, sigma=instance.keep("σ_min(I − γS)", lambda: _sigma(instance)), worst=worst)
 
     def rate(self, instance: Instance) -> tuple[float, str]:
-        return instance.enclosure.unique[0].left.hi, "plain iteration"  # in the 1-norm
+        """γ, in the 1-norm."""
+        return instance.enclosure.unique[0].left.hi, "plain iteration"
 
     def predictor(self, at: Enclosure) -> tuple[Tensor, Interval]:
         """M ≈ B Umat⁻¹ (k, m), and a bound of the error: (M Umat − B) Umat⁻¹."""

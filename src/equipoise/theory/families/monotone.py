@@ -15,11 +15,10 @@ from ...linalg import Interval, frobenius, gamma
 from ...linalg.ball import balls, python_flint, scalar_matrix
 from ...models.monotone import Monotone
 from ..claim import Claim
-from ..enclosure import Enclosure, product_rounding
+from ..enclosure import EXACT, Enclosure, product_rounding
 from ..facts import AffineFacts
 from ..geometry import Ball, Geometry, Number, input_norm, larger
 from ..instance import Instance
-from ..reasons import EXACT
 from ..register import facts_of
 from ..rigorous import BallEnclosure, ball_enclosure, precision
 from ..rigorous import frobenius as frobenius_of_balls
@@ -50,9 +49,11 @@ class Monotonic(Geometry):
 
     @property
     def scale(self) -> float:
+        """About ‖A‖."""
         return 1 + Interval(self.a).hi
 
     def ball(self, delta: Number, S: Number) -> Ball:
+        """R = 1/μ whatever the weights are."""
         A = self.a + delta
         return Ball(R=1 / self.mu, K=4 * larger(1.0, A**2) * S**2 + self.x**2, beta=2 * A * S)
 
@@ -64,6 +65,7 @@ class MonotoneFacts(AffineFacts):
     family = "Monotone"
 
     def enclosure(self, X: Tensor) -> Enclosure:
+        """With the rounding of every part of W."""
         model = self.model
         weight, injection = model.weight(), model.injection(X)
         # 1 − μ and three sums of what is at most |1 − μ|I + |A|ᵀ|A| + |B| + |B|ᵀ, entry by entry.
@@ -84,6 +86,7 @@ class MonotoneFacts(AffineFacts):
         )
 
     def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
+        """The same W and u in balls."""
         model = self.model
         with precision():
             A, B = balls(model.A), balls(model.B)
@@ -101,8 +104,10 @@ class MonotoneFacts(AffineFacts):
         return {"unique": (reason,), "resolvent": resolvent, "reason": "the monotone margin μ"}
 
     def geometry(self, instance: Instance) -> Monotonic:
+        """c = A."""
         a, mu = Interval(instance.norm("A").hi), Interval(float(self.model.margin))
         return Monotonic(a=a, mu=mu, x=input_norm(instance, bias=self.model.bias is not None))
 
     def input_map(self) -> Tensor:
+        """U."""
         return self.model.U

@@ -34,11 +34,10 @@ from ...models.properties import Proximal
 from ...solve import Stop
 from ..certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from ..claim import Claim
-from ..enclosure import product_rounding
+from ..common import declared, not_finite, unknown_layer
+from ..enclosure import SVD, product_rounding
 from ..facts import Facts
 from ..lipschitz import Bounds, score_error
-from ..obstacles import declared, not_finite, unknown_layer
-from ..reasons import SVD
 from ..register import facts_of, has_own_facts
 from ..wellposed import check_shape
 
@@ -200,9 +199,11 @@ class MultiBlockFacts(DeepOptEqFacts):
     shape_hint = " A stacked state is no Z: give equilibrium(X)."
 
     def unstacked(self, exact: MultiBlockOptEq) -> Network:
+        """The deep form."""
         return exact.deep()
 
     def step_words(self) -> str:
+        """A step of every block makes one of T."""
         return f"{len(self.model.blocks)} steps of plain iteration bring"
 
 
