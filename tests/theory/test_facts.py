@@ -172,7 +172,10 @@ def test_registered_facts_are_found_and_inherited(registered):
     below = type("Below", (Rotated,), {})()
     assert isinstance(facts(model), RotatedFacts)
     assert isinstance(facts(below), RotatedFacts)
-    assert len(eq.certify(model, X).hypotheses) == 1
+    arithmetic, given = eq.certify(model, X).hypotheses
+    assert "float64" in arithmetic
+    assert given == "the facts RotatedFacts, which are registered for Rotated, are right"
+    assert given in certified_radius(model, X).hypotheses
     assert facts(model.requires_grad_(False)).enclosure(X).injection_error > 0
     bound = lipschitz_bound(model)
     Y = X + 1e-3 * inputs(16).flip(0)
@@ -182,6 +185,24 @@ def test_registered_facts_are_found_and_inherited(registered):
     assert float(slope.max()) <= bound < 2.001 * float(model.a.norm() * torch.linalg.matrix_norm(model.c, 2))
     near, far = certified_radius(model, X, local=True), certified_radius(model, X)
     assert (near.radius >= far.radius).all()
+
+
+def test_facts_of_the_librarys_own_families_stay_what_they_are():
+    for family in (eq.GaussianReLU, AffineFamily, eq.OptEq):
+        with pytest.raises(ValueError, match=f"facts of {family.__name__} are known already"):
+            facts_of(family)(type("Wrong", (GenericFacts,), {"__module__": "mine"}))
+    assert type(facts(eq.GaussianReLU(2, 3))) is GaussianReLUFacts
+
+
+def test_what_a_users_facts_say_of_a_familys_theorem_stands_in_the_certificate(registered):
+    class Mine(eq.GaussianReLU):
+        pass
+
+    facts_of(Mine)(type("MineFacts", (GaussianReLUFacts,), {"__module__": "mine"}))
+    y = torch.zeros(4, dtype=F64)
+    for theorem in ("ling2023", "two_timescale", "safeguarded", "wellposed"):
+        certificate = eq.certify(Mine(3, 6, dtype=F64), inputs(), y, theorem=theorem)
+        assert certificate.hypotheses[-1] == "the facts MineFacts, which are registered for Mine, are right"
 
 
 def test_units_are_off_of_relu_alone(registered):

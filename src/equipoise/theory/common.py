@@ -115,7 +115,7 @@ def certificate(
         theorem=theorem,
         claims=tuple(claims.items) if claims else (),
         kind=kind,
-        hypotheses=(HALF_SQUARE, *moves, EXACT_GRADIENTS, instance.arithmetic),
+        hypotheses=(HALF_SQUARE, *moves, EXACT_GRADIENTS, instance.arithmetic, *instance.facts.rests_on),
         options={k: v for k, v in (options or {}).items() if v is not None},
         tier=instance.tier,
         fingerprint=instance.fingerprint,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval
-from ..models.altered import altered
+from ..models.altered import altered, family_of
 from .certificate import Certificate, fingerprint
 from .enclosure import Enclosure
 from .geometry import Geometry
@@ -48,6 +48,13 @@ class Facts(ABC):
 
     def __init__(self, model: Any) -> None:
         self.model = model
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """What a certificate says of the facts it rests on: that they are right, where a user gave them."""
+        kind, name = type(self), type(self.model).__name__
+        given = (f"the facts {kind.__name__}, which are registered for {name}, are right",)
+        return self.hypotheses if family_of(kind) is kind else (*self.hypotheses, *given)
 
     def prove(self, theorem: Theorem, X: Tensor, y: Tensor | None, tier: str) -> Certificate:
         """The verdict of a theorem on the model and its data; here of "wellposed", the only one known."""

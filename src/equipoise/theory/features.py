@@ -180,7 +180,7 @@ def training_frame(theorem: Any, instance: Instance, *hypotheses: str) -> dict[s
         "kind": "descent",
         "hypotheses": (
             *(loss, *gap, *mapped, *(hypotheses or (steps, EXACT_GRADIENTS))),
-            *(FLOAT64_TIER, *instance.facts.hypotheses),
+            *(FLOAT64_TIER, *instance.facts.rests_on),
         ),
         "loss": instance.model.natural_loss,
         "options": {k: v for k, v in vars(theorem).items() if v is not None},

@@ -67,6 +67,7 @@ class Theorem1:
             FULL_FLOW,
             EXACT_GRADIENTS,
             instance.arithmetic,
+            *instance.facts.rests_on,
         ]
         if self.radius is not None:
             hypotheses.insert(2, f"‖B_t‖₁ < (1 − γ)·{self.radius:g} along the whole path")

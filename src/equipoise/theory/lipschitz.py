@@ -99,7 +99,7 @@ class AffineBounds(Bounds):
             )
         at = Instance(model, model.readout_weight.new_zeros(1, model.inputs))
         self.original, self.model, self.facts = model, at.model, at.facts
-        self.believed = at.facts.hypotheses
+        self.believed = at.facts.rests_on
         self.obstacle = at.obstacle
         self.enclosure = None if at.obstacle else at.enclosure
         failed = [c for c in self.enclosure.unique if not c.holds] if self.enclosure else []

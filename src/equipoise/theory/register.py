@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
+from ..models.altered import family_of
+
 if TYPE_CHECKING:
     from .facts import Facts
 
@@ -16,9 +18,17 @@ Kind = TypeVar("Kind", bound="type[Facts]")
 
 
 def facts_of(family: type[nn.Module]) -> Callable[[Kind], Kind]:
-    """Register a class of Facts as what is known of a family, and of the classes derived from it."""
+    """Register a class of Facts as what is known of a family, and of the classes derived from it.
+
+    The facts of the library's own families stay what they are.
+    """
 
     def register(kind: Kind) -> Kind:
+        if family in _REGISTER and family_of(family) is family and family_of(kind) is not kind:
+            raise ValueError(
+                f"facts of {family.__name__} are known already. Register {kind.__name__} for a family of "
+                f"your own, which may be derived from it."
+            )
         _REGISTER[family] = kind
         return kind
 

@@ -232,7 +232,7 @@ class Recorder:
             promise = f"{rate.theorem}: {rate.promise}"
         else:
             promise = "" if rate is None else f"L(k) ≤ {rate:g}^k L(0)"
-        believed = facts(self.model).hypotheses
+        believed = facts(self.model).rests_on
         return Flight(tuple(self.moments), self.loss, promise, (FLOAT64_TIER, *believed))
 
     # -- one moment ------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class WellPosed:
     def prove(self, instance: Instance) -> Certificate:
         frame: dict[str, Any] = {
             "theorem": self.name,
-            "hypotheses": (instance.arithmetic, *instance.facts.hypotheses),
+            "hypotheses": (instance.arithmetic, *instance.facts.rests_on),
             "tier": instance.tier,
             "fingerprint": instance.fingerprint,
         }
