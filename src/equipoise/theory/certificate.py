@@ -72,6 +72,7 @@ class Certificate:
 
     @property
     def verdict(self) -> Verdict:
+        """What follows from the claims: it cannot be set."""
         counted = [c for c in self.claims if not c.printed]
         if self.obstacle or not counted:
             return "hypotheses_fail" if self.obstacle else "inconclusive"
@@ -81,6 +82,7 @@ class Certificate:
 
     @property
     def proved(self) -> bool:
+        """Whether every claim holds and nothing stands in the way."""
         return self.verdict == "proved"
 
     @property
@@ -159,6 +161,7 @@ class Certificate:
     # -- to and from a file ---------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
+        """All that is said, as JSON holds it."""
         return {
             "format": FORMAT,
             "library": {"name": "equipoise", "version": self.version},
@@ -180,6 +183,7 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Certificate:
+        """The certificate of a dict; a ValueError where its verdict does not follow from its claims."""
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             got = data.get("format") if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f"a certificate of format {FORMAT} is required. Got {got!r} instead.")
@@ -250,6 +254,7 @@ NUMBERS = ("exponent", "max_step_size", "factor", "floor", "movement")
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of what a certificate says."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -25,7 +25,8 @@ class Theorem(Protocol):
     name: ClassVar[str]
     needs_targets: ClassVar[bool]
 
-    def prove(self, instance: Instance) -> Certificate: ...
+    def prove(self, instance: Instance) -> Certificate:
+        """The verdict on an instance."""
 
 
 _KNOWN: tuple[type[Theorem], ...] = (

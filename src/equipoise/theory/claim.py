@@ -35,10 +35,12 @@ class Claim:
 
     @property
     def holds(self) -> bool:
+        """Whether the relation is certain."""
         return getattr(self.left, _CERTAINLY[self.relation])(self.right)
 
     @property
     def refuted(self) -> bool:
+        """Whether the relation is certainly false."""
         return getattr(self.left, _CERTAINLY[_OPPOSITE[self.relation]])(self.right)
 
     @property
@@ -76,6 +78,7 @@ class Claim:
         return left, right
 
     def to_dict(self) -> dict[str, Any]:
+        """The claim as JSON holds it, floats in hexadecimal."""
         return {
             "name": self.name,
             "statement": self.statement,
@@ -90,6 +93,7 @@ class Claim:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Claim:
+        """The claim that `to_dict` wrote."""
         claim = cls(
             name=data["name"],
             statement=data["statement"],
@@ -122,6 +126,7 @@ def ends_to_json(x: Interval) -> list[str]:
 
 
 def ends_from_json(ends: list[str]) -> Interval:
+    """The interval whose ends were written."""
     return Interval(float.fromhex(ends[0]), float.fromhex(ends[1]))
 
 
@@ -134,6 +139,7 @@ class Claims:
     def need(
         self, name: str, left: Any, relation: Relation, right: Any, statement: str, **more: Any
     ) -> Claim:
+        """Add a claim and return it."""
         claim = Claim(name, statement, Interval(left), relation, Interval(right), **more)
         self.items.append(claim)
         return claim

@@ -25,6 +25,7 @@ SAFETY = 0.999  # of a largest step: so that its own rounding cannot matter
 def check_options(
     readout: str, eta: float | None, slack: float, tau: float | None, theta: float | None
 ) -> None:
+    """A ValueError where an option of either argument is out of its range."""
     if readout not in READOUTS:
         raise ValueError(f"readout must be one of {READOUTS}. Got {readout!r} instead.")
     if eta is not None and not 0 < eta <= 1:
@@ -50,6 +51,7 @@ class Start:
 
     @classmethod
     def of(cls, instance: Instance, slack: float) -> Start:
+        """The start of an instance, with the slack's columns."""
         found, N, m = instance.equilibria.spectrum, instance.N, instance.model.width
         # Of a linear family only the part of r in col(Φ) moves, so that m singular values are enough.
         s = found.sigma_min if m >= N or _projects(instance, slack) else Interval(0.0)
@@ -73,6 +75,7 @@ class Start:
 
     @property
     def floats(self) -> tuple[float, ...]:
+        """The same ends as floats, to search with."""
         return tuple(v.hi for v in self.bounds)
 
 

@@ -52,6 +52,7 @@ class Ball:
 
     @classmethod
     def of(cls, gamma: Any, W: Any, A: Any, b: Any, C: Sequence[float], top: Any) -> Ball:
+        """The bounds in the ball of radii C, from the norms at the start."""
         C1, C2, C3 = C
         l1, l2, l3 = W + C1, A + C2, b + C3
         g0 = gamma * l2
@@ -162,6 +163,7 @@ class Flow(_Theorem):
     }
 
     def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
+        """The right sides of (14) and (15)."""
         return {
             "(14)": 4 / at.gap * at.l0 * X * r,
             "(15)": at.B * 8 * at.l3 / at.gap**2 * X**2 * r,
@@ -195,6 +197,7 @@ class Descent(_Theorem):
     }
 
     def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
+        """The right sides of (17) to (19)."""
         return {
             "(17)": 8 / at.gap * at.l0 * X * r,
             "(18)": at.B * 16 * at.l3 / at.gap**2 * X**2 * r,

@@ -85,17 +85,21 @@ class Contracting(Geometry):
 
     @property
     def room(self) -> float:
+        """Less than what is missing of q to 1."""
         return (1 - Interval(self.q)).lo
 
     @property
     def scale(self) -> float:
+        """All the room there is."""
         return max(self.room, 0.0)
 
     def ball(self, delta: Number, S: Number) -> Ball:
+        """1/R falls by at most δ."""
         g2 = self.g**2
         return Ball(R=1 / (1 - self.q - delta), K=g2 * S**2 + self.x**2, beta=g2 * S)
 
     def moved(self, radius: float) -> Interval:
+        """g times as far as the parameter."""
         return self.g * Interval(radius)
 
 

@@ -127,6 +127,7 @@ class Instance:
 
     @cached_property
     def enclosure(self) -> Enclosure:
+        """W and u in float64, and the reason for uniqueness."""
         with torch.no_grad():
             return self.facts.enclosure(self.X)
 
@@ -148,10 +149,12 @@ class Instance:
 
     @cached_property
     def X_frobenius(self) -> Interval:
+        """‖X‖_F."""
         return self.frobenius(self.X)
 
     @cached_property
     def X_norm(self) -> Interval:
+        """‖X‖."""
         return self.singular(self.X).norm
 
     # -- equilibria -----------------------------------------------------------------------------------------
@@ -163,6 +166,7 @@ class Instance:
 
     @cached_property
     def equilibria(self) -> Equilibria:
+        """The equilibria of X as near as float64 finds them, with their error."""
         solution = self.model.solve(self.X, stop=_TIGHT)
         if solution.failed_rows:
             solution = self.model.solve(
@@ -172,6 +176,7 @@ class Instance:
 
     @property
     def Z(self) -> Tensor:
+        """The computed equilibria, (N, m)."""
         return self.equilibria.Z
 
     @cached_property

@@ -59,6 +59,7 @@ class Theorem1:
             raise ValueError("tau and radius belong to the logistic loss; the square loss takes neither.")
 
     def prove(self, instance: Instance) -> Certificate:
+        """The verdict on an instance."""
         within = "" if self.radius is None else f" over ‖M‖₁ < {self.radius:g}"
         written = "‖ŷ − y‖²" if self.loss == "square" else f"−y log p − (1−y) log(1−p) + {self.tau:g} q²"
         hypotheses = [

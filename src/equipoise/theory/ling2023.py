@@ -46,6 +46,7 @@ class Ball:
 
     @classmethod
     def of(cls, W: Any, U: Any, a: Any, delta: Any, top: Any) -> Ball:
+        """The bounds in the ball of radius δ, from the norms at the start."""
         rho_w, rho_u, rho_a = W + delta, U + delta, a + delta
         gap = top(1 - rho_w, 0.0)  # where ρ_w ≥ 1 the formulas mean nothing, and 1/0 says so
         c_w, c_u, c_a = rho_u * rho_a / gap**2, rho_a / gap, rho_u / gap
@@ -85,6 +86,7 @@ class Descent:
             raise ValueError(f"delta must be > 0. Got {self.delta} instead.")
 
     def prove(self, instance: Instance) -> Certificate:
+        """The verdict on an instance."""
         frame: dict[str, Any] = {
             "kind": "descent",
             "options": {"delta": self.delta, "printed": self.printed},

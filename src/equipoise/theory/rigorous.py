@@ -42,22 +42,27 @@ class RigorousInstance(Instance):
     method: ClassVar[str] = METHOD
 
     def singular(self, M: Tensor) -> SingularBounds:
+        """‖M‖ and σ_min(M), in balls."""
         return singular(M)
 
     def frobenius(self, M: Tensor) -> Interval:
+        """‖M‖_F, in balls."""
         return frobenius(_rows(M))
 
     def one_norm(self, M: Tensor) -> Interval:
+        """‖M‖₁, in balls."""
         with precision():
             sums = [sum(column, python_flint().arb(0)) for column in zip(*_absolute(M), strict=True)]
             return Interval(max(lower_end(s) for s in sums), max(upper_end(s) for s in sums))
 
     @cached_property
     def enclosure(self) -> Enclosure:
+        """W and u in balls, and the reason for uniqueness."""
         with torch.no_grad():
             return self.facts.enclosure_in_balls(self.X)
 
     def equilibria_of(self, Z: Tensor) -> Equilibria:
+        """Z (N, m), offered as the equilibria of X, with its error in balls."""
         return RigorousEquilibria(self.model, self.enclosure, Z)
 
     def _residual_of(self, Z: Tensor) -> Interval:
@@ -73,6 +78,7 @@ class RigorousEquilibria(Equilibria):
 
     @cached_property
     def residual(self) -> Interval:
+        """‖Z − f(Z)‖_F, in balls."""
         at = self.enclosure
         assert isinstance(at, BallEnclosure)
         with precision():
@@ -90,10 +96,12 @@ class RigorousEquilibria(Equilibria):
 
     @cached_property
     def spectrum(self) -> SingularBounds:
+        """‖Z*‖ and σ_min(Z*), by an SVD whose residuals are in balls."""
         return widened(singular(self.Z), self.error)
 
     @cached_property
     def frobenius(self) -> Interval:
+        """‖Z*‖_F, in balls."""
         found = frobenius(_rows(self.Z)) + Interval.within(self.error)
         return Interval(max(found.lo, 0.0), found.hi)
 

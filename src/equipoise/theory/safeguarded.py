@@ -71,6 +71,7 @@ class Safeguarded:
         check_options(self.readout, self.eta, self.slack, self.tau, self.theta)
 
     def prove(self, instance: Instance) -> Certificate:
+        """The verdict on an instance, and what its run must check."""
         frame = training_frame(self, instance, ACCEPTED)
         if obstacle := trained_features(instance.original) or instance.obstacle:
             return Certificate(claims=(), obstacle=obstacle, **frame)

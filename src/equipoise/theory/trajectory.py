@@ -52,9 +52,11 @@ class Moment:
 
     @property
     def proved(self) -> bool:
+        """Whether every claim of this step holds."""
         return not self.obstacle and all(c.holds for c in self.claims)
 
     def to_dict(self) -> dict[str, Any]:
+        """All that is recorded of the step, floats in hexadecimal."""
         return {
             "step": self.step,
             "claims": [c.to_dict() for c in self.claims],
@@ -66,6 +68,7 @@ class Moment:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Moment:
+        """The moment that `to_dict` wrote."""
         return cls(
             step=data["step"],
             claims=tuple(Claim.from_dict(c) for c in data["claims"]),
@@ -106,6 +109,7 @@ class Flight:
         return [(m.step, c.name) for m in self.moments for c in m.claims if not (c.holds or c.refuted)]
 
     def claim(self, step: int, name: str) -> Claim:
+        """The claim of that name at that step."""
         for m in self.moments:
             for c in m.claims:
                 if (m.step, c.name) == (step, name):
@@ -113,6 +117,7 @@ class Flight:
         raise KeyError(f"no claim {name!r} at step {step}: recorded are {[m.step for m in self.moments]}.")
 
     def to_dict(self) -> dict[str, Any]:
+        """All that was recorded, floats in hexadecimal."""
         return {
             "library": {"name": "equipoise", "version": self.version},
             "loss_name": self.loss_name,
@@ -123,6 +128,7 @@ class Flight:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Flight:
+        """The flight that `to_dict` wrote."""
         try:
             return cls(
                 moments=tuple(Moment.from_dict(m) for m in data["moments"]),
@@ -227,6 +233,7 @@ class Recorder:
 
     @property
     def flight(self) -> Flight:
+        """What was proved until now."""
         rate = self.theorem_rate
         if isinstance(rate, Certificate):
             promise = f"{rate.theorem}: {rate.promise}"

@@ -78,6 +78,7 @@ class TwoTimescale:
                 raise ValueError(f"{name} must be a finite number > 0. Got {value} instead.")
 
     def prove(self, instance: Instance) -> Certificate:
+        """The verdict on an instance, with the constants that allow the largest hidden step."""
         frame = training_frame(self, instance)
         if obstacle := trained_features(instance.original) or instance.obstacle:
             return Certificate(claims=(), obstacle=obstacle, **frame)

@@ -27,6 +27,7 @@ class WellPosed:
     needs_targets: ClassVar[bool] = False
 
     def prove(self, instance: Instance) -> Certificate:
+        """The verdict on an instance, by the reason of its family."""
         frame: dict[str, Any] = {
             "theorem": self.name,
             "hypotheses": (instance.arithmetic, *instance.facts.rests_on),
