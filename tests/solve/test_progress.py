@@ -1,5 +1,6 @@
 """What the course of one row's residuals is called, at and beside every limit."""
 
+import dataclasses
 import math
 
 import pytest
@@ -92,3 +93,14 @@ def test_a_check_waits_as_long_as_the_measured_rate_says():
     ):  # fmt: skip
         progress.rate, progress.excess = rate, excess
         assert (progress.wait(costly=False), progress.wait(costly=True)) == (floor, ceil)
+
+
+def test_rows_that_are_taken_keep_their_own_records():
+    rows, one = torch.tensor([2, 0]), torch.arange(1.0, 4.0, dtype=torch.float64)
+    made = Progress(one, 2 * one, 3 * one, 4 * one, one.long(), one > 1, rate=0.5)
+    made.start = 5 * one
+    taken = made.take(rows)
+    for name in (f.name for f in dataclasses.fields(made)):
+        before, after = getattr(made, name), getattr(taken, name)
+        same = torch.equal(after, before[rows]) if isinstance(before, torch.Tensor) else after == before
+        assert same, name

@@ -17,7 +17,7 @@ from equipoise.models.properties import L1, GradientStep
 from equipoise.solve import half_squared_norm
 from equipoise.theory import facts
 from equipoise.theory.conv_robustness import ConvNetwork
-from equipoise.theory.families.opteq import equilibria_error
+from equipoise.theory.families.opteq import effective_norm, equilibria_error
 
 F64 = torch.float64
 ULPS = gamma(16)
@@ -129,3 +129,13 @@ def test_every_rounding_of_a_convolution_counts(case):
         off += ULPS * (norm(before) + norm(z) + norm(Z)) * (1 + Z[0].numel())
     truth = (norm(Z - z) + off) / (1 - q)
     assert network.error(X, Z) == pytest.approx(truth, rel=1e-3, abs=0.0)
+
+
+def test_a_weight_that_was_scaled_may_have_all_of_its_bound():
+    """Its norm was divided by one that rounds otherwise elsewhere: what holds is bound·√(μ/L_σ) alone."""
+    model = OptEq(3, 4, 6, mu=4.0, bound=0.5, dtype=F64)  # a bound of 1
+    for computed in (1 - 2.0**-50, 0.99):
+        assert 1 <= effective_norm(model, Interval(computed)).hi <= 1 + 1e-14
+    assert effective_norm(model, Interval(0.9)).hi == 0.9  # well below it: not scaled
+    model.bound = None
+    assert effective_norm(model, Interval(0.99)).hi == 0.99
