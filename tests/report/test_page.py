@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from equipoise import report
-from equipoise.report.reading import Record, read
+from equipoise.report.reading import read
 from equipoise.report.theorems import STATEMENTS, used
 from equipoise.report.training import least_loss, loss
 from equipoise.runs import Run
@@ -341,5 +341,5 @@ def test_what_was_altered_is_said_and_not_shown(runs, tmp_path, monkeypatch, nam
     ("history", "least"), [({"least_loss": 0.0}, 0.0), ({"least_loss": None}, 3.0), ({}, 3.0)]
 )
 def test_a_least_loss_of_0_is_not_one_that_is_unknown(history, least):
-    record = Record("a", history=history, metrics=[{"step": 0, "loss": 5.0, "least_loss": 3.0}])
+    record = RunRecord("a", history=history, metrics=[{"step": 0, "loss": 5.0, "least_loss": 3.0}])
     assert least_loss(record) == least
