@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from equipoise import report
-from equipoise.report.reading import read
+from equipoise.report.reading import RunRecord, read
 from equipoise.report.theorems import STATEMENTS, used
 from equipoise.report.training import least_loss, loss
 from equipoise.runs import Run
