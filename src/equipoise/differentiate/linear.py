@@ -159,4 +159,9 @@ def _solve_by_gmres(product: Callable[[Tensor], Tensor], b: Tensor, solver: GMRE
     status[found.coupled] = int(Status.coupled)
     status[found.residual <= stop.tolerance(scale, floor)] = int(Status.converged)
     status[~torch.isfinite(found.residual)] = int(Status.nonfinite)
+    failed = status != Status.converged
+    if bool(failed.any()) and not bool(failed.all()):  # may be left out, unless others depend on them
+        off = row_norms(b - operator(torch.where(failed[:, None], 1.0, found.value)))  # elsewhere in them
+        rounding = Stop.reach(b.dtype) * (row_norms(b) + scale)
+        status[~failed & ~(off <= stop.tolerance(scale, floor) + rounding)] = int(Status.coupled)
     return Solution(found.value, status, found.residual, scale, steps, counts, stop, "GMRES", floor=floor)
