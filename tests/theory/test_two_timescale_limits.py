@@ -74,7 +74,7 @@ def test_targets_that_are_fitted_already_promise_nothing_more():
     model, X, _ = instance("ling2023")
     y = model(X, stop=TIGHT).detach()
     certificate = eq.certify(model, X, y, theorem="two_timescale")
-    assert certificate.bound(1000) == 1.0
+    assert certificate.bound(1000) == math.inf  # rounding alone decides what becomes of such a loss
 
 
 # -- at the size of a paper ---------------------------------------------------------------------------------
