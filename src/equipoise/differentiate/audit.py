@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ..solve import EquilibriumError, Stop
-from ..solve.failure import OnFailure
 from ..solve.solution import State
 from .closure import closed_over
 from .gradient import Gradient
@@ -258,10 +257,8 @@ class _Trial:
         for part in layers:
             _refuse_single_precision(getattr(part, "cell", None))
             steps = max(2000, part.method.stop.max_steps)
-            exact = Implicit()
-            part.method = Method(
-                solver=part.method.solver, stop=_finest(steps), gradient=exact, on_failure=OnFailure("accept")
-            )
+            how = {"stop": _finest(steps), "gradient": Implicit(), "on_failure": "accept"}
+            part.method = Method(solver=part.method.solver).changed(**how)
         options = {"stop": _finest(2000)} if takes_stop else {}
         doubles = [_double(a) for a in inputs], [_double(a) for a in shared]
         near = tuple(_double(p) for p in start) if isinstance(start, tuple) else _double(start)
