@@ -64,15 +64,19 @@ def test_points_without_a_unique_equilibrium_are_masked_not_faked():
     X, y = problem()
     model = GaussianReLU(4, 5, dtype=torch.float64, generator=generator())
     norm = torch.linalg.matrix_norm(model.W, 2).item()
-    scale = {"W": model.W.detach().clone()}  # W (1 + s): ‖W‖ (1 + s) ≥ 1 exactly from s = 1/‖W‖ − 1 on
-    axis = np.linspace(0, 3 / norm, 13)
+    top = torch.linalg.eigvalsh((model.W + model.W.T) / 2)[-1].item()
+    scale = {"W": model.W.detach().clone()}  # W (1 + s)
+    axis = np.linspace(0, 3 / top, 13)
     found = landscape(model, affine_loss(X, y), [scale], axis)
-    expected = (1 + axis) * norm >= 1
-    assert expected.any()
-    assert not expected.all()
-    assert np.array_equal(found.masked, expected)
-    assert found.reasons == {"equilibrium not proved unique": int(expected.sum())}
-    assert all(v is None for v, hidden in zip(found.to_dict()["loss"], expected, strict=True) if hidden)
+    contracts, monotone = (1 + axis) * norm < 1, (1 + axis) * top < 1
+    assert contracts.any()
+    assert not monotone.all()
+    assert not found.masked[contracts].any()
+    assert found.masked[~monotone].all()
+    assert found.reasons["equilibrium not proved unique"] == int((~monotone).sum())
+    # Between the two there is one equilibrium, which plain iteration need not find.
+    assert sum(found.reasons.values()) == int(found.masked.sum())
+    assert all(v is None for v, hidden in zip(found.to_dict()["loss"], found.masked, strict=True) if hidden)
 
 
 def test_points_where_nothing_is_found_are_masked():
@@ -332,13 +336,10 @@ def test_coordinates_are_finite_numbers(s, said):
         landscape(model, module_loss(lambda m, state: 0.0), [ones, ones], [0.0], s)
 
 
-@pytest.mark.parametrize(
-    ("far", "reason"),
-    [(1e10, "equilibrium not found"), (1e38, "weights not finite"), (1e39, "weights not finite")],
-)
-def test_weights_too_large_to_compute_with_are_masked_with_their_reason(far, reason):
+@pytest.mark.parametrize("far", [1e38, 1e39])
+def test_weights_too_large_to_compute_with_are_masked_with_their_reason(far):
     model = Monotone(4, 5, generator=generator())  # whose weight is a square of its parameters
     X, y = (part.float() for part in problem())
     found = landscape(model, affine_loss(X, y), random_directions(model, 1, generator(1)), [0.0, far])
     assert found.masked.tolist() == [False, True]
-    assert found.reasons == {reason: 1}
+    assert found.reasons == {"weights not finite": 1}

@@ -78,6 +78,8 @@ def test_an_experiment_runs_at_a_tiny_size(key, out):
 
 
 def test_the_gallery_shows_every_result_and_escapes(out):
+    if not read_results(out):  # of tests that another worker runs
+        run_one(catalogue.experiment("xie2021.theorem3"), TINY, out)
     write_gallery(out)
     results = read_results(out)
     for result in results:
