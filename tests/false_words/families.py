@@ -92,7 +92,8 @@ def gradients(draw: Draw) -> Word:
         f0 = np.maximum(u, 0) if model.activation.name == "relu" else u
         lost = norms(f0) == 0
         own = np.where(lost, norms(wide(begin)), own)
-    allowed = factor * (1.01 * rtol * np.maximum(norms(z), 1e-4 * own) + rounding(Z, sizes))
+    scale = np.maximum(np.maximum(norms(z), 1e-4 * own), info.tiny)  # relative down to the normal numbers
+    allowed = factor * (1.01 * rtol * scale + rounding(Z, sizes))
     allowed = allowed + units * (norms(exact) + norms(np.abs(wide(X)))) + 64 * smallest(Z) * factor
     if (off > allowed).any():
         return Word(True, f"{type(model).__name__} {dtype}: Z is off by {off}, at most {allowed} is allowed")
