@@ -129,7 +129,7 @@ def cells(draw: Draw) -> Word:
     image = cell(z, *unit)
     residual, own = (image - z).norm(dim=1), cell(0 * z, *unit).norm(dim=1)
     first = cell(z0.double() / size, *unit).norm(dim=1)
-    own = torch.where(own > 0, own, torch.where(first > 0, first, z0.double().norm(dim=1) / size))
+    own = torch.where(own > 0, own, torch.where(first > 0, first, (z0.double() / size).norm(dim=1)))
     limit = found.stop.rtol * torch.maximum(image.norm(dim=1), 1e-4 * own)
     sizes = z.abs() @ unit[1].abs().T + unit[0].abs() + 2 * z.abs() + 1
     if name == "relu":
