@@ -394,9 +394,7 @@ def _directions(direction: Any, gradients: dict[str, Tensor]) -> dict[str, Tenso
     for name, g in gradients.items():
         d = found[name]
         if not isinstance(d, Tensor) or d.shape != g.shape or not bool(torch.isfinite(d).all()):
-            got, asked = (
-                f"shape {tuple(d.shape)}" if isinstance(d, Tensor) else type(d).__name__,
-                tuple(g.shape),
-            )
+            got = f"shape {tuple(d.shape)}" if isinstance(d, Tensor) else type(d).__name__
+            asked = tuple(g.shape)
             raise ValueError(f"direction[{name!r}] must be finite, of shape {asked}. Got {got} instead.")
     return {name: found[name].to(g.dtype) for name, g in gradients.items()}
