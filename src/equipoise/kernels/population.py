@@ -145,9 +145,9 @@ class _Excess:
         v = self.sigma_w2
         x, theta, sine, _ = scratch
         torch.add(c, e, alpha=v, out=x)  # cosθ: never beyond ±1, as 0 ≤ σ_w² e < 1 − c up to the fit's error
-        torch.acos(x, out=theta)
         torch.sub(self.one, x, out=sine)
-        sine.addcmul_(sine, x).sqrt_()  # √((1−x)(1+x))
+        sine.mul_(torch.add(self.one, x, out=theta)).sqrt_()  # √((1−x)(1+x)), without cancellation
+        torch.acos(x, out=theta)
         h = torch.addcmul(sine, x, theta, value=-1, out=x).sub_(e, alpha=math.pi * (1 - v))  # −π h
         slope = torch.add(self.offset, theta, alpha=v, out=theta)
         sine.clamp_(min=torch.finfo(c.dtype).eps)  # it is 0 at c = 1 only, where h = 0
