@@ -27,7 +27,7 @@ HOUSE = [
     "theory",
     "train",
     "data",
-    "runs",
+    "tasks",
     "explore",
     "plots",
     "report",

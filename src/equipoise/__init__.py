@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         papers,
         plots,
         report,
-        runs,
         solve,
+        tasks,
         theory,
         train,
     )
@@ -164,12 +164,12 @@ __all__ = [
     "population_tangent_kernel",
     "repeat",
     "report",
-    "runs",
     "safeguarded_descent",
     "solve",
     "spectral_radius_penalty",
     "suggest",
     "tangent_kernel",
+    "tasks",
     "theory",
     "train",
     "train_many",
@@ -178,7 +178,7 @@ __all__ = [
 ]
 
 _HOMES = ("solve", "differentiate", "models", "kernels", "history", "theory", "train", "estimators")
-_ROOMS = ("linalg", "losses", "data", "runs", "explore", "plots", "report", "papers", *_HOMES)
+_ROOMS = ("linalg", "losses", "data", "tasks", "explore", "plots", "report", "papers", *_HOMES)
 
 
 def __getattr__(name: str) -> Any:

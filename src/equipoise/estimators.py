@@ -1,4 +1,4 @@
-"""EquilibriumRegressor and EquilibriumClassifier: `fit` of `equipoise.runs` by scikit-learn's conventions."""
+"""EquilibriumRegressor and EquilibriumClassifier: `tasks.fit` by the conventions of scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, colu
 
 from .history import History
 from .models.affine import AffineFamily
-from .runs.fitting import Fitted, fit
-from .runs.recipe import Kind, Recipe
+from .tasks.fitting import Fitted, fit
+from .tasks.recipe import Kind, Recipe
 from .theory import Certificate
 
 Array = NDArray[Any]

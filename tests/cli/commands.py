@@ -8,7 +8,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
-from equipoise.runs import Run
+from equipoise.tasks import Run
 
 SMALL = ("--width", "24", "--steps", "6")
 

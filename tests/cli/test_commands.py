@@ -16,8 +16,8 @@ import pytest
 from cli.commands import SMALL, write_flowers, write_houses
 from equipoise.cli.app import COMMANDS, app
 from equipoise.files import sha256
-from equipoise.runs import Run
-from equipoise.runs import load as load_fitted
+from equipoise.tasks import Run
+from equipoise.tasks import load as load_fitted
 
 NAMES = [command.name for command in app.registered_commands]
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from cli.commands import SMALL, write_flowers, write_houses
-from equipoise.runs import Run
+from equipoise.tasks import Run
 
 FILES = {
     "certificate.json",

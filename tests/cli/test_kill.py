@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands import assert_same_outcome, call, write_flowers
-from equipoise.runs import Run
+from equipoise.tasks import Run
 from processes import finish, small_files, start_signalled
 
 LONG = ("--width", "64", "--steps", "40", "--eta", "0.05", "--no-report", "--quiet")

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from cli.commands import SMALL, assert_same_outcome, write_flowers
-from equipoise.runs import Run
-from equipoise.runs import fitting as fitting_module
+from equipoise.tasks import Run
+from equipoise.tasks import fitting as fitting_module
 
 
 def interrupted_at(step, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from equipoise.cli.app import app
-from equipoise.runs import load
+from equipoise.tasks import load
 
 runner = CliRunner()
 SHORT = ("--uncertified", "--epochs", "3", "--test-share", "0")

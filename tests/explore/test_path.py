@@ -16,7 +16,7 @@ from equipoise.explore import departure, last_moment, training_path
 from equipoise.explore.survey import axes_around
 from equipoise.models.saving import load as load_model
 from equipoise.plots import contours, to_svg
-from equipoise.runs import Recipe, load
+from equipoise.tasks import Recipe, load
 from equipoise.train.checkpoint import Checkpoints
 
 runner = CliRunner()

@@ -13,7 +13,7 @@ from equipoise.explore import (
     survey_between,
     survey_path,
 )
-from equipoise.runs import Recipe, fit
+from equipoise.tasks import Recipe, fit
 
 X = np.random.default_rng(0).normal(size=(16, 3))
 Y = X[:, 0] - X[:, 1]

@@ -15,10 +15,10 @@ from sklearn.datasets import load_digits
 
 import equipoise as eq
 from equipoise import report
-from equipoise.runs import Run, keeping
-from equipoise.runs.fitting import Fitted, fit
-from equipoise.runs.preparation import Preparation
-from equipoise.runs.recipe import Recipe
+from equipoise.tasks import Run, keeping
+from equipoise.tasks.fitting import Fitted, fit
+from equipoise.tasks.preparation import Preparation
+from equipoise.tasks.recipe import Recipe
 
 HOSTILE = "<script>alert(1)</script>"
 

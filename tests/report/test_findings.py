@@ -13,8 +13,8 @@ import torch
 import equipoise as eq
 from equipoise import report
 from equipoise.report.findings import evenly, finite
-from equipoise.runs.fitting import Fitted, fit
-from equipoise.runs.recipe import Recipe
+from equipoise.tasks.fitting import Fitted, fit
+from equipoise.tasks.recipe import Recipe
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 4))

@@ -15,7 +15,7 @@ from equipoise import report
 from equipoise.report.reading import RunRecord, read
 from equipoise.report.theorems import STATEMENTS, used
 from equipoise.report.training import least_loss, loss
-from equipoise.runs import Run
+from equipoise.tasks import Run
 from equipoise.theory import THEOREMS, Certificate
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}

@@ -10,7 +10,7 @@ import typer
 from .failures import EXIT_CODES, Code, DataDir, Debug, Ended, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
-    from ..runs import Run
+    from ..tasks import Run
     from ..theory import Certificate
     from .output import Output
 

@@ -92,8 +92,8 @@ def explain(error: BaseException) -> Failure:
     """What to tell the user of an error."""
     from ..data.errors import DataError
     from ..files import Damaged, OtherFormat
-    from ..runs import RunBusy
     from ..solve import EquilibriumError
+    from ..tasks import RunBusy
 
     said = str(error) or type(error).__name__
     if isinstance(error, Failure):

@@ -11,7 +11,7 @@ import typer
 from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
-    from ..runs import Recipe, Run
+    from ..tasks import Recipe, Run
     from .output import Output
     from .sources import Asked, Sample
 
@@ -148,7 +148,7 @@ def fit(
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:
-    from ..runs import Recipe
+    from ..tasks import Recipe
 
     try:
         return Recipe.from_dict(given)
@@ -186,7 +186,7 @@ def _asked(data: str, places: dict[str, Any], share: Number, rows: Count, seed: 
 
 
 def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> Run:
-    from ..runs import Run, free_directory
+    from ..tasks import Run, free_directory
 
     config = {"data": asked.to_dict(), "recipe": recipe.to_dict()}
     while True:
@@ -200,7 +200,7 @@ def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> R
 
 def _resume(path: Path, besides: list[str], output: Output, report: bool) -> None:
     from ..report import write as write_report
-    from ..runs import Recipe
+    from ..tasks import Recipe
     from .stored import open_run, stored_sample
     from .training import train
 

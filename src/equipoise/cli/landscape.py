@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..explore import Measured, Survey, TrainingPath
     from ..models.affine import AffineFamily
-    from ..runs import Fitted, Run
+    from ..tasks import Fitted, Run
     from .output import Output
     from .sources import Sample
 
@@ -147,7 +147,7 @@ def _repeated(run: Run, fitted: Fitted, sample: Sample, output: Output) -> Train
     """The training once more, as it is on record; refused unless it leads to the weights that are there."""
     from ..explore import Unrepeated, last_moment, repeated_path
     from ..explore.path import AGREES
-    from ..runs import Recipe
+    from ..tasks import Recipe
     from ..train.environment import changes
     from .watching import Watch
 

@@ -12,7 +12,7 @@ from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
     from ..data.dataset import Array
-    from ..runs.fitting import Fitted
+    from ..tasks.fitting import Fitted
 
 EPILOG = f"""[bold]Examples[/bold]
 

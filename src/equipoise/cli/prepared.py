@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..runs import Fitted
+    from ..tasks import Fitted
     from .sources import Sample
 
 

@@ -10,7 +10,7 @@ import typer
 from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
 
 if TYPE_CHECKING:
-    from ..runs import Listed
+    from ..tasks import Listed
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -35,7 +35,7 @@ def runs(
     """List the runs of a directory and compare them. Damaged ones are named, and exit with 5."""
     from rich.text import Text
 
-    from ..runs import list_runs
+    from ..tasks import list_runs
     from .output import Output, duration, number, table
 
     keys = {None: 0, "score": -1, "loss": 1, "seconds": 1}

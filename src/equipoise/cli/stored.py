@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import Damaged
-from ..runs import Run
+from ..tasks import Run
 from .failures import Code, Failure
 from .sources import Asked, Sample, read
 
 if TYPE_CHECKING:
-    from ..runs import Fitted
+    from ..tasks import Fitted
 
 
 def open_run(path: Path) -> Run:
@@ -27,7 +27,7 @@ def open_run(path: Path) -> Run:
 
 def load_fitted(path: Path) -> tuple[Run, Fitted]:
     """The run and the network it left, refused if a bit of its files has changed since."""
-    from ..runs import load
+    from ..tasks import load
 
     run = open_run(path)
     if run.state not in ("finished", "stopped"):

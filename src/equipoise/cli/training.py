@@ -11,8 +11,8 @@ from .. import memory
 from ..files import write_atomically
 from ..report import findings
 from ..report import write as write_report
-from ..runs import Fitted, Recipe, Run, save
-from ..runs import fit as fit_network
+from ..tasks import Fitted, Recipe, Run, save
+from ..tasks import fit as fit_network
 from .failures import Code, Ended, Failure, explain
 from .output import Output, duration, number, percent
 from .sources import Sample

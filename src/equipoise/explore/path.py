@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..history import History
-from ..runs.fitting import Fitted, Record, fit
-from ..runs.recipe import Kind, Recipe
+from ..tasks.fitting import Fitted, Record, fit
+from ..tasks.recipe import Kind, Recipe
 from ..train.checkpoint import Checkpoints
 
 MOMENTS = 30  # of a training that is repeated, at which its weights are kept

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..kernels import tangent_kernel
 from ..models.affine import AffineFamily
 from ..plots.plane import principal_plane
-from ..runs.fitting import Fitted
-from ..runs.preparation import as_labels
+from ..tasks.fitting import Fitted
+from ..tasks.preparation import as_labels
 
 Data = tuple[Any, Any]
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from ..files import write_atomically
 from ..plain import plain
 from ..plots import DARK, LIGHT, variables
-from ..runs import Run
+from ..tasks import Run
 from ..theory import Certificate
 from .figures import gather, relative
 from .network import NETWORK

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..files import read_json
-from ..runs import Run
+from ..tasks import Run
 from ..theory import Certificate
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from equipoise.papers.framework import experiments, runner
 from equipoise.papers.framework.experiments import Context, Settings, Silent
 from equipoise.papers.framework.gallery import read_results
 from equipoise.papers.framework.runner import reproduce, run_one
-from equipoise.runs.lock import locked
+from equipoise.tasks.lock import locked
 
 TINY = Settings("tiny", ("digits",))
 NAMES = ["gao2022.fig1", "gao2022.fig4", "ling2023.theorem4"]  # the first two share their units

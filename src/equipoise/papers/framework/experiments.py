@@ -24,7 +24,7 @@ from ... import __version__
 from ...data import Dataset, MissingData, load
 from ...data.load import check_name
 from ...data.registry import DIGITS_SHA256
-from ...runs.lock import locked
+from ...tasks.lock import locked
 from . import units
 from .claims import PAPERS
 from .page import Page

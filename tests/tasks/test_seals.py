@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equipoise.files import Damaged, OtherFormat
-from equipoise.runs import Run, RunBusy
+from equipoise.tasks import Run, RunBusy
 from equipoise.train.checkpoint import CheckpointWarning
 
 CONFIG = {
@@ -102,7 +102,7 @@ def test_a_directory_that_was_made_again_belongs_to_the_new_run(tmp_path):
 
 def test_a_run_killed_before_it_began_leaves_a_directory_that_can_be_used(tmp_path, monkeypatch):
     """By a kill or a full disk, at each moment at which one of its first files was to be written."""
-    from equipoise.runs import directory
+    from equipoise.tasks import directory
 
     write, place = directory.write_atomically, tmp_path / "a"
     for moment in range(4):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.datasets import load_iris
 
-from equipoise.runs import Recipe, fit, load, save
-from equipoise.runs.keeping import FILES
+from equipoise.tasks import Recipe, fit, load, save
+from equipoise.tasks.keeping import FILES
 
 X, Y = load_iris(return_X_y=True)
 

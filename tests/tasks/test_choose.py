@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from equipoise.runs.choose import choose_sharpness, choose_slack
+from equipoise.tasks.choose import choose_sharpness, choose_slack
 
 
 def problem(N: int, m: int, k: int = 2, seed: int = 0):

@@ -1,4 +1,4 @@
-"""A run is a directory: what was asked, what was measured, what came out; and fit, what most runs do."""
+"""Tasks: fit, what most runs do, and runs, directories of what was asked, measured and found."""
 
 from .directory import NotBegun, Run, RunBusy, free_directory
 from .fitting import Fitted, NotProved, fit

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_diabetes, load_wine
 
 from equipoise.data import DataError
-from equipoise.runs import NotProved, Recipe, fit
-from equipoise.runs.recipe import FAMILIES
+from equipoise.tasks import NotProved, Recipe, fit
+from equipoise.tasks.recipe import FAMILIES
 from equipoise.theory import fingerprint
 from equipoise.train.checkpoint import Checkpoints
 
@@ -243,7 +243,7 @@ def test_many_rows_are_predicted_in_parts(wine, monkeypatch):
     X, y, *_ = wine
     found = fit(X, y, "classes", SMALL)
     whole = found.decide(X)
-    monkeypatch.setattr("equipoise.runs.fitting.BATCH", 7)
+    monkeypatch.setattr("equipoise.tasks.fitting.BATCH", 7)
     assert torch.allclose(found.decide(X), whole, rtol=1e-6, atol=1e-8)
     assert found.predict(X[:0]).shape == (0,)
     assert found.predict_proba(X[:0]).shape == (0, 3)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise.data import DataError
 from equipoise.files import Damaged
-from equipoise.runs import Preparation, Recipe
-from equipoise.runs.preparation import as_labels, as_numbers, as_rows, gathered
-from equipoise.runs.recipe import FAMILIES
+from equipoise.tasks import Preparation, Recipe
+from equipoise.tasks.preparation import as_labels, as_numbers, as_rows, gathered
+from equipoise.tasks.recipe import FAMILIES
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 5.0, size=(30, 4))

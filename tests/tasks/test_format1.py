@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from equipoise import report, runs
 from equipoise.files import Damaged, OtherFormat
-from equipoise.runs import Run, list_runs
+from equipoise.tasks import Run, list_runs
 
 
 @pytest.fixture

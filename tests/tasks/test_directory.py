@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.files import Damaged
-from equipoise.runs import Run, RunBusy, free_directory, list_runs
-from equipoise.runs.metrics import Metrics
-from equipoise.runs.toml import to_toml
+from equipoise.tasks import Run, RunBusy, free_directory, list_runs
+from equipoise.tasks.metrics import Metrics
+from equipoise.tasks.toml import to_toml
 
 CONFIG = {
     "data": {"source": 'a "b"\n.csv', "target": None, "test_share": 0.2},
@@ -92,7 +92,7 @@ def test_a_run_that_says_it_runs_and_does_not_was_killed(tmp_path):
 
 HOLD = """
 import sys
-from equipoise.runs import Run
+from equipoise.tasks import Run
 with Run.open(sys.argv[1]).working():
     print("mine", flush=True)
     sys.stdin.read()
@@ -316,7 +316,7 @@ def test_toml_of_odd_names_and_of_nan():
 def test_of_two_that_begin_in_one_directory_at_once_one_is_refused(tmp_path, monkeypatch):
     Run.create(tmp_path / "a", {"recipe": {"seed": 0}}, {})
     seen = iter([True])  # by the second, just before
-    monkeypatch.setattr("equipoise.runs.directory.unused", lambda path: next(seen, False))
+    monkeypatch.setattr("equipoise.tasks.directory.unused", lambda path: next(seen, False))
     with pytest.raises(FileExistsError, match="absent or empty"):
         Run.create(tmp_path / "a", {"recipe": {"seed": 1}}, {})
     assert Run(tmp_path / "a").config["recipe"]["seed"] == 0
