@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         diagnose,
         from_feedforward,
         load,
+        load_mondeq,
         repeat,
         unroll,
     )
@@ -155,6 +156,7 @@ __all__ = [
     "linalg",
     "lipschitz_bound",
     "load",
+    "load_mondeq",
     "losses",
     "models",
     "papers",

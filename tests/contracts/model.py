@@ -230,7 +230,9 @@ class ModelContract(FilesContract):
         for p in range(3):
             for q in range(3):
                 torch.testing.assert_close(block[:, p, :, q], (p == q) * Z @ Z.T, rtol=0, atol=1e-12)
-        assert set(model.hidden_names) | {model.readout_name} == {n for n, _ in model.named_parameters()}
+        shift = {n for n, p in model.named_parameters() if p is getattr(model, "readout_bias", None)}
+        assert {*model.hidden_names, model.readout_name, *shift} == {n for n, _ in model.named_parameters()}
+        assert not shift & {*model.hidden_names, model.readout_name}
 
     # -- samples, starts, precision ----------------------------------------------------------------------
 

@@ -53,11 +53,12 @@ class TestMonotone(ModelContract):
             "U": by_rows(R @ kron(X, eye), model.inputs),
             "u": Z,
             "bias": by_rows(R @ kron(ones, eye), 1),
+            "c": ones,
         }
 
 
 class TestMonotoneOfLargeNormWithBias(TestMonotone):
-    options = {"bias": True, "margin": 0.3}  # noqa: RUF012
+    options = {"bias": True, "output_bias": True, "margin": 0.3}  # noqa: RUF012
     learning_rate = 0.01
     loss_falls_to = 0.9
 

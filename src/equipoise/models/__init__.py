@@ -9,6 +9,7 @@ from .equilibrium import Equilibrium
 from .export import UnrolledNetwork, unroll
 from .gaussian_relu import GaussianReLU
 from .linear import LinearEquilibrium
+from .mondeq import load_mondeq
 from .monotone import Monotone
 from .opteq import DeepOptEq, OptEq, from_feedforward
 from .saving import load
@@ -36,6 +37,7 @@ __all__ = [
     "diagnose",
     "from_feedforward",
     "load",
+    "load_mondeq",
     "repeat",
     "unroll",
     "weight_tied",

@@ -98,18 +98,25 @@ class AffineFamily(EquilibriumModel):
         """(m,), or (m, k) for k > 1 outputs."""
         return getattr(self, self.readout_name)
 
+    @property
+    def readout_bias(self) -> Tensor | None:
+        """What is added to Z a, (k,), of a family that adds something."""
+        return None
+
     def output_shape(self, N: int) -> tuple[int, ...]:
         """The shape of ŷ for N samples: (N,), or (N, k) for k > 1 outputs."""
         return (N,) if self.outputs == 1 else (N, self.outputs)
 
     def readout(self, Z: Tensor) -> Tensor:
-        """ŷ = Z a: (N,), or (N, k) for k > 1 outputs."""
-        return Z @ self.readout_weight
+        """ŷ = Z a, plus the bias of a family that has one: (N,), or (N, k) for k > 1 outputs."""
+        scores = Z @ self.readout_weight
+        return scores if self.readout_bias is None else scores + self.readout_bias
 
     @property
     def hidden_names(self) -> tuple[str, ...]:
-        """Every parameter but the readout."""
-        return tuple(name for name, _ in self.named_parameters() if name != self.readout_name)
+        """Every parameter but the readout and its bias."""
+        outside = (self.get_parameter(self.readout_name), self.readout_bias)
+        return tuple(n for n, p in self.named_parameters() if not any(p is other for other in outside))
 
     # -- equilibria --------------------------------------------------------------------------------------
 

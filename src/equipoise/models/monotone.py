@@ -27,6 +27,8 @@ class Monotone(AffineFamily):
         inputs, width, outputs: d, n and k.
         margin: μ > 0 (the thesis writes m).
         bias: whether a trained bias (n,), zero at the start, is added to X Uᵀ.
+        output_bias: whether a trained c (k,), zero at the start, is added to Z u. The theorems about training
+            speak of ŷ = Z u, and refuse a model that has one.
         relu_at_zero: relu'(0), 0 or 1.
 
     The start is A_ij, B_ij, u_i ~ N(0, 1/n), U_ij ~ N(0, 1/d); the thesis gives none, but see
@@ -43,6 +45,7 @@ class Monotone(AffineFamily):
         outputs: int = 1,
         *,
         bias: bool = False,
+        output_bias: bool = False,
         relu_at_zero: float = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -66,6 +69,7 @@ class Monotone(AffineFamily):
         self.U = normal(n, d, variance=1 / d)
         self.u = normal(*((n,) if outputs == 1 else (n, outputs)), variance=1 / n)
         self.bias = nn.Parameter(torch.zeros(n, dtype=dtype, device=device)) if bias else None
+        self.c = nn.Parameter(torch.zeros(outputs, dtype=dtype, device=device)) if output_bias else None
         self._held: _Held | None = None
 
     def weight(self) -> Tensor:
@@ -76,13 +80,18 @@ class Monotone(AffineFamily):
         u = X @ self.U.T  # (N, n)
         return u if self.bias is None else u + self.bias
 
+    @property
+    def readout_bias(self) -> Tensor | None:
+        return self.c
+
     @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
         """G = Pᵀ diag(r) Z,  ∇A = −A(G + Gᵀ),  ∇B = G − Gᵀ,  ∇U = Pᵀ diag(r) X,  ∇u = Zᵀ r;  P is V here."""
         L = weigh(V, R)  # (N, n)
         G = L.T @ Z
         gradients = {"A": -self.A @ (G + G.T), "B": G - G.T, "U": L.T @ X, "u": Z.T @ R}
-        return gradients if self.bias is None else gradients | {"bias": L.sum(dim=0)}
+        more = {"bias": (self.bias, L), "c": (self.c, R.reshape(len(R), self.outputs))}
+        return gradients | {name: rows.sum(dim=0) for name, (own, rows) in more.items() if own is not None}
 
     @unlowered
     def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:
@@ -98,7 +107,11 @@ class Monotone(AffineFamily):
             "U": VV * pairs(X, X2),
             "u": readout_block(Z, Z2, self.outputs),
         }
-        return squeeze_blocks(blocks if self.bias is None else blocks | {"bias": VV})
+        if self.bias is not None:
+            blocks["bias"] = VV
+        if self.c is not None:
+            blocks["c"] = readout_block(Z.new_ones(len(Z), 1), Z2.new_ones(len(Z2), 1), self.outputs)
+        return squeeze_blocks(blocks)
 
     # -- the equilibrium by splitting ----------------------------------------------------------------------
 
@@ -160,10 +173,10 @@ class Monotone(AffineFamily):
         """
         choice("kind", kind, ("flow", "descent"))
         N = len(self._check_inputs(X))
-        if self.outputs != 1 or self.bias is not None:
+        if self.outputs != 1 or self.bias is not None or self.c is not None:
             raise ValueError(
-                "the certified start is that of one output and no bias. "
-                f"Got outputs={self.outputs}, bias={self.bias is not None}."
+                f"the certified start is that of one output and no bias. Got outputs={self.outputs}, "
+                f"bias={self.bias is not None}, output_bias={self.c is not None}."
             )
         if tuple(y.shape) != (N,):
             raise ValueError(f"y must be ({N},), a target a row of X. Got shape {tuple(y.shape)} instead.")
@@ -204,7 +217,7 @@ class Monotone(AffineFamily):
         return {**super().__getstate__(), "_held": None}
 
     def config(self) -> dict[str, Any]:
-        return {
+        settings = {
             "inputs": self.inputs,
             "width": self.width,
             "outputs": self.outputs,
@@ -212,12 +225,15 @@ class Monotone(AffineFamily):
             "bias": self.bias is not None,
             "relu_at_zero": self.relu_at_zero,
         }
+        # Certificates of models without one were made before it was known, and still speak of them.
+        return settings if self.c is None else settings | {"output_bias": True}
 
     def extra_repr(self) -> str:
         shift = "" if self.bias is None else " + bias"
+        behind = "" if self.c is None else " + c"
         return (
-            f"Z = relu(Z Wᵀ + X Uᵀ{shift}), W = (1−μ)I − AᵀA + B − Bᵀ, ŷ = Z u; d={self.inputs}, "
-            f"n={self.width}, k={self.outputs}, margin={self.margin:g}"
+            f"Z = relu(Z Wᵀ + X Uᵀ{shift}), W = (1−μ)I − AᵀA + B − Bᵀ, ŷ = Z u{behind}; "
+            f"d={self.inputs}, n={self.width}, k={self.outputs}, margin={self.margin:g}"
         )
 
 

@@ -65,6 +65,11 @@ class Instance:
         return X.detach().to(_home(X)).double().contiguous()  # on whose layout the last bits may depend
 
     def _targets(self, y: Tensor) -> Tensor:
+        if self.model.readout_bias is not None:
+            raise ValueError(
+                "a theorem about training needs ŷ = Z u, without an output bias. Got a model with "
+                "output_bias=True: take one without, and subtract a constant from the targets."
+            )
         N, k = len(self.X), self.model.outputs
         zero = torch.zeros(N, self.model.width, dtype=torch.float64, device=self.X.device)
         shape = tuple(self.model.readout(zero).shape)

@@ -154,8 +154,8 @@ class AffineBounds(Bounds):
         return instance, instance.obstacle or self.obstacle
 
     def scores(self, points: Instance) -> tuple[Tensor, float, float]:
-        """ŷ = Za at the computed equilibria."""
-        error = score_error(points.Z, points.equilibria.error, self.a)
+        """ŷ = Za, or Za + c, at the computed equilibria."""
+        error = score_error(points.Z, points.equilibria.error, self.a, points.model.readout_bias)
         return points.model.readout(points.Z).reshape(points.N, -1), error, 1.0
 
     def sharpened(self, points: Instance, prediction: Tensor, margins: Tensor, radius: Tensor) -> Tensor:
@@ -203,10 +203,11 @@ def _trials(radius: float) -> Iterator[float]:
         yield radius * 1.5 ** (i + 1)
 
 
-def score_error(Z: Tensor, error: float, a: Tensor) -> float:
-    """≥ the error of a difference of two computed scores Za of a row, where Z is off by at most `error`."""
+def score_error(Z: Tensor, error: float, a: Tensor, shift: Tensor | None = None) -> float:
+    """≥ the error of a difference of two computed scores Za + c of a row, with Z off by at most `error`."""
     largest, columns = (Interval(row_norms_upper(M).amax().item()) for M in (Z, a.T))
-    one = columns * error + gamma(len(a) + 4) * largest * columns
+    c = 0.0 if shift is None else shift.abs().amax().item()
+    one = columns * error + gamma(len(a) + 6) * (largest * columns + c)
     return (2 * one + 2.0**-1000).hi
 
 
