@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-
 JOBS   ?= 2
 
-.PHONY: help demo test pytest browser test-all lint format bench clean
+.PHONY: help demo test pytest browser test-all lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test-all   the same with the slow tests, after installing chromium if it can"
 	@echo "make format     format the code"
 	@echo "make bench      install the peers and measure side by side (minutes)"
+	@echo "make docs       install the builder and build the documentation into site/"
 	@echo "make clean      remove $(VENV) and caches"
 
 $(BIN)/python:
@@ -59,8 +60,17 @@ browser:
 test-all: lint browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m "slow or not slow"
 
+$(STAMP)docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e ".[docs]"
+	@touch $@ $(STAMP)base
+
+# Every warning is an error. The page to open is printed last.
+docs: $(STAMP)docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 bench: $(STAMP)bench
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site

@@ -1,0 +1,52 @@
+"""The documentation is whole: every public name has its place and an example, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import equipoise as eq
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = {page: page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md"))}
+NAMES = [name for name in eq.__all__ if not inspect.ismodule(getattr(eq, name))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_described_once(name):
+    entries = [
+        page.name
+        for page, text in REFERENCE.items()
+        for _ in re.findall(rf"^::: equipoise\.{name}$", text, re.M)
+    ]
+    assert len(entries) == 1, f"eq.{name} stands in {entries}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_has_an_example(name):
+    examples = "".join(re.findall(r"```python\n(.*?)```", "".join(REFERENCE.values()), flags=re.DOTALL))
+    assert re.search(rf"\beq\.{name}\b", examples), f"no example of the reference uses eq.{name}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        path = str(page.relative_to(ROOT / "docs"))
+        assert f": {path}\n" in navigation, f"{path} cannot be reached from the navigation"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="the extra `docs` is not installed")
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    home = (tmp_path / "site" / "index.html").read_text()
+    assert "<math" in home
+    assert "http" not in "".join(re.findall(r'<(?:script|link)[^>]*(?:src|href)="([^"]*)"', home))
