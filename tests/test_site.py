@@ -1,4 +1,4 @@
-"""The documentation is whole: every public name has its place and an example, and the site builds without a warning."""
+"""The documentation is whole: every public name has a place and an example, and the site builds strictly."""
 
 from __future__ import annotations
 
