@@ -129,3 +129,16 @@ def test_an_output_bias_is_trained_saved_and_certified_around_but_not_about_trai
     assert torch.equal(again.prediction, radii.prediction)
     assert bool((again.margin <= radii.margin).all())
     assert torch.allclose(again.margin, radii.margin, atol=1e-8)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_descent_follows_the_gradient_of_the_output_bias(outputs):
+    g = torch.Generator().manual_seed(3)
+    model = eq.Monotone(4, 6, outputs=outputs, output_bias=True, dtype=torch.float64, generator=g)
+    X = torch.randn(5, 4, dtype=torch.float64, generator=g)
+    y = torch.randn(model.output_shape(5), dtype=torch.float64, generator=g)
+    (0.5 * (model(X) - y).square().sum()).backward()
+    want = {n: p.detach() - 0.01 * p.grad for n, p in model.named_parameters()}
+    eq.gradient_descent(model, X, y, steps=1, step_size=0.01)
+    for name, value in model.named_parameters():
+        assert torch.allclose(value, want[name], atol=1e-7), name

@@ -42,6 +42,7 @@ class AffineFamily(EquilibriumModel):
     """
 
     readout_name: ClassVar[str]  # the parameter of the last, linear layer; the others are the hidden ones
+    readout_bias_name: ClassVar[str | None] = None  # the parameter that is added behind it
     scaled_name: ClassVar[str | None] = None  # the parameter that W(θ) is a multiple of, where it is one
     structured = True
     direct: ClassVar[bool] = False  # whether ŷ is found without an iteration
@@ -101,7 +102,7 @@ class AffineFamily(EquilibriumModel):
     @property
     def readout_bias(self) -> Tensor | None:
         """What is added to Z a, (k,), of a family that adds something."""
-        return None
+        return None if self.readout_bias_name is None else getattr(self, self.readout_bias_name)
 
     def output_shape(self, N: int) -> tuple[int, ...]:
         """The shape of ŷ for N samples: (N,), or (N, k) for k > 1 outputs."""
@@ -115,8 +116,8 @@ class AffineFamily(EquilibriumModel):
     @property
     def hidden_names(self) -> tuple[str, ...]:
         """Every parameter but the readout and its bias."""
-        outside = (self.get_parameter(self.readout_name), self.readout_bias)
-        return tuple(n for n, p in self.named_parameters() if not any(p is other for other in outside))
+        outside = (self.readout_name, self.readout_bias_name)
+        return tuple(name for name, _ in self.named_parameters() if name not in outside)
 
     # -- equilibria --------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class Monotone(AffineFamily):
     """
 
     readout_name = "u"
+    readout_bias_name = "c"
 
     def __init__(
         self,
@@ -80,18 +81,16 @@ class Monotone(AffineFamily):
         u = X @ self.U.T  # (N, n)
         return u if self.bias is None else u + self.bias
 
-    @property
-    def readout_bias(self) -> Tensor | None:
-        return self.c
-
     @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
         """G = Pᵀ diag(r) Z,  ∇A = −A(G + Gᵀ),  ∇B = G − Gᵀ,  ∇U = Pᵀ diag(r) X,  ∇u = Zᵀ r;  P is V here."""
         L = weigh(V, R)  # (N, n)
         G = L.T @ Z
         gradients = {"A": -self.A @ (G + G.T), "B": G - G.T, "U": L.T @ X, "u": Z.T @ R}
-        more = {"bias": (self.bias, L), "c": (self.c, R.reshape(len(R), self.outputs))}
-        return gradients | {name: rows.sum(dim=0) for name, (own, rows) in more.items() if own is not None}
+        more = {"bias": (self.bias, L), "c": (self.c, R)}
+        return gradients | {
+            n: rows.sum(dim=0).reshape(-1) for n, (own, rows) in more.items() if own is not None
+        }
 
     @unlowered
     def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:

@@ -277,6 +277,8 @@ class DescentRun:
             found = self.model.pullback(adjoint.value[:, None], once, Z, self.X)
             readout = Z.T @ R  # (m, k); DELMs keep its transpose
             like = self.model.readout_weight.shape
+            if self.model.readout_bias_name in found:
+                found[self.model.readout_bias_name] = R.sum(dim=0)
             return found | {self.model.readout_name: readout if readout.shape == like else readout.T}
 
     @torch.no_grad()
