@@ -22,7 +22,7 @@ from torch import Tensor
 
 import equipoise as eq
 from bench.measure import Absent, Contender, Row, calibrate, fastest, side_by_side
-from equipoise.models.conv import ConvOptEq
+from equipoise.models.proximal import ConvOptEq
 
 LIMIT, TRAINED, STEPS, RATE = 1e-4, 1e-3, 6, 0.002
 TOLERANCES = [1e-2 * 2.0 ** (-k / 2) for k in range(24)]

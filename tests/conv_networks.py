@@ -3,7 +3,7 @@
 import torch
 
 import equipoise as eq
-from equipoise.models.properties import L1
+from equipoise.models.proximal.properties import L1
 
 TIGHT = eq.Stop(rtol=1e-12, max_steps=5000)
 IMAGE = (2, 5, 6)

@@ -22,15 +22,7 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         theory,
         train,
     )
-    from .differentiate import (
-        GMRES,
-        Implicit,
-        Phantom,
-        Unrolled,
-        audit,
-        jacobian_penalty,
-        spectral_radius_penalty,
-    )
+    from .differentiate import GMRES, Implicit, Phantom, Unrolled, jacobian_penalty, spectral_radius_penalty
     from .estimators import EquilibriumClassifier, EquilibriumRegressor
     from .history import History
     from .kernels import (
@@ -53,6 +45,7 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         ResidualConv,
         ScaledReLU,
         SharedDropout,
+        audit,
         diagnose,
         from_feedforward,
         load,

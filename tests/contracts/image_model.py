@@ -14,7 +14,7 @@ import torch
 from torch.func import functional_call
 
 import equipoise as eq
-from equipoise.models.conv import ImageModel
+from equipoise.models.images import ImageModel
 from equipoise.models.saving import load
 from equipoise.solve.failure import OnFailure
 from memory import stored_bytes

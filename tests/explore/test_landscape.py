@@ -18,7 +18,7 @@ from equipoise.explore import (
     shifted,
 )
 from equipoise.models import GaussianReLU, LinearEquilibrium, LinearModel, Monotone, OptEq, ScaledReLU
-from equipoise.models.equilibrium import Equilibrium
+from equipoise.models.cell import Equilibrium
 from equipoise.solve import Picard, Stop
 from equipoise.train import Trainer
 

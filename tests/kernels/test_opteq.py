@@ -7,8 +7,8 @@ import equipoise as eq
 from equipoise.kernels import kernel_prediction
 from equipoise.kernels.opteq import adjoints, has_formula
 from equipoise.kernels.tangent import _jacobian_kernel
-from equipoise.models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
-from equipoise.models.properties import L1, SquaredL2
+from equipoise.models.proximal import DeepOptEq, MultiBlockOptEq, OptEq
+from equipoise.models.proximal.properties import L1, SquaredL2
 from equipoise.solve import Stop
 
 TIGHT = Stop(rtol=1e-14, atol=1e-15, max_steps=5000)

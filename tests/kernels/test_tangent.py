@@ -10,10 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.kernels import kernel_prediction, tangent_kernel
-from equipoise.models.gaussian_relu import GaussianReLU
-from equipoise.models.linear import LinearEquilibrium
-from equipoise.models.monotone import Monotone
-from equipoise.models.scaled_relu import ScaledReLU
+from equipoise.models.affine import GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU
 
 TIGHT = eq.Stop(rtol=1e-13, max_steps=5000)
 

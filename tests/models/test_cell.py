@@ -1,284 +1,355 @@
-"""What a cell may hold: random masks, buffers, names; and cells that are no one map."""
+"""The layer: starts, failure policies, precision and copies."""
 
 import copy
-import math
+import io
 import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import equipoise as eq
-from equipoise.differentiate import Method
-from equipoise.models.cell import CellEquation
-from equipoise.solve.problem import Layout
+from equipoise.solve import Newton
+from problems import Affine, inputs
 
 DTYPE = torch.float64
-STOP = eq.Stop(rtol=1e-12)
 
 
-class DropCell(nn.Module):
-    """z = a · dropout(W z) + x, a per sample: rows end at different steps and leave the batch."""
-
-    def __init__(self, dropout: nn.Module, m: int = 5) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        w = torch.randn(m, m, dtype=DTYPE)
-        self.w = nn.Parameter(w / torch.linalg.matrix_norm(w, ord=2))
-        self.dropout = dropout
-
-    def forward(self, z, x, a):
-        return torch.tanh(a * self.dropout(z @ self.w.T) + x)
+# -- starts ---------------------------------------------------------------------------------------------
 
 
-def rates_and_inputs(n=12, m=5):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, m, dtype=DTYPE, generator=generator)
-    return x, torch.linspace(0.01, 0.45, n, dtype=DTYPE)[:, None]
+def test_the_start_is_zero_of_the_shape_of_x_or_of_one_given():
+    seen = []
 
-
-# -- SharedDropout --------------------------------------------------------------------------------------
-
-
-def test_the_mask_is_held_by_sample_while_rows_leave_the_batch():
-    torch.manual_seed(3)
-    layer = eq.Equilibrium(DropCell(eq.SharedDropout(0.5)), stop=STOP, gradient=eq.Implicit(stop=STOP))
-    x, a = rates_and_inputs()
-    x.requires_grad_()
-    z = layer(x, a)
-    forward = layer.last.forward
-    assert len(set(forward.steps.tolist())) > 2
-    assert forward.counts.row_evaluations < forward.counts.evaluations * len(x)  # rows did leave
-    mask = layer.cell.dropout.mask
-    assert mask.shape == x.shape
-    assert set(mask.unique().tolist()) == {0.0, 2.0}
-    assert len({tuple(row) for row in mask.tolist()}) > 1  # each sample has its own
-
-    w = layer.cell.w
-    other = x.detach().clone().requires_grad_()
-    want = torch.zeros_like(other)
-    for _ in range(200):
-        want = torch.tanh(a * (want @ w.T) * mask + other)
-    torch.testing.assert_close(z, want, rtol=1e-10, atol=1e-12)
-    got = torch.autograd.grad(z.square().sum(), (x, w))
-    for g, h in zip(got, torch.autograd.grad(want.square().sum(), (other, w)), strict=True):
-        torch.testing.assert_close(g, h, rtol=1e-9, atol=1e-11)
-
-
-def test_second_derivatives_hold_the_mask_too():
-    layer = eq.Equilibrium(DropCell(eq.SharedDropout(0.5)), stop=STOP, gradient=eq.Implicit(stop=STOP))
-    x, a = rates_and_inputs(3)
-    x.requires_grad_()
-    z = layer(x, a)
-    mask = layer.cell.dropout.mask.clone()
-    want = torch.zeros_like(x)
-    for _ in range(200):
-        want = torch.tanh(a * (want @ layer.cell.w.T) * mask + x)
-    layer(x, a)  # a later call draws another mask, which is not that of z
-    results = []
-    for value in (z, want):
-        first = torch.autograd.grad(value.square().sum(), layer.cell.w, create_graph=True)[0]
-        results.append(torch.autograd.grad(first.square().sum(), (x, layer.cell.w)))
-    for g, h in zip(*results, strict=True):
-        torch.testing.assert_close(g, h, rtol=1e-8, atol=1e-10)
-
-
-def test_each_call_draws_a_mask_and_eval_mode_none():
-    layer = eq.Equilibrium(DropCell(eq.SharedDropout(0.5)))
-    x, a = rates_and_inputs()
-    torch.manual_seed(0)
-    first = layer(x, a)
-    second = layer(x, a)
-    torch.manual_seed(0)
-    again = layer(x, a)
-    assert not torch.equal(first, second)
-    assert torch.equal(first, again)
-    layer.eval()
-    plain = eq.Equilibrium(DropCell(nn.Identity()))
-    assert torch.equal(layer(x, a), plain(x, a))
-
-
-@pytest.mark.parametrize("gradient", [eq.Unrolled(80), eq.Phantom(80)], ids=str)
-def test_other_gradients_hold_the_mask(gradient):
-    cell = DropCell(eq.SharedDropout(0.5))
-    x, a = rates_and_inputs()
-    torch.manual_seed(0)
-    exact = torch.autograd.grad(eq.Equilibrium(cell, stop=STOP)(x, a).sum(), cell.w)[0]
-    torch.manual_seed(0)
-    got = torch.autograd.grad(eq.Equilibrium(cell, stop=STOP, gradient=gradient)(x, a).sum(), cell.w)[0]
-    torch.testing.assert_close(got, exact, rtol=1e-7, atol=1e-9)
-
-
-def test_the_mean_of_many_masks_is_one():
-    torch.manual_seed(0)
-    drop = eq.SharedDropout(0.3)
-    h = torch.ones(200, 200)
-    assert drop(h).mean() == pytest.approx(1, abs=0.02)
-    assert not torch.equal(drop(h), drop(h))  # outside of a layer, a new mask every time
-    assert drop.mask is None
-    assert torch.equal(drop.eval()(h), h)
-
-
-def test_masks_work_under_mixed_precision_and_mask_policy():
-    x, a = rates_and_inputs()
-    x[4, 1] = torch.nan
-    cell = DropCell(eq.SharedDropout(0.5))
-    layer = eq.Equilibrium(cell, stop=STOP, precision="mixed", on_failure="mask")
-    z = layer(x, a)
-    z.sum().backward()
-    good = [i for i in range(len(x)) if i != 4]
-    mask = cell.dropout.mask
-    fz = torch.tanh(a * (z @ cell.w.T) * mask + x)
-    torch.testing.assert_close(z[good], fz[good], rtol=1e-10, atol=1e-12)
-    assert bool(torch.isfinite(cell.w.grad).all())
-
-
-def test_masks_under_vmap_need_leave_to_be_random():
-    layer = eq.Equilibrium(DropCell(eq.SharedDropout(0.5)))
-    x, a = rates_and_inputs(4)
-    z = torch.func.vmap(layer, randomness="different")(torch.stack([x, x]), torch.stack([a, a]))
-    assert not torch.equal(z[0], z[1])
-    assert layer.cell.dropout.mask is None
-    with pytest.raises(RuntimeError, match="randomness"):
-        torch.func.vmap(layer)(torch.stack([x, x]), torch.stack([a, a]))
-
-
-def test_a_mask_is_not_copied_pickled_or_saved():
-    layer = eq.Equilibrium(DropCell(eq.SharedDropout(0.5)))
-    layer(*rates_and_inputs())
-    assert layer.cell.dropout.mask is not None
-    assert copy.deepcopy(layer).cell.dropout.mask is None
-    assert pickle.loads(pickle.dumps(layer)).cell.dropout.mask is None
-    assert list(layer.state_dict()) == ["cell.w"]
-
-
-def test_misuse_of_shared_dropout():
-    with pytest.raises(ValueError, match=r"p must lie in \[0, 1\). Got 1.0"):
-        eq.SharedDropout(1.0)
-    assert repr(eq.SharedDropout(0.3)) == "SharedDropout(p=0.3)"
-
-    class Twice(DropCell):
+    class Spy(Affine):
         def forward(self, z, x):
-            return self.dropout(0.1 * z) + self.dropout(z[:, :2]).sum(dim=1, keepdim=True) * 0.1 + x
+            seen.append(z.clone())
+            return super().forward(z, x)
 
-    x, _ = rates_and_inputs()
-    with pytest.raises(ValueError, match="use one SharedDropout for each place"):
-        eq.Equilibrium(Twice(eq.SharedDropout(0.5)))(x)
-
-    class Turned(DropCell):
-        def forward(self, z, x):
-            return self.dropout(0.1 * z.T).T + x
-
-    with pytest.raises(ValueError, match=r"batch-first, of 12 rows\. Got shape \(5, 12\)"):
-        eq.Equilibrium(Turned(eq.SharedDropout(0.5)))(x)
-
-
-# -- cells that are no one map --------------------------------------------------------------------------
+    eq.Equilibrium(Spy())(inputs())
+    assert torch.equal(seen[0], torch.zeros(4, 3, dtype=DTYPE))
+    seen.clear()
+    z = eq.Equilibrium(Spy(3, 5), state=(5,))(inputs())
+    assert torch.equal(seen[0], torch.zeros(4, 5, dtype=DTYPE))
+    assert z.shape == (4, 5)
+    seen.clear()
+    eq.Equilibrium(Spy(3, 5), state=lambda x: x.new_ones(len(x), 5))(inputs())
+    assert torch.equal(seen[0], torch.ones(4, 5, dtype=DTYPE))
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        (nn.Dropout(0.1), r"`part` \(Dropout\) draws anew.*eq\.SharedDropout.*set its p to 0"),
-        (nn.AlphaDropout(0.1), r"eq\.SharedDropout"),
-        (nn.RReLU(), r"`part` \(RReLU\) draws anew.*LeakyReLU"),
-        (nn.MultiheadAttention(4, 1, dropout=0.1), r"MultiheadAttention.*set its dropout to 0"),
-        (nn.LSTM(4, 4, num_layers=2, dropout=0.1), r"LSTM.*set its dropout to 0"),
-        (
-            nn.BatchNorm1d(4),
-            r"`part` \(BatchNorm1d\) mixes the samples.*nn\.GroupNorm",
-        ),
-        (nn.BatchNorm1d(4, track_running_stats=False), "mixes the samples"),
-        (nn.SyncBatchNorm(4), "mixes the samples"),
-        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), r"`part\.1` \(Dropout\)"),
-    ],
-    ids=lambda p: type(p).__name__ if isinstance(p, nn.Module) else "",
-)
-def test_modules_that_change_or_mix_are_refused_in_training(part, message):
-    class Cell(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.part = part
-
-        def forward(self, z, x):
-            return 0.5 * z + x
-
-    layer = eq.Equilibrium(Cell())
-    with pytest.raises(ValueError, match=message):
-        layer(torch.ones(3, 4))
-    layer.eval()
-    if not getattr(part, "track_running_stats", True):
-        with pytest.raises(ValueError, match=message):
-            layer(torch.ones(3, 4))
-    else:
-        layer(torch.ones(3, 4))
-
-
-def test_modules_without_chance_pass():
-    class Cell(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleList(
-                [nn.Dropout(0.0), nn.MultiheadAttention(4, 1), nn.GRU(4, 4), nn.LayerNorm(4)]
-            )
-
-        def forward(self, z, x):
-            return 0.5 * z + x
-
-    eq.Equilibrium(Cell())(torch.ones(3, 4))
-
-
-@pytest.mark.parametrize("policy", ["raise", "mask"])
-def test_functional_dropout_is_found_out(policy):
-    torch.manual_seed(0)
-    layer = eq.Equilibrium(
-        lambda z, x: 0.5 * F.dropout(z, 0.5) + x, stop=eq.Stop(max_steps=30), on_failure=policy
-    )
-    with pytest.raises(eq.EquilibriumError, match=r"another answer each time.*\n?.*eq\.SharedDropout"):
-        layer(torch.ones(4, 3))
-
-
-@pytest.mark.parametrize("solver", [eq.Anderson(), eq.Picard()])
-def test_chance_that_only_shows_after_the_solve_is_found_out(solver):
-    calls, last = [], [math.inf]
-
+def test_a_list_of_shapes_is_a_tuple_state():
     def f(z, x):
-        calls.append(1)
-        return 0.5 * z + x + (0.01 * len(calls) if len(calls) > last[0] else 0.0)  # changes once it is solved
+        a, b = z
+        return torch.tanh(0.5 * a + x), 0.3 * b + a.reshape(-1, 1, 3)
 
-    layer = eq.Equilibrium(f, solver=solver)
-    x = torch.ones(2, 3, requires_grad=True)
-    with torch.no_grad():
-        layer(x)
-    last[0], calls[:] = layer.last.forward.counts.evaluations - isinstance(solver, eq.Picard), []
-    with pytest.raises((RuntimeError, eq.EquilibriumError), match="each time"):
-        layer(x)
+    layer = eq.Equilibrium(f, state=[(3,), (1, 3)])
+    z = layer(inputs())
+    assert isinstance(z, tuple)
+    assert [tuple(part.shape) for part in z] == [(4, 3), (4, 1, 3)]
+    assert [tuple(part.shape) for part in layer.last.forward.value] == [(4, 3), (4, 1, 3)]
+    torch.testing.assert_close(z[1], z[0].reshape(-1, 1, 3) / 0.7, rtol=1e-6, atol=1e-8)
 
 
-def test_a_buffer_that_moves_during_the_solve_is_named():
-    class Cell(nn.Module):
+def test_an_earlier_solution_is_a_start_from_which_nothing_moves():
+    layer = eq.Equilibrium(Affine())
+    x = inputs()
+    z = layer(x)
+    for start in (z, layer.last.forward, layer.solve(x)):
+        again = layer(x, start=start)
+        assert layer.last.forward.steps.tolist() == [0] * 4
+        torch.testing.assert_close(again, z, rtol=0, atol=1e-8)
+    near = layer(x + 1e-3, start=z)
+    warm = int(layer.last.forward.steps.max())
+    layer(x + 1e-3)
+    assert warm < int(layer.last.forward.steps.max())
+    near.sum().backward()  # the start is no part of the graph
+    assert not layer.last.forward.value.requires_grad
+
+
+@pytest.mark.parametrize("gradient", [eq.Implicit(), eq.Unrolled(60), eq.Phantom(3)], ids=str)
+def test_a_start_is_no_part_of_the_graph(gradient):
+    layer = eq.Equilibrium(Affine(), gradient=gradient)
+    start = torch.ones(4, 3, dtype=DTYPE, requires_grad=True)
+    layer(inputs(), start=start).sum().backward()
+    assert start.grad is None
+
+
+def test_a_start_that_depends_on_x_gets_no_gradient_but_does_no_harm():
+    cell = Affine()
+    x = inputs().requires_grad_()
+    plain = torch.autograd.grad(eq.Equilibrium(cell)(x).sum(), x)[0]
+    learned = eq.Equilibrium(cell, state=lambda x: 0.1 * x.sin())
+    torch.testing.assert_close(torch.autograd.grad(learned(x).sum(), x)[0], plain, rtol=1e-6, atol=1e-8)
+    func = torch.func.grad(lambda x: learned(x).sum())(x.detach())
+    torch.testing.assert_close(func, plain, rtol=1e-6, atol=1e-8)
+
+
+def test_integer_inputs_take_the_dtype_of_the_cell():
+    class Embedded(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("mean", torch.zeros(3))
+            self.table = nn.Embedding(7, 3, dtype=DTYPE)
 
-        def forward(self, z, x):
-            self.mean.mul_(0.9).add_(0.1 * z.mean(dim=0))
-            return 0.5 * z + x - 0.1 * self.mean
+        def forward(self, z, index):
+            return 0.5 * torch.tanh(z) + self.table(index)
 
-    with pytest.raises(RuntimeError, match=r"one map for the whole solve.* changes `mean`"):
-        eq.Equilibrium(Cell())(torch.ones(2, 3))
+    layer = eq.Equilibrium(Embedded(), state=(3,))
+    z = layer(torch.tensor([1, 5, 6, 1]))
+    assert z.dtype == DTYPE
+    # A vector instruction may round the last entries of a batch otherwise than the first.
+    torch.testing.assert_close(z[0], z[3], rtol=1e-12, atol=0)
+    z.sum().backward()
+    assert bool((layer.cell.table.weight.grad[[0, 2, 3, 4]] == 0).all())
+    assert bool((layer.cell.table.weight.grad[[1, 5, 6]] > 0).all())
 
 
-def test_tensors_are_named_as_the_user_knows_them():
-    cell = DropCell(eq.SharedDropout(0.5))
-    x, a = rates_and_inputs()
-    layout, masks = Layout.of(x), {cell.dropout: torch.ones_like(x)}
-    equation = CellEquation(cell, layout, (x, None, a), (torch.ones(2),), Method(), x, masks)
-    assert [equation.name(i) for i in range(len(equation.tensors))] == [
-        "input 0",
-        "input 1",
-        "dropout mask",
-        "shared tensor 0",
-        "parameter `w`",
-    ]
+def test_further_inputs_may_be_masks_numbers_strings_or_none():
+    def f(z, x, keep, scale, name, nothing, bias):
+        assert name == "relu"
+        assert nothing is None
+        return torch.where(keep, scale * torch.relu(z) + x + bias, 0.0)
+
+    x = inputs().requires_grad_()
+    keep = torch.arange(12).reshape(4, 3) % 2 == 0
+    bias = torch.ones(3, dtype=DTYPE, requires_grad=True)
+    layer = eq.Equilibrium(f)
+    z = layer(x, keep, 0.5, "relu", None, shared=(bias,))
+    assert bool((z[~keep] == 0).all())
+    z.sum().backward()
+    assert bool((x.grad[~keep] == 0).all())
+    assert bias.grad.shape == (3,)
+
+
+# -- failures -------------------------------------------------------------------------------------------
+
+
+class Growing(nn.Module):
+    """z = z/2 + w x where x ≤ 1; z + z² + w, which has no equilibrium, where x > 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1, dtype=DTYPE))
+
+    def forward(self, z, x):
+        return torch.where(x > 1, z + z.square() + self.w, 0.5 * z + self.w * x)
+
+
+MIXED = torch.tensor([[0.5], [2.0], [0.25], [torch.nan], [1.0], [-1.0]], dtype=DTYPE)
+GOOD, BAD = [0, 2, 4, 5], [1, 3]
+
+
+def test_raise_names_the_rows_and_what_to_try():
+    layer = eq.Equilibrium(Growing())
+    with pytest.raises(eq.EquilibriumError) as caught:
+        layer(MIXED)
+    message = str(caught.value)
+    assert message.startswith("forward solve: 2 of 6 samples have no equilibrium")
+    for part in ("row 1:", "row 3: nonfinite", "try"):
+        assert part in message
+    assert caught.value.solution.failed_rows == BAD
+    assert caught.value.solution.value.shape == (6, 1)
+    assert layer.last.forward.failed_rows == BAD
+
+
+def test_warn_uses_the_last_iterates():
+    layer = eq.Equilibrium(Growing(), on_failure="warn")
+    with pytest.warns(eq.EquilibriumWarning, match="2 of 6 samples"):
+        z = layer(MIXED[:3].repeat(2, 1)[:6])
+    assert bool(torch.isfinite(z[[0, 2]]).all())
+
+
+def test_accept_is_silent_and_on_record():
+    layer = eq.Equilibrium(Growing(), on_failure="accept")
+    layer(MIXED)
+    assert layer.last.forward.failed_rows == BAD
+    assert layer.last.masked == 0
+
+
+@pytest.mark.parametrize("gradient", [eq.Implicit(), eq.Phantom(60), eq.Unrolled(60)], ids=str)
+def test_masked_rows_get_no_gradient_and_the_others_the_one_they_have_alone(gradient):
+    layer = eq.Equilibrium(Growing(), gradient=gradient, on_failure=eq.OnFailure("mask", share=0.5))
+    x = MIXED.clone().requires_grad_()
+    z = layer(x)
+    assert layer.last.masked == 2
+    assert bool(torch.isfinite(z).all())
+    (z * torch.arange(1.0, 7.0, dtype=DTYPE)[:, None]).sum().backward()
+    assert bool((x.grad[BAD] == 0).all())
+    torch.testing.assert_close(
+        x.grad[GOOD, 0], torch.tensor([2.0, 6, 10, 12], dtype=DTYPE), rtol=1e-7, atol=0
+    )
+    # z = 2 w x, so w̄ = Σ 2 g x over the good rows
+    want = 2 * (1 * 0.5 + 3 * 0.25 + 5 * 1.0 + 6 * -1.0)
+    torch.testing.assert_close(layer.cell.w.grad, torch.tensor([want], dtype=DTYPE), rtol=1e-7, atol=0)
+
+
+def test_a_masked_row_that_is_not_finite_comes_out_as_zero():
+    layer = eq.Equilibrium(Growing(), on_failure=eq.OnFailure("mask", share=0.5))
+    start = torch.tensor([[0.0], [torch.nan]], dtype=DTYPE)
+    torch.testing.assert_close(layer(MIXED[[0, 2]], start=start), torch.tensor([[1.0], [0.0]], dtype=DTYPE))
+
+
+def test_more_than_the_share_of_failures_raises():
+    with pytest.raises(eq.EquilibriumError, match=r"allows 30% of a batch to fail\. Got 2 of 6 instead"):
+        eq.Equilibrium(Growing(), on_failure=eq.OnFailure("mask", share=0.3))(MIXED)
+
+
+def test_a_batch_that_fails_altogether_may_be_masked_when_the_share_allows_it():
+    layer = eq.Equilibrium(Growing(), on_failure=eq.OnFailure("mask", share=1.0))
+    z = layer(MIXED[BAD])
+    z.sum().backward()
+    assert layer.last.masked == 2
+    assert bool((layer.cell.w.grad == 0).all())
+
+
+def test_a_chain_of_solvers_takes_over_where_the_first_fails():
+    x = torch.linspace(-2, 2, 5, dtype=DTYPE)[:, None].requires_grad_()
+    f = lambda z, x: torch.tanh(-4 * z) + x
+    alone = eq.Equilibrium(f, solver=eq.Picard())
+    with pytest.raises(eq.EquilibriumError):
+        alone(x)
+    layer = eq.Equilibrium(f, solver=[eq.Picard(), eq.Anderson(), Newton()])
+    z = layer(x)
+    assert layer.last.forward.counts.retried > 0
+    assert "Picard → Anderson → Newton" in repr(layer.last.forward)
+    torch.testing.assert_close(f(z, x), z, rtol=1e-7, atol=1e-9)
+    got = torch.autograd.grad(z.sum(), x)[0]
+    torch.testing.assert_close(got, 1 / (1 + 4 * (1 - torch.tanh(-4 * z.detach()) ** 2)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["W", "U"])
+def test_weights_that_are_not_finite_are_named(name):
+    layer = eq.Equilibrium(Affine())
+    with torch.no_grad():
+        getattr(layer.cell, name)[0, 1] = torch.inf if name == "W" else torch.nan
+    with pytest.raises(eq.EquilibriumError, match=rf"Not finite in the layer itself: `cell\.{name}`\."):
+        layer(inputs())
+
+
+# -- precision ------------------------------------------------------------------------------------------
+
+
+def test_mixed_precision_casts_the_parameters_and_is_verified_in_float64():
+    cell = Affine(q=0.9)
+    stop = eq.Stop(rtol=1e-12)
+    layer = eq.Equilibrium(cell, precision="mixed", stop=stop)
+    native = eq.Equilibrium(cell, stop=stop)
+    x = inputs()
+    z = layer(x)
+    assert z.dtype == torch.float64
+    torch.testing.assert_close(z, native(x), rtol=1e-10, atol=1e-12)
+    assert (layer.last.forward.relative_residual <= 1e-12).all()
+    for got, want in zip(
+        torch.autograd.grad(z.sum(), list(cell.parameters())),
+        torch.autograd.grad(native(x).sum(), list(cell.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-9)
+
+
+def test_mixed_precision_of_a_closure_is_refused_by_name():
+    weight = 0.1 * torch.eye(3, dtype=DTYPE)
+    layer = eq.Equilibrium(lambda z, x: torch.tanh(z @ weight) + x, precision="mixed")
+    with pytest.raises(ValueError, match=r"precision='mixed' cannot cast what a cell closes over: `weight`"):
+        layer(inputs())
+    with pytest.raises(ValueError, match="z0 must be float64"):
+        eq.Equilibrium(Affine(dtype=torch.float32), precision="mixed")(inputs(dtype=torch.float32))
+
+
+def test_float32():
+    layer, exact = eq.Equilibrium(Affine(dtype=torch.float32)), eq.Equilibrium(Affine())
+    x = inputs(dtype=torch.float32)
+    z = layer(x)
+    assert z.dtype == torch.float32
+    torch.testing.assert_close(z.double(), exact(x.double()), rtol=1e-3, atol=1e-4)
+    z.sum().backward()
+    exact(x.double()).sum().backward()
+    torch.testing.assert_close(layer.cell.W.grad.double(), exact.cell.W.grad, rtol=2e-3, atol=2e-4)
+
+
+AUTOCAST = {torch.float16: eq.Stop(), torch.bfloat16: eq.Stop(rtol=0.07)}
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", [eq.Implicit, eq.Phantom])
+def test_autocast_iterates_in_half_precision_with_its_tolerance(half, mode):
+    stop = AUTOCAST[half]
+    gradient = eq.Implicit(stop=stop) if mode is eq.Implicit else eq.Phantom(8)
+    layer = eq.Equilibrium(Affine(8, 8, dtype=torch.float32), stop=stop, gradient=gradient)
+    exact = eq.Equilibrium(Affine(8, 8))
+    x = inputs(6, 8, torch.float32)
+    with torch.autocast("cpu", dtype=half):
+        z = layer(x)
+        assert layer(x.to(half)).dtype == torch.float32  # as a layer before this one would give it
+    assert z.dtype == torch.float32
+    rtol = stop.resolve(half).rtol
+    want = exact(x.double())
+    assert ((z.double() - want).norm(dim=1) <= rtol / (1 - 0.5) * 1.1 * want.norm(dim=1)).all()
+    z.sum().backward()
+    want.sum().backward()
+    for p, q in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert p.grad.dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(p.grad.double().flatten(), q.grad.flatten(), dim=0)
+        assert cosine > 0.99
+
+
+def test_the_adjoint_under_autocast_has_the_tolerance_of_its_arithmetic():
+    layer = eq.Equilibrium(Affine(8, 8, dtype=torch.float32))
+    with torch.autocast("cpu", dtype=torch.float16):
+        z = layer(inputs(6, 8, torch.float32))
+    z.sum().backward()
+    assert layer.last.adjoint.stop.rtol == eq.Stop().resolve(torch.float16).rtol
+
+
+def test_autocast_has_a_tolerance_of_its_own():
+    layer = eq.Equilibrium(Affine(dtype=torch.float32))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(inputs(dtype=torch.float32)).sum().backward()
+
+
+# -- copies and records ---------------------------------------------------------------------------------
+
+
+def test_records_are_detached_and_not_copied_pickled_or_saved():
+    layer = eq.Equilibrium(Affine(), solver=eq.Picard(), on_failure="warn", gradient=eq.Phantom(3))
+    x = inputs()
+    z = layer(x)
+    assert not layer.last.forward.value.requires_grad
+    assert sorted(layer.state_dict()) == ["cell.U", "cell.W"]
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    for other in (
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        torch.load(buffer, weights_only=False),
+    ):
+        assert other.last.forward is None
+        assert torch.equal(other(x), z)
+        assert other.gradient == layer.gradient
+        assert other.method == layer.method
+        assert other.cell.W is not layer.cell.W
+    assert layer.last.forward is not None
+    fresh = eq.Equilibrium(Affine(q=0.1))
+    fresh.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(fresh(x), z, rtol=1e-6, atol=1e-8)
+
+
+def test_the_representation_says_what_it_does():
+    text = repr(eq.Equilibrium(Affine(), gradient=eq.Unrolled(5)))
+    for part in ("z = cell(z, x)", "Anderson()", "Unrolled(steps=5", "(cell): Affine()"):
+        assert part in text
+
+
+def test_parameters_train():
+    torch.manual_seed(0)
+    layer = eq.Equilibrium(Affine(dtype=torch.float32))
+    x, target = inputs(16, dtype=torch.float32), 0.5 * torch.sin(inputs(16, dtype=torch.float32))
+    optimiser = torch.optim.Adam(layer.parameters(), lr=0.02)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = (layer(x) - target).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.2 * losses[0]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from equipoise import Anderson, Equilibrium, Implicit, Phantom, Picard, SharedDropout, Stop
+from equipoise.models.affine import ScaledReLU
 from equipoise.models.diagnose import Diagnosis, diagnose
-from equipoise.models.scaled_relu import ScaledReLU
 from equipoise.solve import Newton
 
 

@@ -183,13 +183,13 @@ def test_hooks_and_layers_of_ones_own_are_not_unrolled():
     hook.remove()
     assert eq.unroll(model, 1e-3, 1.0).proved
 
-    class Shifted(eq.Equilibrium):
+    class StepFromShift(eq.Equilibrium):
         def forward(self, x):
             return super().forward(x) + 1
 
     given = {"contraction": 0.5, "offset": 1.0}
-    with pytest.raises(ValueError, match="Shifted changes forward of Equilibrium"):
-        eq.unroll(Shifted(lambda z, x: 0.5 * z + x), 1e-3, 1.0, **given)
+    with pytest.raises(ValueError, match="StepFromShift changes forward of Equilibrium"):
+        eq.unroll(StepFromShift(lambda z, x: 0.5 * z + x), 1e-3, 1.0, **given)
     layer = eq.Equilibrium(lambda z, x: 0.5 * z + x)
     layer.register_forward_hook(lambda module, args, z: 2 * z)
     with pytest.raises(ValueError, match="a hook around forward"):

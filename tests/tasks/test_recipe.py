@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from equipoise.models.affine import spectral_norm
+from equipoise.models.norms import spectral_norm
 from equipoise.tasks import Recipe
 from equipoise.tasks.recipe import FAMILIES
 

@@ -9,9 +9,9 @@ from torch.nn.utils import parametrizations, parametrize, prune, remove_spectral
 
 import equipoise as eq
 from equipoise.models.altered import altered
-from equipoise.models.conv import OptEqSegmenter
-from equipoise.models.conv.conv_opteq import ConvLayer
-from equipoise.models.opteq.deep import OptEqLayer
+from equipoise.models.proximal import OptEqLayer
+from equipoise.models.proximal.conv_opteq import ConvLayer
+from equipoise.models.zoo import OptEqSegmenter
 from equipoise.theory import certified_radius, lipschitz_bound, pairwise_lipschitz
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

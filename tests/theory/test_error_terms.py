@@ -12,8 +12,8 @@ from torch import nn
 import equipoise as eq
 from conv_networks import CASES, IMAGE, build, drawn
 from equipoise.linalg import Interval, gamma
-from equipoise.models.opteq import DeepOptEq, OptEq
-from equipoise.models.properties import L1, GradientStep
+from equipoise.models.proximal import DeepOptEq, OptEq
+from equipoise.models.proximal.properties import L1, GradientStep
 from equipoise.solve import half_squared_norm
 from equipoise.theory import facts
 from equipoise.theory.conv_robustness import ConvNetwork

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.models.affine import AffineFamily
-from equipoise.models.blocks import pairs, squeeze_blocks, weigh
+from equipoise.models.affine import AffineFamily, pairs, squeeze_blocks, weigh
 from equipoise.theory import certified_radius, equilibrium_error, facts, facts_of, lipschitz_bound
 from equipoise.theory.enclosure import product_rounding
 from equipoise.theory.families import GenericFacts

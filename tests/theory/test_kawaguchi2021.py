@@ -61,7 +61,7 @@ def test_the_exponent_bounds_the_spectrum_of_d():
     for seed in range(10):
         model, X, y = problem(seed=seed)
         cert = eq.certify(model, X, y, theorem="kawaguchi2021")
-        assert eq.models.linear.d_operator(model).lambda_min() >= cert.constants["lambda_T"]
+        assert eq.models.affine.linear.d_operator(model).lambda_min() >= cert.constants["lambda_T"]
 
 
 @pytest.mark.parametrize(("N", "k", "gamma"), [(12, 1, 0.8), (12, 2, 0.5), (3, 1, 0.8)])

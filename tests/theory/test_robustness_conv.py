@@ -10,7 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from conv_networks import CASES, IMAGE, TIGHT, build, drawn
-from equipoise.models.properties import GradientStep
+from equipoise.models.proximal.properties import GradientStep
 from equipoise.solve import inverse_norm
 from equipoise.theory import certified_radius, facts, lipschitz_bound, pairwise_lipschitz
 from equipoise.theory.conv_robustness import (

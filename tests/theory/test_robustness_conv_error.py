@@ -13,7 +13,7 @@ from torch import nn
 import equipoise as eq
 from conv_networks import CASES, IMAGE, build, drawn
 from equipoise.linalg import Interval, gamma
-from equipoise.models.conv import OptEqSegmenter
+from equipoise.models.zoo import OptEqSegmenter
 from equipoise.theory import certified_radius, conv_robustness, lipschitz_bound
 from equipoise.theory.conv_robustness import (
     ConvHead,

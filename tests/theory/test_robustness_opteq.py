@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.models.properties import L1, GradientStep
+from equipoise.models.proximal.properties import L1, GradientStep
 from equipoise.solve import inverse_norm
 from equipoise.theory import certified_radius, lipschitz_bound, pairwise_lipschitz
 

@@ -5,9 +5,9 @@ import torch
 
 import equipoise as eq
 from equipoise.linalg import Interval
-from equipoise.models.conv import ConvOptEq
-from equipoise.models.conv.segmentation import OptEqSegmenter
-from equipoise.models.properties import L1, GradientStep, differentiable, selection
+from equipoise.models.proximal import ConvOptEq
+from equipoise.models.proximal.properties import L1, GradientStep, differentiable, selection
+from equipoise.models.zoo import OptEqSegmenter
 from equipoise.solve import Activation
 
 IMAGE = (2, 5, 6)

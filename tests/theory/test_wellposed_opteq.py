@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.linalg import Interval
-from equipoise.models.opteq import DeepOptEq, OptEq
-from equipoise.models.properties import L1, GradientStep, GroupLasso, Property, Proximal, differentiable
+from equipoise.models.proximal import DeepOptEq, OptEq
+from equipoise.models.proximal.properties import (
+    L1,
+    GradientStep,
+    GroupLasso,
+    Property,
+    Proximal,
+    differentiable,
+)
 from equipoise.solve import Activation, half_squared_norm, inverse_norm
 from equipoise.theory import equilibrium_error, facts
 from equipoise.theory.certificate import Certificate

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import equipoise as eq
-from equipoise.models.conv import OptEqSegmenter
+from equipoise.models.zoo import OptEqSegmenter
 from equipoise.train.objective import CrossEntropy, scores
 
 LOSS = CrossEntropy()

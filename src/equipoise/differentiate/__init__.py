@@ -1,7 +1,6 @@
 """Gradients through z*: exact, unrolled, or cheap and labelled so."""
 
 from .affine import StructuredAdjoint
-from .audit import Audit, audit
 from .equation import Equation
 from .gradient import Gradient, Record
 from .implicit import Implicit
@@ -13,7 +12,6 @@ from .unrolled import Unrolled
 
 __all__ = [
     "GMRES",
-    "Audit",
     "Equation",
     "Gradient",
     "Implicit",
@@ -22,7 +20,6 @@ __all__ = [
     "Record",
     "StructuredAdjoint",
     "Unrolled",
-    "audit",
     "jacobian_penalty",
     "spectral_radius_penalty",
 ]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..differentiate import Implicit
-from ..models.blocks import pairs, readout_block, squeeze_blocks
-from ..models.opteq import OptEq
+from ..models.affine import pairs, readout_block, squeeze_blocks
+from ..models.proximal import OptEq
 from ..solve import Stop
 from .tiles import Tile
 

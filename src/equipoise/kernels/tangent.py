@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.affine import AffineFamily
+from ..models.affine import AffineFamily, squeeze_blocks
 from ..models.altered import altered
 from ..models.base import EquilibriumModel
-from ..models.blocks import squeeze_blocks
 from ..models.places import call_with
 from ..solve import Stop
 from .opteq import has_formula, opteq_tiles

@@ -1,22 +1,24 @@
-"""Equilibrium models: one family a file, its equation first."""
+"""Equilibrium models: `base` is what all share, and each family is one file that begins with its equation.
 
-from .affine import AffineFamily
-from .baselines import LinearModel, LinearResNet, ReLUNetwork, repeat, weight_tied
-from .cell import SharedDropout
-from .conv import ConvMonotone, ConvOptEq, MultiscaleDEQ, ResidualConv
+`cell` makes a layer of any cell; `affine`, `proximal` and `images` are the rooms of the families, `zoo` holds
+what has no certificate. `diagnose`, `audit` and `export` take any of them.
+"""
+
+from .affine import AffineFamily, ConvMonotone, GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU
+from .affine.mondeq import load_mondeq
+from .audit import Audit, audit
+from .cell import Equilibrium
+from .cell_equation import SharedDropout
 from .diagnose import Diagnosis, diagnose
-from .equilibrium import Equilibrium
 from .export import UnrolledNetwork, unroll
-from .gaussian_relu import GaussianReLU
-from .linear import LinearEquilibrium
-from .mondeq import load_mondeq
-from .monotone import Monotone
-from .opteq import DeepOptEq, OptEq, from_feedforward
+from .proximal import ConvOptEq, DeepOptEq, OptEq, from_feedforward
+from .repeated import repeat
 from .saving import load
-from .scaled_relu import ScaledReLU
+from .zoo import LinearModel, LinearResNet, MultiscaleDEQ, ReLUNetwork, ResidualConv, weight_tied
 
 __all__ = [
     "AffineFamily",
+    "Audit",
     "ConvMonotone",
     "ConvOptEq",
     "DeepOptEq",
@@ -34,6 +36,7 @@ __all__ = [
     "ScaledReLU",
     "SharedDropout",
     "UnrolledNetwork",
+    "audit",
     "diagnose",
     "from_feedforward",
     "load",

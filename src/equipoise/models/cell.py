@@ -1,356 +1,184 @@
-"""A user's cell as an equation: its inputs, parameters, buffers and random masks all in the open."""
+"""z = f(z, x): any cell as a layer."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
-from torch.nn.utils.parametrize import ParametrizationList
+from torch import Tensor
 
 from ..differentiate import Equation, Method
-from ..differentiate.closure import closed_over
 from ..differentiate.equation import under_transform
-from ..solve import Solution, Solver
-from ..solve.problem import Layout, make_map
+from ..solve import EquilibriumError, Solution, Status
+from ..solve.norms import row_distances, row_norms
 from ..solve.solution import State
-from .places import call_with, places_of, tensors_of
+from .base import EquilibriumModel, Start
+from .cell_equation import CellEquation, advance_parametrisations, cell_equation, refuse_splitting
+
+Shape = Sequence[int]
 
 
-class SharedDropout(nn.Module):
-    """Dropout whose mask is drawn once and held through the solve: y = h ∘ mask / (1 − p).
+class Equilibrium(EquilibriumModel):
+    """z = cell(z, x): a layer whose output is the state its cell leaves alone.
 
-    For use inside the cell of an Equilibrium, where each sample keeps its own mask from the first evaluation
-    to the last and in the backward solve; the mask stays until the layer is called again. In eval mode it
-    does nothing; in a module that no Equilibrium has called it is nn.Dropout, a new mask every time.
+    Args:
+        cell: an nn.Module or function `(z, x, *more) -> z`. The parameters of a module are trained; one that
+            holds active Dropout or BatchNorm is refused, with the remedy.
+        state: the shape of one sample's state, (m,) or (c, h, w); a list of shapes for a tuple state; or a
+            function of the inputs that returns the start. By default the start is zero, shaped like x.
+        solver: finds the equilibrium; Anderson by default. A sequence is tried in turn on rows that failed.
+        gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`.
+        stop: the stopping test; by default that of the dtype.
+        on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
+        precision: "mixed" solves in float32 first, then polishes and verifies in float64.
+
+    The last five may be said for one call, too: `layer(x, stop=eq.Stop(rtol=1e-6))`. `layer.last` holds
+    detached records of the last call; they are neither copied nor saved with the layer.
     """
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"p must lie in [0, 1). Got {p} instead.")
-        self.p = p
-        self.mask: Tensor | None = None
-        self.held = False  # whether a layer is evaluating its cell: the mask is its business then
-
-    @property
-    def active(self) -> bool:
-        return self.training and self.p > 0
-
-    def forward(self, h: Tensor) -> Tensor:
-        if not self.active:
-            return h
-        mask = self.mask
-        if mask is None:
-            mask = torch.bernoulli(torch.full_like(h, 1 - self.p)) / (1 - self.p)
-            if self.held:
-                self.mask = mask
-        if mask.shape != h.shape:
-            raise ValueError(
-                f"SharedDropout holds one mask a solve, of shape {tuple(mask.shape)}. Got an input of "
-                f"shape {tuple(h.shape)} instead: use one SharedDropout for each place."
-            )
-        return h * mask.to(h.dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "mask": None, "held": False}
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
-
-class CellEquation(Equation):
-    """z = cell(z, *args, *shared), with the cell's parameters, buffers and masks as further tensors."""
-
-    start: Tensor
 
     def __init__(
         self,
         cell: Callable[..., State],
-        layout: Layout,
-        args: Sequence[Any],
-        shared: Sequence[Any],
-        method: Method,
-        start: Tensor,
-        masks: dict[SharedDropout, Tensor] | None = None,
+        *,
+        state: Shape | Sequence[Shape] | Callable[..., State] | None = None,
+        **how: Any,
     ) -> None:
-        self.cell, self.layout, self.method, self.start = cell, layout, method, start
-        self.inputs = [*args, *shared]  # the tensors among them are replaced at each call
-        self.masks = masks or {}
-        module = cell if isinstance(cell, nn.Module) else None
-        named = tensors_of(module) if module is not None else {}
-        self.names = list(named)
-        self.places = places_of(module) if module is not None else {}
-        self.parametrisations = _parametrisations(module) if module is not None else []
-        self.compiled = module is not None and any(
-            hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in module.modules()
-        )
-        # Parametrised weights, while the equation is held: inside one call of the layer.
-        self.known: dict[tuple[int, torch.dtype], Tensor] | None = None
+        super().__init__(**how)
+        if not callable(cell) or isinstance(cell, type):
+            raise TypeError(f"cell must be callable as cell(z, x). Got {_kind(cell)} instead.")
+        self.cell: Callable[..., State] = cell
+        self.state = state if callable(state) else checked_shapes(state)
+        refuse_splitting(self.method)
 
-        self.slots = [i for i, a in enumerate(self.inputs) if isinstance(a, Tensor)]
-        batched = [a for a in args if isinstance(a, Tensor)]
-        unbatched = [a for a in shared if isinstance(a, Tensor)]
-        self.tensors = (*batched, *self.masks.values(), *unbatched, *named.values())
-        self.inputs_batched, self.batched = len(batched), len(batched) + len(self.masks)
+    def begin(self) -> None:
+        advance_parametrisations(self.cell)
 
-    def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
-        state, inputs = self.layout.unflat(z), self.inputs
-        own = all(map(operator.is_, tensors, self.tensors))
-        if own and self.known is not None and not (self.masks or self.parametrisations):
-            return self._flat(self.cell(state, *inputs), z)  # as it is: most steps of most solves
-        given = self.inputs_of(tensors)
-        if not own:
-            inputs = list(self.inputs)
-            for slot, tensor in zip(self.slots, given, strict=True):
-                inputs[slot] = tensor
-        if isinstance(self.cell, nn.Module):
-            values = tensors[len(given) + len(self.masks) :]
-            with self._steady(tensors[self.inputs_batched : self.batched], z.dtype):
-                if self._has(values):
-                    out = self.cell(state, *inputs)
-                else:
-                    named = dict(zip(self.names, values, strict=True))
-                    out = call_with(self.cell, named, (state, *inputs), places=self.places)
-        else:
-            out = self.cell(state, *inputs)
-        return self._flat(out, z)
+    def equation(
+        self, x: Any, *args: Any, shared: Sequence[Any] = (), start: Start = None, method: Method
+    ) -> CellEquation:
+        """z = cell(z, x, *args, *shared).
 
-    def _has(self, values: Sequence[Tensor]) -> bool:
-        """Whether these are the cell's parameters and buffers as it is, so that it can be called directly."""
-        own = self.tensors[len(self.tensors) - len(self.names) :]
-        return self.known is not None and all(a is b for a, b in zip(values, own, strict=True))
-
-    def _flat(self, out: Any, z: Tensor) -> Tensor:
-        wrong = self.layout.mismatch(out, z.shape[0])
-        if wrong:
-            raise ValueError(
-                f"the cell must return a state like the one it is given: {wrong} "
-                f"Give the layer state=… (the shape of one sample's state), or project inside the cell."
-            )
-        cast = torch.is_autocast_enabled(z.device.type)
-        for part in out if isinstance(out, tuple) else (out,):
-            if part.dtype != z.dtype and not cast:
-                raise ValueError(
-                    f"the cell must return {z.dtype} like the state it is given. Got {part.dtype} instead: "
-                    f"give x, the start and the cell one dtype (cell.to({z.dtype}))."
-                )
-        return self.layout.flat(out).to(z.dtype)
-
-    def inputs_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors that stand for the cell's arguments, in the order of its signature."""
-        tail = self.batched + len(self.slots) - self.inputs_batched
-        return [*tensors[: self.inputs_batched], *tensors[self.batched : tail]]
-
-    def name(self, index: int) -> str:
-        tail = self.batched + len(self.slots) - self.inputs_batched
-        if index >= tail:
-            return f"parameter `{self.names[index - tail]}`"
-        if index >= self.batched:
-            return f"shared tensor {index - self.batched}"
-        return f"input {index}" if index < self.inputs_batched else "dropout mask"
-
-    def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
-        named = dict(zip(self.names, tensors[len(tensors) - len(self.names) :], strict=True))
-        before = {name: t._version for name, t in named.items() if not t.is_inference()}
-        solution = super().solve(start, tensors, ahead)
-        moved = [f"`{name}`" for name, version in before.items() if named[name]._version != version]
-        if moved:
-            raise RuntimeError(
-                f"the cell must be one map for the whole solve. Got one that changes {', '.join(moved)} when "
-                f"it is evaluated instead: hold buffers still, keep counters outside of tensors, and use "
-                f"torch.nn.utils.parametrizations.spectral_norm rather than the older hook."
-            )
-        return solution
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Parametrised weights (spectral norm, orthogonal, …) are computed once inside, not once a step.
-
-        A compiled cell computes them as it was compiled to.
+        x and args are batch-first (a padding mask, say); `shared` tensors belong to all samples. `start` is
+        where to begin, such as the equilibrium of a nearby input.
         """
-        before, self.known = self.known, {}
-        try:
-            yield
-        finally:
-            self.known = before
+        inputs = (x, *args)
+        if isinstance(shared, Tensor) or not isinstance(shared, Sequence):
+            raise TypeError(f"shared must be a sequence, such as shared=(t,). Got {_kind(shared)} instead.")
+        _check_inputs((*inputs, *shared))
+        return cell_equation(self.cell, inputs, shared, self.start_of(*inputs, start=start), method)
 
-    @contextmanager
-    def _steady(self, masks: Sequence[Tensor], dtype: torch.dtype) -> Iterator[None]:
-        """One evaluation: masks in place, parametrisations as they were when the layer was called.
+    def start_of(self, *inputs: Any, start: Start = None) -> State:
+        """Where a solve begins: at `start`, where `state=` says, or at zero."""
+        if callable(self.state) and start is None:
+            return self.state(*inputs)
+        state = None if callable(self.state) else self.state
+        return checked_state(state, start, inputs[0], next(iter(self.parameters()), None))
 
-        torch's own cache of parametrised weights is left aside. It may have been opened by the program around
-        the layer and hold weights without the graph that is wanted here, and it takes the copies of a module
-        for one and the same.
-        """
-        if not (self.masks or self.parametrisations):
-            yield
-            return
-        lists = self.parametrisations
-        still = [m for one in lists for m in one.modules() if m.training]
-        remember = self.known is not None and not self.compiled
-        mine = [one for one in lists if "forward" not in vars(one)] if remember else []
-        before = [(d.mask, d.held) for d in self.masks]
-        cache_before = parametrize._cache_enabled
-        try:
-            parametrize._cache_enabled = 0
-            for dropout, mask in zip(self.masks, masks, strict=True):
-                dropout.mask, dropout.held = mask, True
-            for m in still:
-                m.training = False
-            for one in mine:
-                vars(one)["forward"] = partial(self._weight, one, dtype)
-            yield
-        finally:
-            for one in mine:
-                del vars(one)["forward"]
-            for m in still:
-                m.training = True
-            for dropout, (old, held) in zip(self.masks, before, strict=True):
-                dropout.mask, dropout.held = old, held
-            parametrize._cache_enabled = cache_before
-
-    def _weight(self, one: ParametrizationList, dtype: torch.dtype) -> Tensor:
-        assert self.known is not None
-        key = id(one), dtype
-        if key not in self.known:
-            self.known[key] = type(one).forward(one)
-        return self.known[key]
-
-
-def cell_equation(
-    cell: Callable[..., State], inputs: Sequence[Any], shared: Sequence[Any], start: State, method: Method
-) -> CellEquation:
-    """z = cell(z, *inputs, *shared), checked: one map for the whole solve, each sample on its own."""
-    refuse_splitting(method)
-    rows = make_map(cell, start, (), shared).rows
-    for i, a in enumerate(inputs):
-        if isinstance(a, Tensor) and (a.ndim < 1 or len(a) != rows):
-            raise ValueError(
-                f"x and args are batch-first: {f'args[{i - 1}]' if i else 'x'} must have {rows} rows, as "
-                f"the state has. Got shape {tuple(a.shape)} instead. What all share goes into shared=."
+    def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
+        """What in the layer itself is to blame."""
+        found = []
+        if bool((error.solution.status == Status.nonfinite).any()):
+            values = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+            bad = [f"`{name}`" for name, p in values.items() if not bool(torch.isfinite(p).all())]
+            found += [f"Not finite in the layer itself: {', '.join(bad)}."] if bad else []
+        if bool((error.solution.status == Status.coupled).any()):
+            found.append(
+                "The cell mixes the samples of a batch, and a layer solves each on its own: use LayerNorm "
+                "or GroupNorm for norms over the batch, and let attention see one sample. Where samples "
+                "belong together, make them one: x[None], with the batch as a dimension of the state."
             )
-    _check_state(cell, start, method)
-    layout, masks = Layout.of(start), {}
-    if isinstance(cell, nn.Module):
-        refuse_unsteady(cell)
-        masks = draw_masks(cell, start, (*inputs, *shared), rows)
-    equation = CellEquation(cell, layout, inputs, shared, method, layout.flat(start), masks)
-    _check_closure(equation)
-    return equation
-
-
-def refuse_splitting(method: Method) -> None:
-    """A TypeError where a solver splits an AffineMap: a cell may be any map."""
-    for one in [method.solver] if isinstance(method.solver, Solver) else method.solver or ():
-        if one.affine_only:
-            raise TypeError(
-                f"{type(one).__name__} splits an AffineMap, and a cell may be any map: "
-                f"use Anderson() or Newton() instead."
+        if not under_transform() and not self._repeats(equation, error.solution):
+            found.append(
+                "The cell gives another answer each time it is called with the same state, so there is no "
+                "equilibrium to find: draw random masks once per solve (eq.SharedDropout for dropout)."
             )
+        return "\n".join(found)
 
-
-def _check_state(cell: Callable[..., State], start: State, method: Method) -> None:
-    dtype = (start[0] if isinstance(start, tuple) else start).dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"an equilibrium is solved for in float32 or float64. Got a state of {dtype} instead: use "
-            f"torch.autocast for lower precision, which keeps the state in float32."
-        )
-    if method.precision == "mixed" and (held := closed_over(cell, torch.is_floating_point)):
-        raise ValueError(
-            f"precision='mixed' cannot cast what a cell closes over: {', '.join(held)}. Make it a "
-            f"parameter or buffer of an nn.Module cell, or an input of the layer."
-        )
-
-
-def _check_closure(equation: CellEquation) -> None:
-    """Samples that end leave the batch, which a batch held by the cell itself cannot follow."""
-    rows = len(equation.start)
-    if rows < 2 or under_transform():
-        return
-    held = closed_over(equation.cell, lambda t: t.ndim > 0 and t.shape[0] == rows)
-    if not held:
-        return
-    tensors = [t[:1] if i < equation.batched else t for i, t in enumerate(equation.tensors)]
-    try:
+    def _repeats(self, equation: Equation, solution: Solution) -> bool:
+        """Whether the cell answers the same twice."""
+        z = solution.value
+        assert isinstance(z, Tensor)  # in flat rows
+        if len(z) != len(equation.tensors[0]):
+            return True
         with torch.no_grad():
-            equation(equation.start[:1], *tensors)
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise ValueError(
-            f"the cell must take any number of samples. Got one that closes over {', '.join(held)}, a "
-            f"batch of {rows}, and fails on a single sample ({str(error).splitlines()[0]}): make it an "
-            f"input of the layer, layer(x, more), as cell(z, x, more)."
-        ) from error
+            one, two = (equation(z, *equation.tensors) for _ in range(2))
+        return not bool((row_distances(one, two) > 1e-3 * row_norms(one)).any())
+
+    def extra_repr(self) -> str:
+        solver = self.method.solver or "Anderson()"
+        return f"z = cell(z, x), solver={solver}, gradient={self.gradient}"
 
 
-def _parametrisations(cell: nn.Module) -> list[ParametrizationList]:
-    return [m for m in cell.modules() if isinstance(m, ParametrizationList)]
+def checked_state(state: Shape | Sequence[Shape] | None, start: Start, x: Any, like: Tensor | None) -> State:
+    """Where a solve begins: `start`, of the shape that `state` or else x has; or zero where there is none.
 
-
-def advance_parametrisations(cell: Any) -> None:
-    """Let parametrisations in training take the one step of a call (the power iteration of spectral_norm).
-
-    During the solve and its derivatives they are held in eval mode, so that the cell is one map.
+    `like` is a parameter, whose dtype the state has where x holds integers. A start of any shape is taken
+    where `state` says none.
     """
-    if not isinstance(cell, nn.Module) or under_transform():
-        return
-    with torch.no_grad():
-        for one in _parametrisations(cell):
-            if one.training and next(one.buffers(), None) is not None:
-                one()
-
-
-def draw_masks(
-    cell: nn.Module, state: State, inputs: Sequence[Any], rows: int
-) -> dict[SharedDropout, Tensor]:
-    """The masks of a whole solve, by one evaluation of the cell; those that a layer around it holds, kept."""
-    dropouts = [m for m in cell.modules() if isinstance(m, SharedDropout) and m.active]
-    mine = [d for d in dropouts if not d.held]  # the others belong to the solve around this one
-    for dropout in mine:
-        dropout.mask, dropout.held = None, True
-    try:
-        if any(d.mask is None for d in dropouts):
-            with torch.no_grad():
-                cell(state, *inputs)
-        masks = {d: d.mask for d in dropouts if d.mask is not None}
-    finally:
-        for dropout in mine:
-            dropout.held = False
-            if dropout.mask is not None and torch._C._functorch.is_functorch_wrapped_tensor(dropout.mask):
-                dropout.mask = None  # of no use outside of its transform
-    for mask in masks.values():
-        if len(mask) != rows:
+    if isinstance(start, Solution):
+        start = start.value
+    if isinstance(start, Sequence) and not isinstance(start, Tensor):
+        start = tuple(start)
+    if start is None or state is not None:
+        zero = _zeros(state, x, like)
+        if start is None:
+            return zero
+        if _shapes(start) != _shapes(zero):
             raise ValueError(
-                f"SharedDropout keeps a mask for each sample: its input must be batch-first, of {rows} rows. "
-                f"Got shape {tuple(mask.shape)} instead; move the batch to the front before it."
+                f"start must be of shape {_shapes(zero)}, as state= says. Got {_shapes(start)} instead."
             )
-    return masks
+    return tuple(p.detach() for p in start) if isinstance(start, tuple) else start.detach()
 
 
-def refuse_unsteady(cell: nn.Module) -> None:
-    """A cell must be one map for the whole solve, and a sample must not feel its neighbours."""
-    for name, module in cell.named_modules():
-        where = f"`{name}` ({type(module).__name__})" if name else f"the cell ({type(module).__name__})"
-        random = isinstance(
-            module, nn.modules.dropout._DropoutNd | nn.RReLU | nn.MultiheadAttention | nn.RNNBase
+def _zeros(state: Shape | Sequence[Shape] | None, x: Any, like: Tensor | None) -> State:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, batch-first. Got {_kind(x)} instead.")
+    if x.ndim < 1 or (x.ndim < 2 and x.is_floating_point()):
+        raise ValueError(
+            f"x must be batch-first, (N, …). Got shape {tuple(x.shape)} instead: a single sample is "
+            f"x[None], N numbers are x[:, None]."
         )
-        option = next((o for o in ("p", "dropout") if hasattr(module, o)), None)
-        if module.training and random and (option is None or getattr(module, option) > 0):
-            other = f"set its {option} to 0" if option else "a map without chance, such as nn.LeakyReLU"
-            raise ValueError(
-                f"{where} draws anew at every evaluation, so there is no equilibrium to find. Use "
-                f"eq.SharedDropout, whose mask is held through the solve, or {other}."
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype() if like is None else like.dtype
+    if torch.is_autocast_enabled(x.device.type) and dtype.itemsize < 4:
+        dtype = torch.float32  # x comes from a layer in half precision, in which nothing can be solved
+    if state is None:
+        return torch.zeros(x.shape, dtype=dtype, device=x.device)
+    single = all(isinstance(s, int) for s in state)
+    shapes = cast(Sequence[Shape], [state] if single else state)
+    parts = tuple(torch.zeros((len(x), *s), dtype=dtype, device=x.device) for s in shapes)
+    return parts[0] if single else parts
+
+
+def checked_shapes(state: Any) -> Shape | Sequence[Shape] | None:
+    def is_shape(s: Any) -> bool:
+        return isinstance(s, Sequence) and all(isinstance(n, int) and n > 0 for n in s)
+
+    if state is None or is_shape(state):
+        return state
+    if isinstance(state, Sequence) and state and all(is_shape(s) for s in state):
+        return state
+    raise ValueError(
+        f"state must be the shape of one sample's state, such as (m,) or (c, h, w) with sizes ≥ 1, a list of "
+        f"shapes, or a function of the inputs. Got {state!r} instead."
+    )
+
+
+def _check_inputs(inputs: Sequence[Any]) -> None:
+    """A tensor inside a container, or an array, would be neither differentiated nor kept with its sample."""
+    for i, a in enumerate(inputs):
+        parts = a.values() if isinstance(a, dict) else a if isinstance(a, list | tuple | set) else ()
+        if isinstance(a, np.ndarray) or any(isinstance(p, Tensor | np.ndarray) for p in parts):
+            raise TypeError(
+                f"inputs of a layer are tensors, or plain values. Got {_kind(a)} for input {i} instead: give "
+                f"each tensor as an input of its own (torch.as_tensor makes one of an array)."
             )
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
-            module.training or not module.track_running_stats
-        ):
-            raise ValueError(
-                f"{where} mixes the samples of a batch and changes at every evaluation, so the equilibrium "
-                f"of a sample depends on its neighbours. Use nn.GroupNorm or nn.LayerNorm, or eval mode."
-            )
+
+
+def _shapes(z: State) -> tuple:
+    return tuple(tuple(p.shape) for p in z) if isinstance(z, tuple) else tuple(z.shape)
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -19,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from ..differentiate.audit import Audit, audit, plain_text
 from ..solve import EquilibriumError, Newton, Solution, Solver
 from .advice import advise
-from .equilibrium import Equilibrium
+from .audit import Audit, audit, plain_text
+from .cell import Equilibrium
 from .trials import Problem, Trial, best_of
 
 _PROBED = 16  # rows of which the map is looked at

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ..linalg import Interval, frobenius, gamma, norm_upper
-from .affine import AffineFamily
+from .affine.family import AffineFamily
+from .affine.gaussian_relu import GaussianReLU
+from .affine.linear import LinearEquilibrium
+from .affine.monotone import Monotone
+from .affine.scaled_relu import ScaledReLU
 from .altered import altered, double, family_of
-from .equilibrium import Equilibrium
-from .gaussian_relu import GaussianReLU
-from .linear import LinearEquilibrium
-from .monotone import Monotone
-from .scaled_relu import ScaledReLU
+from .cell import Equilibrium
 
 _MOST_STEPS = 10_000
 

@@ -11,11 +11,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ..losses import LOSSES
-from ..models.affine import AffineFamily, spectral_norm
-from ..models.gaussian_relu import GaussianReLU
-from ..models.linear import LinearEquilibrium
-from ..models.monotone import Monotone
-from ..models.scaled_relu import ScaledReLU
+from ..models.affine import AffineFamily, GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU
+from ..models.norms import spectral_norm
 from ..train.optimisers import OPTIMISERS
 from ..train.schedules import SCHEDULES
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..linalg import Interval
 from ..models.methods import returned
-from ..models.opteq.activations import KNOWN
+from ..models.proximal.activations import KNOWN
 from .certificate import EXACT_GRADIENTS, Certificate, Kind
 from .claim import Claim, Claims
 from .instance import Instance

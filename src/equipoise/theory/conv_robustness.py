@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from ..differentiate import Method
 from ..linalg import Interval, conv_norm_upper, frobenius, gamma, norm_upper, row_norms_upper
 from ..models.altered import altered, double
-from ..models.conv import ConvOptEq
-from ..models.conv.conv_opteq import ConvLayer
-from ..models.conv.parts import ClassHead, Extractor, PixelHead
-from ..models.opteq.pieces import pace
-from ..models.properties import Proximal
+from ..models.images.parts import ClassHead, Extractor, PixelHead
+from ..models.proximal import ConvOptEq
+from ..models.proximal.conv_opteq import ConvLayer
+from ..models.proximal.pieces import pace
+from ..models.proximal.properties import Proximal
 from ..solve import Stop
 from .common import not_finite
 from .lipschitz import Part

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.affine import AffineFamily, spectral_norm
+from ..models.affine import AffineFamily
+from ..models.norms import spectral_norm
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .certificate import Certificate
 from .certify import Theorem, certify, make_theorem

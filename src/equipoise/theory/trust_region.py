@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ..losses import Loss, as_loss
-from ..models.linear import LinearEquilibrium, couplings
+from ..models.affine import LinearEquilibrium
+from ..models.affine.linear import couplings
 from .register import is_about
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
+from ..models.affine.ties import settled
 from ..models.places import call_with
-from ..models.ties import settled
 from ..solve import Picard, Stop, extrapolate, fixed_point
 
 Parameters = dict[str, Tensor]

@@ -8,7 +8,9 @@ import torch
 
 from equipoise.data import load
 from equipoise.data.segmentation import digit_canvases
-from equipoise.models.conv import ConvOptEq, Scores, parameters_of
+from equipoise.models.images import parameters_of
+from equipoise.models.proximal import ConvOptEq
+from equipoise.models.zoo import Scores
 from equipoise.papers.framework import images as pictures
 from equipoise.papers.framework.experiments import Context, Settings, experiment
 from equipoise.papers.framework.runner import run_one

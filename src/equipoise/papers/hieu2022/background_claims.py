@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...kernels import tangent_kernel
 from ...models import Monotone
-from ...models.baselines import ReLUNetwork, Repeat, weight_tied
+from ...models.repeated import Repeat
+from ...models.zoo import ReLUNetwork, weight_tied
 from ...solve import Stop
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
 from ..framework.small import descend, draw, eye, norm

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from ...explore import landscape, module_loss, random_directions
-from ...models.conv import ImageModel
+from ...models.images import ImageModel
 from ...plots import new_figure
 from ...plots.curves import draw, finish
 from ...plots.style import LIGHT, dress, label

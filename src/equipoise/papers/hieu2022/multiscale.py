@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...explore import landscape, random_directions
-from ...models.conv import MultiscaleDEQ
+from ...models.zoo import MultiscaleDEQ
 from ...plots import LIGHT, new_figure, surface
 from ...solve import Stop
 from ..framework.experiments import Context, Measured, Progress, register

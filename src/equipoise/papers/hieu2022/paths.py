@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...explore import Paths, equilibria_plane, solver_paths
-from ...models.conv import ResidualConv
+from ...models.zoo import ResidualConv
 from ...plots import LIGHT, new_figure
 from ...plots.curves import BAND, draw, draw_band, finish
 from ...plots.plane import draw_path

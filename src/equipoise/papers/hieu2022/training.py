@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...differentiate import jacobian_penalty
-from ...models.conv import ImageModel, ResidualConv
+from ...models.images import ImageModel
+from ...models.zoo import ResidualConv
 from ...solve import Anderson, Broyden, Stop
 from ..framework.experiments import Progress
 

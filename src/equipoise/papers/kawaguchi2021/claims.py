@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels import tangent_kernel
 from ...losses import Logistic
 from ...models import LinearEquilibrium
-from ...models.linear import d_operator
+from ...models.affine.linear import d_operator
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
 from ..framework.small import descend, draw, eye, norm, vec
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...losses import Logistic, Loss, Square
 from ...models import LinearEquilibrium
-from ...models.linear import d_operator
+from ...models.affine.linear import d_operator
 from ...plots import new_figure
 from ...plots.curves import draw, finish
 from ...plots.style import legend

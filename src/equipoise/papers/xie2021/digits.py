@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ...data import load
-from ...models.opteq import DeepOptEq
-from ...models.properties import L1, GradientStep, SquaredL2
+from ...models.proximal import DeepOptEq
+from ...models.proximal.properties import L1, GradientStep, SquaredL2
 from ...plots import new_figure
 from ...plots.curves import BAND, draw_band, finish
 from ...plots.style import legend

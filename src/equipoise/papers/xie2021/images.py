@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...models.conv import ConvOptEq, ImageModel, parameters_of
+from ...models.images import ImageModel, parameters_of
+from ...models.proximal import ConvOptEq
 from ...plots import new_figure
 from ...plots.style import label
 from ...solve import Anderson

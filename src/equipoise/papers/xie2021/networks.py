@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...differentiate import Unrolled
-from ...models.conv import ConvMonotone, ConvOptEq, ResidualConv, cnn_of_size, parameters_of
-from ...models.neural_ode import NeuralODE
+from ...models.affine import ConvMonotone
+from ...models.images import parameters_of
+from ...models.proximal import ConvOptEq
+from ...models.zoo import NeuralODE, ResidualConv, cnn_of_size
 from ...solve import SAM, Stop
 from ..framework.experiments import Progress
 from ..framework.images import augmented

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...models.opteq import DeepOptEq, OptEq
+from ...models.proximal import DeepOptEq, OptEq
 from ...plots import new_figure
 from ...plots.curves import draw, finish
 from ...solve import SAM, Picard, Stop, fixed_point

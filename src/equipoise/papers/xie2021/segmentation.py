@@ -48,7 +48,9 @@ from matplotlib.patches import Patch
 from torch import Tensor, nn
 
 from ...data.segmentation import IGNORE, SegmentationSet, digit_canvases
-from ...models.conv import ConvOptEq, Scores, fcn_like, opteq_segmenter, parameters_of, poly
+from ...models.images import parameters_of
+from ...models.proximal import ConvOptEq
+from ...models.zoo import Scores, fcn_like, opteq_segmenter, poly
 from ...plots import new_figure
 from ...plots.style import LARGE, SMALL
 from ...solve import Stop

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...linalg import Interval, conv_norm_upper, frobenius, gamma
-from ...models.conv import ConvMonotone
-from ...models.conv.parts import transposed_kernel
+from ...models.affine import ConvMonotone
+from ...models.images.parts import transposed_kernel
 from ..certificate import Certificate
 from ..register import facts_of
 from .images import ImageFacts

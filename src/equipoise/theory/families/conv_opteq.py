@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ...linalg import Interval
 from ...models.altered import altered
-from ...models.conv import ConvOptEq, OptEqSegmenter
-from ...models.conv.conv_opteq import ConvLayer
-from ...models.conv.parts import PixelHead
+from ...models.images.parts import PixelHead
+from ...models.proximal import ConvOptEq
+from ...models.proximal.conv_opteq import ConvLayer
+from ...models.zoo import OptEqSegmenter
 from ..certificate import Certificate
 from ..claim import Claim
 from ..common import declared, unknown_layer

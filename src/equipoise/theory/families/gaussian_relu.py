@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...linalg import Interval
 from ...linalg.ball import balls
-from ...models.affine import spectral_norm
-from ...models.gaussian_relu import GaussianReLU
+from ...models.affine import GaussianReLU
+from ...models.norms import spectral_norm
 from ..enclosure import product_rounding
 from ..geometry import Contracting, input_norm, inverse_gap
 from ..instance import Instance

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...linalg import Interval, frobenius, gamma, minimum, sigma_min_lower
 from ...linalg.ball import balls, python_flint
-from ...models.linear import LinearEquilibrium
+from ...models.affine import LinearEquilibrium
 from ..claim import Claim
 from ..enclosure import EXACT, Enclosure, product_rounding
 from ..facts import AffineFacts

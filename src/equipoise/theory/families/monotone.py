@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...linalg import Interval, frobenius, gamma
 from ...linalg.ball import balls, python_flint, scalar_matrix
-from ...models.monotone import Monotone
+from ...models.affine import Monotone
 from ..claim import Claim
 from ..enclosure import EXACT, Enclosure, product_rounding
 from ..facts import AffineFacts

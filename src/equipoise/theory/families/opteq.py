@@ -28,9 +28,8 @@ from ...linalg import (
     singular_bounds,
 )
 from ...models import altered
-from ...models.opteq import DeepOptEq, MultiBlockOptEq, OptEq
-from ...models.opteq.deep import OptEqLayer
-from ...models.properties import Proximal
+from ...models.proximal import DeepOptEq, MultiBlockOptEq, OptEq, OptEqLayer
+from ...models.proximal.properties import Proximal
 from ...solve import Stop
 from ..certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from ..claim import Claim

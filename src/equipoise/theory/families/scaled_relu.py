@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...linalg import Interval, frobenius, gamma
 from ...linalg.ball import balls, python_flint
-from ...models.affine import spectral_norm
-from ...models.scaled_relu import ScaledReLU
+from ...models.affine import ScaledReLU
+from ...models.norms import spectral_norm
 from ..enclosure import product_rounding
 from ..geometry import Contracting, input_norm, inverse_gap
 from ..instance import Instance

@@ -1,0 +1,257 @@
+"""Z = relu(Z Wᵀ + X Uᵀ),  W = (1−μ)I − AᵀA + B − Bᵀ,  ŷ = Z u: the monotone network of [hieu2022]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...differentiate.method import Solvers
+from ...linalg import estimate_norm
+from ...solve import AffineMap, Newton, PeacemanRachford, Stop
+from ...solve.autocast import unlowered
+from ...solve.norms import norm_dtype, row_norms
+from ..checks import choice, refuse_nonfinite, slope_at_zero
+from ..norms import spectral_norm
+from .blocks import pairs, readout_block, squeeze_blocks, weigh
+from .family import AffineFamily
+
+
+class Monotone(AffineFamily):
+    """Z = relu(Z Wᵀ + X Uᵀ),  W = (1−μ)I − AᵀA + B − Bᵀ,  ŷ = Z u.    [hieu2022, Definition 3.2.1]
+
+    sym(I − W) = μI + AᵀA ⪰ μI: one equilibrium for every input, whatever A and B are. ‖W‖ may exceed 1, where
+    plain iteration cycles; operator splitting finds the equilibrium all the same.
+
+    Args:
+        inputs, width, outputs: d, n and k.
+        margin: μ > 0 (the thesis writes m).
+        bias: whether a trained bias (n,), zero at the start, is added to X Uᵀ.
+        output_bias: whether a trained c (k,), zero at the start, is added to Z u. The theorems about training
+            speak of ŷ = Z u, and refuse a model that has one.
+        relu_at_zero: relu'(0), 0 or 1.
+
+    The start is A_ij, B_ij, u_i ~ N(0, 1/n), U_ij ~ N(0, 1/d); the thesis gives none, but see
+    `certified_start`.
+    """
+
+    readout_name = "u"
+    readout_bias_name = "c"
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        margin: float = 0.5,
+        outputs: int = 1,
+        *,
+        bias: bool = False,
+        output_bias: bool = False,
+        relu_at_zero: float = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(inputs, width, outputs)
+        if not 0 < margin < float("inf"):
+            raise ValueError(
+                f"margin must be a finite number > 0: it is the μ of sym(I − W) ⪰ μI. Got {margin} instead."
+            )
+        self.margin = float(margin)
+        self.relu_at_zero = slope_at_zero(relu_at_zero)
+
+        def normal(*shape: int, variance: float) -> nn.Parameter:
+            draw = torch.randn(*shape, dtype=dtype, device=device, generator=generator)
+            return nn.Parameter(variance**0.5 * draw)
+
+        d, n = inputs, width
+        self.A = normal(n, n, variance=1 / n)
+        self.B = normal(n, n, variance=1 / n)
+        self.U = normal(n, d, variance=1 / d)
+        self.u = normal(*((n,) if outputs == 1 else (n, outputs)), variance=1 / n)
+        self.bias = nn.Parameter(torch.zeros(n, dtype=dtype, device=device)) if bias else None
+        self.c = nn.Parameter(torch.zeros(outputs, dtype=dtype, device=device)) if output_bias else None
+        self._held: _Held | None = None
+
+    def weight(self) -> Tensor:
+        eye = torch.eye(self.width, dtype=self.A.dtype, device=self.A.device)
+        return (1 - self.margin) * eye - self.A.T @ self.A + self.B - self.B.T  # (n, n)
+
+    def injection(self, X: Tensor) -> Tensor:
+        u = X @ self.U.T  # (N, n)
+        return u if self.bias is None else u + self.bias
+
+    @unlowered
+    def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
+        """G = Pᵀ diag(r) Z,  ∇A = −A(G + Gᵀ),  ∇B = G − Gᵀ,  ∇U = Pᵀ diag(r) X,  ∇u = Zᵀ r;  P is V here."""
+        L = weigh(V, R)  # (N, n)
+        G = L.T @ Z
+        gradients = {"A": -self.A @ (G + G.T), "B": G - G.T, "U": L.T @ X, "u": Z.T @ R}
+        more = {"bias": (self.bias, L), "c": (self.c, R)}
+        return gradients | {
+            n: rows.sum(dim=0).reshape(-1) for n, (own, rows) in more.items() if own is not None
+        }
+
+    @unlowered
+    def gram(self, V: Tensor, Z: Tensor, X: Tensor, V2: Tensor, Z2: Tensor, X2: Tensor) -> dict[str, Tensor]:
+        """K_B = 2 PPᵀ∘ZZᵀ − 2 C∘Cᵀ,  K_U = PPᵀ∘XXᵀ,  K_u = ZZᵀ,  with C = PZᵀ, Pa = PAᵀ, Za = ZAᵀ, and
+
+        K_A = PaPaᵀ∘ZZᵀ + (PaZaᵀ)∘Cᵀ + (ZaPaᵀ)∘C + ZaZaᵀ∘PPᵀ.
+        """
+        Va, Za, Va2, Za2 = (T @ self.A.T for T in (V, Z, V2, Z2))
+        VV, ZZ, VZ, ZV = pairs(V, V2), pairs(Z, Z2), pairs(V, Z2), pairs(Z, V2)
+        blocks = {
+            "A": pairs(Va, Va2) * ZZ + pairs(Va, Za2) * ZV + pairs(Za, Va2) * VZ + pairs(Za, Za2) * VV,
+            "B": 2 * VV * ZZ - 2 * VZ * ZV,
+            "U": VV * pairs(X, X2),
+            "u": readout_block(Z, Z2, self.outputs),
+        }
+        if self.bias is not None:
+            blocks["bias"] = VV
+        if self.c is not None:
+            blocks["c"] = readout_block(Z.new_ones(len(Z), 1), Z2.new_ones(len(Z2), 1), self.outputs)
+        return squeeze_blocks(blocks)
+
+    # -- the equilibrium by splitting ----------------------------------------------------------------------
+
+    def default_solver(self, problem: AffineMap) -> Solvers:
+        """Peaceman-Rachford with α = 1/√ℓ, ℓ ≈ ‖I − W‖; semismooth Newton ends what it leaves.
+
+        Every α > 0 converges. The bound on the rate is best at 1/ℓ; in practice the slow modes are not the
+        worst ones, and 1/√ℓ, half way to 1 on a logarithmic scale, needs a half to a third of the steps.
+        """
+        key = "about ‖I − W‖"
+        if key not in problem.cache:
+            W = problem.weight.to(norm_dtype(problem.weight))
+            eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
+            about = estimate_norm(eye - W, steps=8, generator=torch.Generator(W.device).manual_seed(0)).value
+            problem.cache[key] = max(1.05 * about, self.margin)
+        lipschitz = problem.cache[key]
+        splitting = PeacemanRachford(margin=self.margin, lipschitz=lipschitz, step_size=lipschitz**-0.5)
+        return splitting, Newton()
+
+    @torch.no_grad()
+    @unlowered
+    def affine_map(self, X: Tensor) -> AffineMap:
+        """f(Z) = relu(Z Wᵀ + X Uᵀ), with what was derived of the same A and B before."""
+        held = self._held
+        if held is None or not held.still_of(self):
+            empty = AffineMap(self.weight(), self.A.new_empty(0, self.width), self.activation)
+            held = self._held = _Held(self.margin, self.A.clone(), self.B.clone(), empty)
+        return held.map.with_bias(self.injection(X))
+
+    def _error(self, problem: AffineMap, change: Tensor) -> Tensor:
+        """‖z − z*‖ ≤ ‖f(z) − z‖ + ‖W(f(z) − z)‖/μ, valid where ‖W‖ > 1 too."""
+        return row_norms(change) + row_norms(change @ problem.weight.T) / self.margin
+
+    def resolvent_bound(self) -> float:
+        """1/μ."""
+        return 1 / self.margin
+
+    def check_wellposed(self) -> None:
+        for name in ("A", "B"):
+            value = getattr(self, name)
+            if not bool(torch.isfinite(value).all()):
+                i, j = torch.nonzero(~torch.isfinite(value))[0].tolist()
+                raise ValueError(f"{name} must be finite. Got {value[i, j].item()} at [{i}, {j}] instead.")
+
+    # -- a start with a proof ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def certified_start(
+        self, X: Tensor, y: Tensor, kind: Literal["flow", "descent"] = "flow"
+    ) -> dict[str, float]:
+        """Scale U and set u = 0, so that the theorem's conditions hold; returns its radii R_A, R_B, R_U, R_u.
+
+        With κ = σ_N(Z)/(‖X‖_F‖U‖), which no scaling of U changes, U is enlarged until
+
+            flow:     ‖U‖‖X‖_F ≥ 1.3 √(128(1 + 4‖A‖²)) ‖y‖/(μκ)^2.5
+            descent:  ‖U‖‖X‖_F ≥ 1.3·64 √(1 + 4‖A‖²) ‖y‖/(μκ)³          (the repaired conditions)
+
+        A and B stay. Needs n ≥ N and independent equilibria, σ_N(Z) > 0.
+        """
+        choice("kind", kind, ("flow", "descent"))
+        N = len(self._check_inputs(X))
+        if self.outputs != 1 or self.bias is not None or self.c is not None:
+            raise ValueError(
+                f"the certified start is that of one output and no bias. Got outputs={self.outputs}, "
+                f"bias={self.bias is not None}, output_bias={self.c is not None}."
+            )
+        if tuple(y.shape) != (N,):
+            raise ValueError(f"y must be ({N},), a target a row of X. Got shape {tuple(y.shape)} instead.")
+        refuse_nonfinite("y", y)
+        if not bool(y.any()):
+            raise ValueError("y must not be zero: there u = 0 fits already, and the radii would vanish.")
+        if self.width < N or N == 0:
+            raise ValueError(
+                f"the certified start needs 1 ≤ N ≤ n, at most one sample a unit of width. "
+                f"Got N = {N} and n = {self.width} instead."
+            )
+        stop = Stop(rtol=1e-12) if X.dtype == torch.float64 else None
+        Z = self.solve(X, stop=stop).raise_if_failed().value
+        assert isinstance(Z, Tensor)
+        least = torch.linalg.svdvals(Z.double())[N - 1].item()  # λ₀
+        a, size = spectral_norm(self.A), spectral_norm(self.U) * X.double().norm().item()
+        if a == 0 or least <= N * torch.finfo(X.dtype).eps * size:
+            raise ValueError(
+                f"the certified start needs A ≠ 0 and independent equilibria, σ_N(Z) > 0. Got ‖A‖ = {a:.3g} "
+                f"and σ_N(Z) = {least:.3g} instead: remove repeated or proportional rows of X, or draw again."
+            )
+        kappa, target = least / size, y.double().norm().item()
+        if kind == "flow":
+            c = 4
+            wanted = 1.3 * (128 * (1 + 4 * a**2)) ** 0.5 * target / (self.margin * kappa) ** 2.5
+        else:
+            c = 8
+            wanted = 1.3 * 64 * (1 + 4 * a**2) ** 0.5 * target / (self.margin * kappa) ** 3
+        self.U.mul_(max(1.0, wanted / size))
+        self.u.zero_()
+        size = max(size, wanted)
+        radius = 1.05 * c * target / (self.margin * kappa**2 * size)
+        return {"A": a, "B": 1.0, "U": 0.02 * spectral_norm(self.U), "u": radius}
+
+    # -- housekeeping --------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_held": None}
+
+    def config(self) -> dict[str, Any]:
+        settings = {
+            "inputs": self.inputs,
+            "width": self.width,
+            "outputs": self.outputs,
+            "margin": self.margin,
+            "bias": self.bias is not None,
+            "relu_at_zero": self.relu_at_zero,
+        }
+        # Certificates of models without one were made before it was known, and still speak of them.
+        return settings if self.c is None else settings | {"output_bias": True}
+
+    def extra_repr(self) -> str:
+        shift = "" if self.bias is None else " + bias"
+        behind = "" if self.c is None else " + c"
+        return (
+            f"Z = relu(Z Wᵀ + X Uᵀ{shift}), W = (1−μ)I − AᵀA + B − Bᵀ, ŷ = Z u{behind}; "
+            f"d={self.inputs}, n={self.width}, k={self.outputs}, margin={self.margin:g}"
+        )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What was derived of A, B and μ, with copies that tell whether they are still the same."""
+
+    margin: float
+    A: Tensor
+    B: Tensor
+    map: AffineMap
+
+    def still_of(self, model: Monotone) -> bool:
+        same = self.margin == model.margin and self.A.dtype == model.A.dtype
+        return (
+            same
+            and self.A.device == model.A.device
+            and torch.equal(self.A, model.A)
+            and torch.equal(self.B, model.B)
+        )

@@ -1,0 +1,111 @@
+"""What a constructor or a call must be given: each check says what was required and what came."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..differentiate.equation import under_transform
+
+
+def refuse_nonfinite(name: str, T: Tensor) -> None:
+    """A ValueError that names the rows of T (N, …) with NaN or infinity.
+
+    Where there are no numbers to look at it says nothing: under a transform or a compiler, and on meta.
+    """
+    if torch.compiler.is_compiling() or T.is_meta or under_transform():
+        return
+    if bool(torch.isfinite(T.sum())):  # one pass; an overflow goes on to the rows
+        return
+    bad = torch.nonzero(~torch.isfinite(T).flatten(1).all(dim=1)).flatten().tolist()
+    if not bad:
+        return
+    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    rows = ", ".join(f"row {i}" for i in bad[:5])
+    raise ValueError(f"{name} must be finite. Got NaN or infinity in {rows}{more}.")
+
+
+def slope_at_zero(value: float) -> float:
+    """relu'(0) as chosen: 0 or 1."""
+    if value not in (0, 1):
+        raise ValueError(f"relu_at_zero must be 0 or 1, the slope of relu at a tie. Got {value!r} instead.")
+    return value
+
+
+def open_unit(name: str, value: float) -> float:
+    """`value`, which must lie in (0, 1)."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie in (0, 1). Got {value} instead.")
+    return float(value)
+
+
+def choice(name: str, value: str, allowed: Sequence[str]) -> str:
+    """`value`, which must be one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}. Got {value!r} instead.")
+    return value
+
+
+def as_number(value: Any) -> float:
+    """`value` as a float: NaN, which lies in no interval, where it is no number."""
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
+
+
+def as_count(value: Any) -> int:
+    """An integer ≥ 1 of whatever library, as Python's own; 0 for anything else."""
+    try:
+        return 0 if isinstance(value, bool) else max(operator.index(value), 0)
+    except TypeError:
+        return 0
+
+
+def count(name: str, value: Any) -> int:
+    """`value` as Python's own int, which must be an integer ≥ 1 of whatever library."""
+    if not (whole := as_count(value)):
+        raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
+    return whole
+
+
+def counts(**numbers: int) -> tuple[int, ...]:
+    """The numbers, which must be integers ≥ 1, in the order in which they came."""
+    return tuple(count(name, value) for name, value in numbers.items())
+
+
+def odd(**numbers: int) -> tuple[int, ...]:
+    """The numbers, which must be odd integers ≥ 1: a convolution with an odd kernel keeps the size."""
+    for name, value in zip(numbers, counts(**numbers), strict=True):
+        if value % 2 == 0:
+            raise ValueError(
+                f"{name} must be odd, so that a convolution keeps the size. Got {value} instead."
+            )
+    return counts(**numbers)
+
+
+def all_counts(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """`values` as a tuple, which must be a sequence of integers ≥ 1."""
+    numbers = tuple(map(as_count, values)) if isinstance(values, Sequence) else (0,)
+    if 0 in numbers:
+        raise ValueError(f"{name} must be a sequence of integers ≥ 1. Got {values!r} instead.")
+    return numbers
+
+
+def positive_finite(**numbers: float) -> None:
+    """A ValueError unless every number is positive and finite."""
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be > 0 and finite. Got {value!r} instead.")
+
+
+def bounding(**norms: float | None) -> None:
+    """A ValueError unless every bound of a norm that is given lies in (0, 1]."""
+    for name, value in norms.items():
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"{name} must lie in (0, 1]: it bounds ‖W_l‖. Got {value} instead.")

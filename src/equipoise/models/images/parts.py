@@ -1,0 +1,189 @@
+"""What the image models are made of: seeded convolutions, an extractor g(x), heads for classes and pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..checks import as_count, refuse_nonfinite
+
+TASKS = ("classification", "segmentation")
+Image = tuple[int, int, int]  # channels, height, width
+_Layer = TypeVar("_Layer", nn.Conv2d, nn.Linear)
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Draws parameters of one dtype on one device from one generator; torch's global one is left alone."""
+
+    dtype: torch.dtype | None = None
+    device: torch.device | str | None = None
+    generator: torch.Generator | None = None
+
+    def normal(self, *shape: int, std: float) -> Tensor:
+        return std * torch.randn(*shape, dtype=self.dtype, device=self.device, generator=self.generator)
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def conv(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int = 3,
+        stride: int = 1,
+        bias: bool = True,
+        std: float | None = None,
+    ) -> nn.Conv2d:
+        """A convolution that keeps the size at stride 1; He start unless `std` is given, biases zero."""
+        layer = nn.utils.skip_init(
+            nn.Conv2d,
+            inputs,
+            outputs,
+            kernel,
+            stride=stride,
+            padding=kernel // 2,
+            bias=bias,
+            dtype=self.dtype,
+            device=self.device or "cpu",
+        )
+        return self._fill(layer, (2 / (inputs * kernel**2)) ** 0.5 if std is None else std)
+
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        layer = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=self.dtype, device=self.device or "cpu")
+        return self._fill(layer, inputs**-0.5)
+
+    def norm(self, groups: int, channels: int) -> nn.GroupNorm:
+        return nn.GroupNorm(groups, channels, dtype=self.dtype, device=self.device)
+
+    def _fill(self, layer: _Layer, std: float) -> _Layer:
+        with torch.no_grad():
+            layer.weight.copy_(self.normal(*layer.weight.shape, std=std))
+            if layer.bias is not None:
+                layer.bias.zero_()
+        return layer
+
+
+class Extractor(nn.Sequential):
+    """g(x) = relu(K_d ⋆ … relu(K_1 ⋆ x)): 3×3 convolutions, each with its stride; `size` is that of g(x)."""
+
+    def __init__(self, inputs: Image, channels: int, strides: Sequence[int], make: Maker) -> None:
+        layers: list[nn.Module] = []
+        before, size = inputs[0], inputs[1:]
+        for stride in strides:
+            layers += [make.conv(before, channels, stride=stride), nn.ReLU()]
+            before, size = channels, reduced(size, stride)
+        super().__init__(*layers)
+        self.channels, self.size = before, size
+
+
+class ClassHead(nn.Module):
+    """ŷ = V pool(z) + v, with z averaged over a grid of `pool` × `pool` places.
+
+    `normalise` brings the means of each image to mean 0 and variance 1 first: a state whose layers are
+    bounded is small, and a linear layer learns slowly from it.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        size: tuple[int, int],
+        outputs: int,
+        pool: int,
+        make: Maker,
+        normalise: bool = True,
+    ) -> None:
+        super().__init__()
+        self.grid, self.normalise = (min(pool, size[0]), min(pool, size[1])), normalise
+        self.linear = make.linear(channels * self.grid[0] * self.grid[1], outputs)
+
+    def forward(self, z: Tensor) -> Tensor:
+        means = F.adaptive_avg_pool2d(z, self.grid).flatten(1)
+        return self.linear(F.layer_norm(means, means.shape[1:]) if self.normalise else means)  # (N, k)
+
+
+class PixelHead(nn.Module):
+    """ŷ = resize(V ⋆ z + v): a 1×1 convolution, bilinear to the size of the image."""
+
+    def __init__(self, channels: int, image: tuple[int, int], outputs: int, make: Maker) -> None:
+        super().__init__()
+        self.image = image
+        self.conv = make.conv(channels, outputs, kernel=1, std=channels**-0.5)
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = self.conv(z)
+        if y.shape[2:] == self.image:
+            return y
+        return F.interpolate(y, self.image, mode="bilinear", align_corners=False)  # (N, k, H, W)
+
+
+def head_for(
+    task: str,
+    channels: int,
+    size: tuple[int, int],
+    inputs: Image,
+    outputs: int,
+    pool: int,
+    make: Maker,
+    normalise: bool = True,
+) -> ClassHead | PixelHead:
+    if task == "classification":
+        return ClassHead(channels, size, outputs, pool, make, normalise)
+    if task == "segmentation":
+        return PixelHead(channels, inputs[1:], outputs, make)
+    raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}. Got {task!r} instead.")
+
+
+def reduced(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    """The size after a convolution with an odd kernel, padded by half of it."""
+    return (size[0] - 1) // stride + 1, (size[1] - 1) // stride + 1
+
+
+def checked_image(inputs: Sequence[int]) -> Image:
+    sizes = tuple(map(as_count, inputs)) if isinstance(inputs, Sequence) else ()
+    if len(sizes) != 3 or 0 in sizes:
+        raise ValueError(f"inputs must be (channels, height, width), integers ≥ 1. Got {inputs!r} instead.")
+    return sizes
+
+
+def images_of(inputs: Image, x: Tensor, like: Tensor) -> Tensor:
+    """`x`, which must be a batch of finite images of the size, the dtype and the device of a model.
+
+    Under autocast, whose convolutions cast them, images and parameters may be of any dtypes up to float32.
+    """
+    shape = ", ".join(map(str, inputs))
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor of images, (N, {shape}). Got {type(x).__name__} instead.")
+    if tuple(x.shape[1:]) != inputs:
+        hint = " A single image is x[None]." if tuple(x.shape) == inputs else ""
+        raise ValueError(f"x must be (N, {shape}). Got shape {tuple(x.shape)} instead.{hint}")
+    if x.device != like.device or not (x.dtype == like.dtype or _autocast(x, like)):
+        raise ValueError(
+            f"x must be {like.dtype} on {like.device} like the parameters. Got {x.dtype} on {x.device} "
+            f"instead: x.to(…) or model.to(…) makes them agree."
+        )
+    refuse_nonfinite("x", x)
+    return x
+
+
+def _autocast(*tensors: Tensor) -> bool:
+    """Whether autocast brings them to one dtype: it leaves float64 and integers as they are."""
+    kind = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return False
+    return all(t.dtype in (torch.float16, torch.bfloat16, torch.float32) for t in tensors)
+
+
+def transposed_kernel(kernel: Tensor) -> Tensor:
+    """The kernel of Kᵀ⋆ for an odd kernel K at stride 1, a convolution too: faster than a transposed one."""
+    return kernel.flip(2, 3).transpose(0, 1).contiguous()
+
+
+def parameters_of(model: nn.Module) -> int:
+    """How many numbers a model learns."""
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,138 @@
+"""z = T(z, c_1, …, c_L, W_1, …, W_L): the equation of an OptEq model, and what its constructors need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...differentiate import Equation, Method
+from ...solve import Stop
+from ...solve.autocast import compute_dtype
+from ...solve.problem import Layout
+from ..checks import as_number
+from ..norms import spectral_norm
+from .properties import Property, as_property
+
+
+class ProximalEquation(Equation):
+    """z = T(z, c_1, …, c_L, W_1, …, W_L): injections, batch-first, then weights."""
+
+    def __init__(
+        self,
+        T: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor],
+        injections: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        method: Method,
+        start: Tensor,
+    ) -> None:
+        self.T, self.method, self.batched = T, method, len(injections)
+        self.tensors, self.start, self.layout = (*injections, *weights), start, Layout.of(start)
+
+    def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
+        return self.T(z, tensors[: self.batched], tensors[self.batched :])
+
+    def name(self, index: int) -> str:
+        kind, layer = ("injection", index) if index < self.batched else ("weight", index - self.batched)
+        return f"{kind} of layer {layer + 1}"
+
+
+class Skip:
+    """Layers with α ∈ (0, 1], the share of each in a step, the rest being z itself; and a property behind."""
+
+    _regulariser: Property | None
+
+    @property
+    def alpha(self) -> float:
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        if not 0 < as_number(alpha) <= 1:
+            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha!r} instead.")
+        if 1 - alpha == 1:
+            raise ValueError(f"alpha must be large enough for 1 − α to differ from 1. Got {alpha} instead.")
+        self._alpha = float(alpha)
+
+    @property
+    def regulariser(self) -> Property | None:
+        """T_R behind the layers, if there is one."""
+        return self._regulariser
+
+    @regulariser.setter
+    def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
+        found = as_property(regulariser)
+        if hasattr(self, "_regulariser"):
+            del self._regulariser  # torch keeps a module in another place than what is none
+        self._regulariser = found
+
+
+def pace(alpha: float, layers: int) -> float:
+    """s = 1 − (1 − α)^L: the share of the way from z to where L layers point that a step of T leads."""
+    return -math.expm1(layers * math.log1p(-alpha)) if alpha < 1 else 1.0
+
+
+def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
+    """For T itself, whose steps lead a part `pace` of the way, a tolerance as much smaller.
+
+    It must be one that products with `weight` reach.
+    """
+    if pace == 1:
+        return stop
+    dtype = compute_dtype(weight)
+    asked, reach = stop.resolve(dtype), Stop.reach(dtype)
+    assert asked.rtol is not None
+    if asked.rtol >= reach > pace * asked.rtol:
+        raise ValueError(
+            f"rtol must be at least {reach / pace:.1e} in {dtype} with α = {alpha:g}: a step leads "
+            f"{pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
+        )
+    return replace(asked, rtol=pace * asked.rtol, atol=None if asked.atol is None else pace * asked.atol)
+
+
+def draw_layer(
+    n: int,
+    m: int,
+    d: int,
+    size: float,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    generator: torch.Generator | None,
+) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+    """W Gaussian with ‖W‖ = size, U_ij ~ N(0, 1/d), b = 0."""
+    W, U = (torch.randn(n, k, dtype=dtype, device=device, generator=generator) for k in (m, d))
+    b = torch.zeros(n, dtype=dtype, device=device)
+    return nn.Parameter(W * (size / spectral_norm(W))), nn.Parameter(U / d**0.5), nn.Parameter(b)
+
+
+def draw_readout(
+    m: int,
+    k: int,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    generator: torch.Generator | None,
+) -> nn.Parameter:
+    """V_ij ~ N(0, 1/m), (m,) or (m, k)."""
+    shape = (m,) if k == 1 else (m, k)
+    return nn.Parameter(torch.randn(*shape, dtype=dtype, device=device, generator=generator) / m**0.5)
+
+
+class Cell(nn.Module):
+    """(z, x) ↦ T(z, x): the map of a model as a cell of its own, which shares the parameters."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.W, self.U, self.b = (
+            nn.ParameterList(getattr(layer, name) for layer in model.blocks) for name in ("W", "U", "b")
+        )
+        self.feature_map = model.feature_map
+        self.map, self.effective = model.T, model.effective
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        x = x if self.feature_map is None else self.feature_map(x)
+        injections = [x @ U.T + b for U, b in zip(self.U, self.b, strict=True)]
+        return self.map(z, injections, self.effective(list(self.W)))

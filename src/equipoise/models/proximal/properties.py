@@ -1,0 +1,288 @@
+"""z = T_R∘T(z), or z^k = β_k S_λk(z) + (1 − β_k) T(z): features with a property.    [xie2021, §4]
+
+A *regularised layer* appends T_R to the network: `prox_R`, which adds the Moreau envelope M_R (not R itself,
+as the paper prints) to the convex problem behind it, or a gradient step `I − γ∇R`. Beside αM_φ, R weighs the
+more the smaller α is: take λ ~ α.
+
+| property | R | T_R | nonexpansive |
+| --- | --- | --- | --- |
+| `L1(λ)` | λ‖z‖₁ | soft threshold | yes |
+| `SquaredL2(λ)` | λ‖z‖² | z/(1 + 2λ) | yes |
+| `GroupLasso(λ, g)` | λ Σ‖z_group‖ over g groups | each group shrunk by λ | yes |
+| `Box(low, high)` | 0 on [low, high], else ∞ | clamp | yes |
+| `GradientStep(R, γ)` | any with a gradient | z − γ∇R(z) | where R is convex and γ ≤ 2/L_z |
+
+*SAM* keeps the network and chooses, among its fixed points, the one with the least R: `selection(model, sam)`
+says whether Theorem 4 promises that. It does for ½‖z‖² and ½‖z − a‖²; 1/(‖z‖² + ε) and the decorrelation are
+not convex, and nothing is promised. It trains unrolled, and K = 20 steps shrink the state, no more.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...solve import SAM, Regulariser
+from ..checks import as_number
+
+# -- layers that give the state a property -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Property(ABC):
+    """T_R of a regulariser R, applied to every row of the state."""
+
+    @abstractmethod
+    def __call__(self, z: Tensor) -> Tensor:
+        """T_R(z), (N, m)."""
+
+    @property
+    def nonexpansive(self) -> bool:
+        """Whether ‖T_R(z) − T_R(w)‖ ≤ ‖z − w‖ is known: not unless a kind of property says so."""
+        return False
+
+    @property
+    def declared(self) -> str:
+        """What is believed of it, for `nonexpansive`; empty where that is a theorem."""
+        known = type(self) in _KINDS.values()
+        return "" if known or not self.nonexpansive else f"{self} is nonexpansive, as declared"
+
+    def config(self) -> Any:
+        """What a file keeps of it."""
+        return {"kind": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Proximal(Property):
+    """prox_R of a convex R."""
+
+    @abstractmethod
+    def value(self, z: Tensor) -> Tensor:
+        """R of every row, (N,)."""
+
+    @property
+    def nonexpansive(self) -> bool:
+        return True
+
+    def envelope(self, z: Tensor) -> Tensor:
+        """M_R(z) = min_p R(p) + ½‖z − p‖², (N,): what the layer adds to the objective."""
+        p = self(z)
+        return self.value(p) + (z - p).square().sum(dim=1) / 2
+
+
+@dataclass(frozen=True)
+class L1(Proximal):
+    """sign(z) max(|z| − λ, 0): prox of λ‖z‖₁."""
+
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        _nonnegative("weight", self.weight)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.softshrink(z, self.weight)
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.weight * z.abs().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class SquaredL2(Proximal):
+    """z/(1 + 2λ): prox of λ‖z‖²."""
+
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        _nonnegative("weight", self.weight)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z / (1 + 2 * self.weight)
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.weight * z.square().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class GroupLasso(Proximal):
+    """max(1 − λ/‖z_g‖, 0) z_g for each of `groups` equal groups: prox of λ Σ_g ‖z_g‖."""
+
+    weight: float = 0.1
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        _nonnegative("weight", self.weight)
+        if not isinstance(self.groups, int) or self.groups < 1:
+            raise ValueError(f"groups must be an integer ≥ 1. Got {self.groups!r} instead.")
+
+    def __call__(self, z: Tensor) -> Tensor:
+        rows = self._grouped(z)
+        square = rows.square().sum(dim=2, keepdim=True)
+        active = square > self.weight**2
+        norm = torch.where(active, square, 1.0).sqrt()  # so that no root is taken at 0
+        return (rows * torch.where(active, 1 - self.weight / norm, 0.0)).reshape(z.shape)
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.weight * self._grouped(z).norm(dim=2).sum(dim=1)
+
+    def _grouped(self, z: Tensor) -> Tensor:
+        if z.shape[1] % self.groups:
+            raise ValueError(f"groups must divide the state's {z.shape[1]} entries. Got {self.groups}.")
+        return z.reshape(len(z), self.groups, -1)  # (N, g, m/g)
+
+
+@dataclass(frozen=True)
+class Box(Proximal):
+    """min(max(z, low), high): prox of the indicator of a box."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not as_number(self.low) < as_number(self.high):
+            raise ValueError(f"low must be < high, both numbers. Got {self.low!r} and {self.high!r} instead.")
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z.clamp(self.low, self.high)
+
+    def value(self, z: Tensor) -> Tensor:
+        outside = ((z < self.low) | (z > self.high)).any(dim=1)
+        return torch.where(outside, math.inf, torch.zeros_like(z[:, 0]))
+
+
+@dataclass(frozen=True)
+class GradientStep(Property):
+    """z − γ∇R(z), for an R that has a gradient and no known prox; γ = 1/L_z by default.
+
+    Nonexpansive where R is convex and γ ≤ 2/L_z. For another R no theorem promises an equilibrium,
+    and `certify` says so.
+    """
+
+    regulariser: Regulariser
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.regulariser, Regulariser):
+            raise TypeError(
+                f"regulariser must be a Regulariser: one of solve's, or differentiable(R, lipschitz=…). "
+                f"Got {self.regulariser!r} instead."
+            )
+        if self.step is not None:
+            _nonnegative("step", self.step)
+
+    @property
+    def gamma(self) -> float:
+        return 1 / self.regulariser.lipschitz if self.step is None else self.step
+
+    @property
+    def nonexpansive(self) -> bool:
+        return self.regulariser.convex and self.gamma * self.regulariser.lipschitz <= 2
+
+    @property
+    def declared(self) -> str:
+        R = self.regulariser
+        return f"{R.name} is convex and ∇{R.name} has the Lipschitz constant {R.lipschitz:g}, as declared"
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z - self.gamma * self.regulariser.gradient(z)
+
+    def config(self) -> Any:
+        return repr(self)
+
+    def __repr__(self) -> str:
+        return f"GradientStep({self.regulariser.name}, step={self.gamma:g})"
+
+
+def differentiable(
+    R: Callable[[Tensor], Tensor], *, lipschitz: float, convex: bool, name: str = "R"
+) -> Regulariser:
+    """Any differentiable R, as a Regulariser with ∇R by automatic differentiation.
+
+    `R` maps rows (n, m) to values (n,), each row on its own; `lipschitz` is a bound of ∇R's Lipschitz
+    constant L_z and `convex` is what you know of R: both are taken at your word.
+    """
+
+    def total(z: Tensor) -> Tensor:
+        value = R(z).sum()
+        if not value.requires_grad:
+            raise ValueError(
+                f"{name} must depend on z by differentiable operations. Got a value that does not, so "
+                f"that its gradient would be 0: leave out detach(), no_grad() and NumPy."
+            )
+        return value
+
+    return Regulariser(name, torch.func.grad(total), lipschitz, convex)
+
+
+_KINDS: dict[str, type[Property]] = {kind.__name__: kind for kind in (L1, SquaredL2, GroupLasso, Box)}
+
+
+def as_property(value: Property | Mapping[str, Any] | str | None) -> Property | None:
+    """A property, or what a file holds of one."""
+    if value is None or isinstance(value, Property):
+        return value
+    if isinstance(value, Mapping) and value.get("kind") in _KINDS:
+        options = dict(value)
+        return _KINDS[options.pop("kind")](**options)
+    raise TypeError(
+        f"regulariser must be a property such as L1(0.1), or GradientStep(R). Got {value!r} instead; a file "
+        f"holds no function, so pass that of a gradient step to load(path, regulariser=…). A Regulariser "
+        f"alone is for SAM: solver=SAM(…)."
+    )
+
+
+# -- SAM, and what it is promised to choose ------------------------------------------------------------------
+
+
+class _Layered(Protocol):
+    regulariser: Property | None
+
+    def layer_sizes(self) -> list[tuple[float, float]]:
+        """Of each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
+        ...
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Whether Theorem 4 promises that SAM tends to the fixed point with the least R."""
+
+    promised: bool
+    missing: tuple[str, ...]  # hypotheses that do not hold or are not known to
+    schedule: str
+
+    def __str__(self) -> str:
+        verdict = "promised by Theorem 4" if self.promised else f"not promised: {'; '.join(self.missing)}"
+        return f"least R among the fixed points: {verdict}. {self.schedule}"
+
+
+def selection(model: _Layered, sam: SAM) -> Selection:
+    """The hypotheses of [xie2021, Theorem 4], checked: R convex, T nonexpansive (by a sound norm bound).
+
+    That R has one minimiser on Fix(T), and that the perturbed fixed points stay bounded, is not checked: both
+    hold for a contraction, and for ½‖z − a‖² where there is a fixed point at all.
+    """
+    R, missing = sam.regulariser, []
+    if not R.convex:
+        missing.append(f"{R.name} is not convex")
+    if model.regulariser is not None and not model.regulariser.nonexpansive:
+        missing.append(f"{model.regulariser} is not known to be nonexpansive")
+    for i, (size, limit) in enumerate(model.layer_sizes(), 1):
+        if not size <= limit:
+            missing.append(f"‖W‖ of layer {i} is not ≤ √(μ/L_σ) = {limit:.6g} but {size:.6g}")
+    L = R.lipschitz
+    eta = min(math.sqrt(2 * L), 0.5, L / 2)
+    schedule = (
+        f"γ = {1 / (2 * L):g}, β_k = {eta:g}/k^{sam.rho:g}, λ_k = {eta:g}/k^{sam.c:g}: the iterate is "
+        f"~ k^-{sam.rho:g} off the fixed points"
+    )
+    return Selection(not missing, tuple(missing), schedule)
+
+
+def _nonnegative(name: str, value: float) -> None:
+    if not 0 <= as_number(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number ≥ 0. Got {value!r} instead.")

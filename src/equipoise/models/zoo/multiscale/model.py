@@ -1,0 +1,114 @@
+"""(z_1, …, z_n) = f((z_1, …, z_n), g(x)): an equilibrium over several resolutions    [hieu2022, 4.2.2].
+
+The multiscale deep equilibrium model: no pyramid is built, all resolutions are solved for together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ....differentiate.method import Solvers
+from ....solve import Anderson
+from ...checks import all_counts, counts, positive_finite
+from ...images.model import ImageModel
+from ...images.parts import TASKS, Extractor, Maker, PixelHead
+from .cell import MultiscaleCell, down
+
+
+class MultiscaleDEQ(ImageModel):
+    """z_i = norm(relu(Σ_j fuse_ij(block_j(z_j, c_j(x))))) for every resolution i,  ŷ = head(z_1, …, z_n).
+
+    c_1(x) = g(x), and c_j(x) are strided convolutions of it.
+
+    Args:
+        inputs: (channels, height, width) of an image.
+        channels: of each resolution, the finest first; each next one is half as high and wide.
+        groups: of the group norms; it divides all channels, and for classification they are ≥ 2 a group.
+        extractor: strides of the 3×3 convolutions of g, as for `ConvOptEq`: the finest resolution is g(x)'s.
+        std: of the cell's weights at the start.
+        task: "classification" (the means of every resolution, then linear), or "segmentation" (all
+            resolutions resized to the finest, a 1×1 convolution, bilinear to the size of the image).
+        solver, gradient, stop, on_failure: as for `Equilibrium`; Anderson with a memory of 5 by default.
+
+    No theorem says that an equilibrium exists: each image's status tells, and `on_failure` decides.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        channels: Sequence[int] = (16, 32),
+        outputs: int = 10,
+        *,
+        groups: int = 4,
+        extractor: Sequence[int] = (1,),
+        std: float = 0.01,
+        task: str = "classification",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **how: Any,
+    ) -> None:
+        super().__init__(inputs, outputs, **how)
+        (groups,) = counts(groups=groups)
+        positive_finite(std=std)
+        self.channels = all_counts("channels", channels)
+        if not self.channels or any(m % groups for m in self.channels):
+            raise ValueError(f"channels must be multiples of groups={groups}, one or more. Got {channels!r}.")
+        strides = all_counts("extractor", extractor)
+        if not strides:
+            raise ValueError("extractor must hold a stride: g(x) must have the channels of the finest state.")
+        if task not in TASKS:
+            raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}. Got {task!r} instead.")
+        if task == "classification" and any(m < 2 * groups for m in self.channels):
+            raise ValueError(
+                f"channels must be ≥ 2·groups = {2 * groups} for classification: the mean of a group of one "
+                f"channel is the same for every image. Got {channels!r} instead."
+            )
+        make = Maker(dtype, device, generator)
+        self.groups, self.std, self.task = groups, float(std), task
+        self.extractor = Extractor(self.inputs, self.channels[0], strides, make)
+        self.cell = MultiscaleCell(self.extractor.size, self.channels, groups, std, make)
+        self.inject = nn.ModuleList(
+            down(self.channels[0], m, j, None, make) for j, m in enumerate(self.channels) if j > 0
+        )
+        self.state = [(m, *size) for m, size in zip(self.channels, self.cell.sizes, strict=True)]
+        total = sum(self.channels)
+        self.head: nn.Module = (
+            make.linear(total, outputs)
+            if task == "classification"
+            else PixelHead(total, self.inputs[1:], outputs, make)
+        )
+
+    def default_solver_chain(self) -> Solvers:
+        return Anderson(memory=5)
+
+    def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        g = self.extractor(x)
+        return (g, *(coarser(g) for coarser in self.inject))
+
+    def readout(self, z: tuple[Tensor, ...]) -> Tensor:
+        if self.task == "classification":
+            return self.head(torch.cat([part.mean(dim=(2, 3)) for part in z], dim=1))  # (N, k)
+        finest = z[0].shape[2:]
+        same = [z[0], *(F.interpolate(part, finest, mode="bilinear", align_corners=False) for part in z[1:])]
+        return self.head(torch.cat(same, dim=1))  # (N, k, H, W)
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "inputs": list(self.inputs),
+            "channels": list(self.channels),
+            "outputs": self.outputs,
+            "groups": self.groups,
+            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
+            "std": self.std,
+            "task": self.task,
+            **super().config(),
+        }
+
+    def extra_repr(self) -> str:
+        return f"z_i = norm(relu(Σ_j fuse_ij(block_j(z_j, c_j(x))))); z {self.state}, k={self.outputs}"
