@@ -113,6 +113,27 @@ def test_where_the_problem_has_no_size_the_start_decides():
     assert (zero.value.abs() <= 1e-7).all()
 
 
+def test_the_size_of_a_row_is_its_own_whatever_the_others_are():
+    rate = torch.tensor([[1e-7], [0.0]]).double()  # z ↦ rate·z: the image of the second row is 0
+    start = torch.ones(2, 1).double()
+    found = eq.fixed_point(lambda z, c: c * z, start, (rate,), solver=eq.Picard()).raise_if_failed()
+    assert found.tolerance[0] <= 1.001e-8 * 1e-4 * 1e-7
+    assert found.value[0].abs() <= found.tolerance[0]
+
+
+@pytest.mark.parametrize(("bias", "start", "size"), [(-1e-6, 1e6, 1e-6), (-1e6, 1e-3, 1e-3)])
+def test_a_bias_that_the_activation_cuts_off_is_a_size_only_where_nothing_of_it_is_left(bias, start, size):
+    """Of z = relu(z/2 + b): the first row has ‖f(0)‖ = 1e-6 though ‖b‖ is large, the second f(0) = 0."""
+    problem = eq.AffineMap(0.5 * torch.eye(2).double(), torch.tensor([[1e-6, -1e6], [bias, bias]]).double())
+    begin = torch.tensor([[1e6, 0.0], [start, 0.0]]).double()
+    found = eq.fixed_point(problem, begin, solver=eq.Picard()).raise_if_failed()
+    assert found.tolerance[0] <= 1.001e-8 * 2e-6
+    assert found.tolerance[1] <= 1.001e-8 * 1e-4 * 2**0.5 * size
+    torch.testing.assert_close(
+        found.value, torch.tensor([[2e-6, 0.0], [0.0, 0.0]]).double(), rtol=1e-7, atol=0
+    )
+
+
 def test_the_tolerance_follows_the_answer_down_to_a_ten_thousandth_of_the_problem():
     for steep in (0.0, 99.0, 1e6):  # z = relu(1 − steep·z) = 1/(1 + steep), where f(0) = 1
         problem = eq.AffineMap(torch.tensor([[-steep]]).double(), torch.ones(1, 1).double())

@@ -53,6 +53,8 @@ def test_the_bound_of_a_descent():
     assert cert.bound(7, step_size=0.05) == pytest.approx(0.975**7, rel=1e-12)
     assert cert.bound(0) == 1
     assert cert.efold == pytest.approx(-1 / math.log(1 - 0.0999 * 0.5))
+    assert descent(factor=0.0).efold == 0
+    assert descent(factor=1.0).efold == math.inf
     with pytest.raises(ValueError, match="step_size must lie in"):
         cert.bound(7, step_size=0.1)
     with pytest.raises(ValueError, match="≥ 0"):
@@ -69,6 +71,9 @@ def test_the_bound_of_a_flow_and_of_given_steps():
     assert fixed.bound(3) == pytest.approx(0.9**3, rel=1e-12)
     with pytest.raises(ValueError, match="own step sizes"):
         fixed.bound(3, step_size=0.1)
+    for nowhere in ({"max_step_size": None}, {"exponent": None}):
+        with pytest.raises(ValueError, match="own step sizes"):
+            descent(**nowhere).bound(3, step_size=0.05)
     with pytest.raises(ValueError, match="promises no rate"):
         descent(kind="static").bound(1)
 
