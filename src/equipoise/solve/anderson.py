@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .norms import unit_of
+from .norms import combined, unit_of
 from .problem import Map
 from .solver import Solver, SolverState, shared
 
@@ -61,21 +61,20 @@ class Anderson(Solver):
             state.unit = unit_of(g)
         if state.unit is not None:
             g = g / state.unit
-        if state.step > 0:
-            slot = (state.step - 1) % self.memory
-            change = state.dg[:, slot]
-            torch.sub(fz, state.f_last, out=state.df[:, slot])
-            torch.sub(g, state.g_last, out=change)
-            state.gram[:, slot] = state.gram[:, :, slot] = _products(state.dg, change)
-        used = min(state.step, self.memory)
-        state.f_last, state.g_last, state.step = fz, g, state.step + 1
-        if used == 0:
+        f_last, g_last, step = state.f_last, state.g_last, state.step
+        state.f_last, state.g_last, state.step = fz, g, step + 1
+        if step == 0:
             return (fz if self.damping == 1 else z.lerp(fz, self.damping)), state
-        df, dg = state.df[:, :used], state.dg[:, :used]
-        weights = self._weights(f, state.gram[:, :used, :used], _products(dg, g))
-        accelerated = fz - _combined(weights, df)
+        slot, used = (step - 1) % self.memory, min(step, self.memory)
+        df, dg, gram = state.df[:, :used], state.dg[:, :used], state.gram[:, :used, :used]
+        torch.sub(fz, f_last, out=df[:, slot])
+        change = torch.sub(g, g_last, out=dg[:, slot])
+        both = torch.bmm(torch.stack((change, g), dim=1), dg.mT)  # (n, 2, used), in one pass over dg
+        gram[:, slot] = gram[:, :, slot] = both[:, 0]
+        weights = self._weights(f, gram, both[:, 1])
+        accelerated = fz - combined(weights, df)
         if self.damping < 1:
-            rest = g - _combined(weights, dg)
+            rest = g - combined(weights, dg)
             accelerated -= (1 - self.damping) * (rest if state.unit is None else rest * state.unit)
         return accelerated, state
 
@@ -92,13 +91,3 @@ class Anderson(Solver):
         singular = (info > 0) | ~torch.isfinite(weights).all(dim=1)
         f.counts.fallbacks += int((singular if f.working is None else singular & f.working).sum())
         return weights.masked_fill_(singular[:, None], 0.0)
-
-
-def _products(rows: Tensor, v: Tensor) -> Tensor:
-    """⟨rows_k, v⟩ of each sample, (n, k) from (n, k, D) and (n, D)."""
-    return torch.bmm(rows, v[:, :, None])[:, :, 0]
-
-
-def _combined(weights: Tensor, rows: Tensor) -> Tensor:
-    """Σ_k weights_k rows_k of each sample, (n, D) from (n, k) and (n, k, D)."""
-    return torch.bmm(weights[:, None], rows)[:, 0]

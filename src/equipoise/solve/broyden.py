@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .norms import row_norms, unit_of
+from .norms import combined, products, row_norms, unit_of
 from .problem import Map
 from .solver import Solver, SolverState, shared
 
@@ -84,8 +84,8 @@ class Broyden(Solver):
             s = s / state.unit
         terms = int(state.used.max())
         u, v = state.u[:, :terms], state.v[:, :terms]
-        hg = torch.einsum("nk,nkd->nd", torch.einsum("nkd,nd->nk", v, g), u) - g
-        sh = torch.einsum("nk,nkd->nd", torch.einsum("nkd,nd->nk", u, s), v) - s
+        hg = combined(products(v, g), u) - g
+        sh = combined(products(u, s), v) - s
         ss = (s * s).sum(dim=1)
         rho = 1 + (s * hg).sum(dim=1) / ss
         step = -hg / rho[:, None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .norms import row_norms
+from .norms import combined, products, row_norms
 
 # A cycle aims a little below the tolerance, so that rounding does not put the true residual just above it.
 _AIM = 0.9
@@ -139,15 +139,15 @@ def _cycle(
     rhs = residual[:, None] * turn[:, :m, 0]
     rhs = torch.where(torch.arange(m, device=r.device) < used[:, None], rhs, 0.0)
     y = torch.linalg.solve_triangular(triangle[:, :m, :m], rhs[:, :, None], upper=True)  # (n, m, 1)
-    return (y.mT @ basis[:, :m])[:, 0], used
+    return combined(y[:, :, 0], basis[:, :m]), used
 
 
 def _orthogonalise(span: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """w less its part in the span, and the coefficients of that part: Gram-Schmidt, done twice is enough."""
-    h = (span @ w[:, :, None])[:, :, 0]
-    w = w - (h[:, None, :] @ span)[:, 0]
-    again = (span @ w[:, :, None])[:, :, 0]
-    return h + again, w - (again[:, None, :] @ span)[:, 0]
+    h = products(span, w)
+    w = w - combined(h, span)
+    again = products(span, w)
+    return h + again, w - combined(again, span)
 
 
 def _check(b: Tensor, x0: Tensor | None, max_steps: int, restart: int) -> None:

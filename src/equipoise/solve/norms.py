@@ -1,4 +1,4 @@
-"""‖z‖ of every row, whatever its size: squares of large and of small numbers leave the range of a dtype."""
+"""Norms and products of every row. Squares of large and of small numbers leave the range of a dtype."""
 
 from __future__ import annotations
 
@@ -53,3 +53,16 @@ def row_distances(a: Tensor, b: Tensor) -> Tensor:
     if some >= len(a):
         return row_norms(a - b)
     return torch.cat([row_norms(x - y) for x, y in zip(a.split(some), b.split(some), strict=True)])
+
+
+def products(rows: Tensor, v: Tensor) -> Tensor:
+    """⟨rows_k, v⟩ of each sample, (n, k) from (n, k, D) and (n, D).
+
+    As a product of v with the transpose, which torch computes up to ten times as fast as rows @ v.
+    """
+    return torch.bmm(v[:, None], rows.mT)[:, 0]
+
+
+def combined(weights: Tensor, rows: Tensor) -> Tensor:
+    """Σ_k weights_k rows_k of each sample, (n, D) from (n, k) and (n, k, D)."""
+    return torch.bmm(weights[:, None], rows)[:, 0]
