@@ -27,6 +27,7 @@ HOUSE = [
     "theory",
     "train",
     "data",
+    "recipe",
     "tasks",
     "explore",
     "plots",

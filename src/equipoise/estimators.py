@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from typing import Any, Self
 
 import numpy as np
@@ -12,12 +14,25 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 
 from .history import History
-from .models.affine import AffineFamily
+from .models import AffineFamily
+from .recipe import Kind, Recipe
 from .tasks.fitting import Fitted, fit
-from .tasks.recipe import Kind, Recipe
 from .theory import Certificate
 
 Array = NDArray[Any]
+
+
+_OPTIONS = [f for f in dataclasses.fields(Recipe) if f.name != "seed"]
+_DEFAULTS = {**{f.name: f.default for f in _OPTIONS}, "random_state": None}
+_SIGNATURE = {  # of the estimators: the fields of a Recipe, with scikit-learn's random_state for its seed
+    name: inspect.Parameter(
+        name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD if name == "model" else inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+    )
+    for name, default in _DEFAULTS.items()
+}
+_DESCRIBED = "\n".join(f"    {f.name} : {f.type}\n        {f.metadata['words']}" for f in _OPTIONS)
 
 
 class _EquilibriumEstimator(BaseEstimator):
@@ -27,54 +42,15 @@ class _EquilibriumEstimator(BaseEstimator):
     fitted_: Fitted
     n_features_in_: int
 
-    def __init__(
-        self,
-        model: str = "auto",
-        *,
-        width: int | None = None,
-        gamma: float | None = None,
-        margin: float | None = None,
-        sigma_w2: float | None = None,
-        certified: bool = True,
-        readout: str | None = None,
-        eta: float | None = None,
-        slack: float | None = None,
-        steps: int | None = None,
-        loss: str | None = None,
-        optimiser: str | None = None,
-        rate: float | None = None,
-        momentum: float | None = None,
-        schedule: str | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        weight_decay: float | None = None,
-        clip: float | None = None,
-        patience: int | None = None,
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.model = model
-        self.width = width
-        self.gamma = gamma
-        self.margin = margin
-        self.sigma_w2 = sigma_w2
-        self.certified = certified
-        self.readout = readout
-        self.eta = eta
-        self.slack = slack
-        self.steps = steps
-        self.loss = loss
-        self.optimiser = optimiser
-        self.rate = rate
-        self.momentum = momentum
-        self.schedule = schedule
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.clip = clip
-        self.patience = patience
-        self.dtype = dtype
-        self.random_state = random_state
+    def __init__(self, model: str = "auto", **options: Any) -> None:
+        for name, parameter in _SIGNATURE.items():
+            setattr(self, name, options.pop(name, model if name == "model" else parameter.default))
+        if options:
+            raise TypeError(f"{type(self).__name__} takes {', '.join(_SIGNATURE)}. Got {', '.join(options)}.")
+
+    __init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *_SIGNATURE.values()]
+    )
 
     def _recipe(self) -> Recipe:
         given = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
@@ -110,25 +86,10 @@ class _EquilibriumEstimator(BaseEstimator):
         return self.fitted_.history.steps
 
 
-_PARAMETERS = """
+_PARAMETERS = f"""
     Parameters
     ----------
-    model : {"auto", "gaussian-relu", "scaled-relu", "monotone", "linear"}
-        The family of equilibrium networks; "auto" is "gaussian-relu".
-    width : int, optional
-        Units of the hidden layer; by default half as many as rows, within 512 to 1024, or four for each row
-        where that is less; 128 for free training.
-    gamma, margin, sigma_w2 : float, optional
-        What keeps "linear" and "scaled-relu", "monotone", and "gaussian-relu" well-posed at the start.
-    certified : bool
-        Train under a proved certificate (the default), or freely.
-    readout, eta, slack, steps : optional
-        Of certified training: {"gauss-newton", "gradient"}; the share of the readout's step, in (0, 1]; the
-        regularisation λ ≥ 0, by default chosen by leave-one-out on the training rows; how many steps.
-    loss, optimiser, rate, momentum, schedule, epochs, batch_size, weight_decay, clip, patience : optional
-        Of free training.
-    dtype : {"float64", "float32"}
-        Of the weights.
+{_DESCRIBED}
     random_state : int, RandomState or None
         Of the weights at the start, and of batches.
 
@@ -162,7 +123,7 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
-        self._train(X, y, "numbers", sample_weight)
+        self._train(X, y, "regression", sample_weight)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -187,7 +148,7 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
-        self._train(X, codes, "classes", sample_weight)
+        self._train(X, codes, "classification", sample_weight)
         return self
 
     def predict(self, X: Any) -> Array:

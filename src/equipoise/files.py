@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(content, str(path))
 
 
+def strict(value: Any) -> Any:
+    """A value as strict JSON holds it: keys are strings, and None stands for a number that is not finite."""
+    if isinstance(value, Mapping):
+        return {str(name): strict(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -164,8 +164,17 @@ def test_what_does_not_fit_into_memory_is_refused_with_a_number_that_does(equipo
     assert result.exit_code == 1
     said = " ".join(result.stderr.replace("│", " ").split())
     assert "36 rows at width 24 needs about 82.9 kB of memory; 40 kB can be had" in said
-    assert "--rows 8" in said
+    assert "About 8 rows would fit" in said
     assert visible(tmp_path) == {"f.csv"}
+
+
+def test_a_table_too_large_for_certified_training_is_refused_unread(equipoise, tmp_path, monkeypatch):
+    table = write_flowers(tmp_path / "f.csv")
+    monkeypatch.setattr("equipoise.data.tables.read_numbers", lambda *_: pytest.fail("was read"))
+    result = equipoise("fit", table, "--width", "10000000000")
+    assert result.exit_code == 1
+    assert "More memory would be needed than there is" in result.stderr
+    assert not list(tmp_path.glob("runs/*"))
 
 
 # -- data that cannot be used ------------------------------------------------------------------------------

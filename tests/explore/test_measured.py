@@ -225,7 +225,7 @@ def test_every_row_that_is_followed_is_drawn(fitted, tmp_path, monkeypatch, coun
 
 
 def test_either_every_curve_has_marks_or_none():
-    from equipoise.cli.trajectory import _draw
+    from equipoise.report.views import draw_trajectory as _draw
 
     content = {
         "paths": [[[0.0, 0.0], [1.0, 1.0]]] * 2,

@@ -59,7 +59,7 @@ def trained(tmp_path_factory):
 
 def repeated(run, every=1):
     X, y = write_table(run.parent / "again.csv")
-    return training_path(X, y, "numbers", load(run).recipe, every=every)
+    return training_path(X, y, "regression", load(run).recipe, every=every)
 
 
 def flat(weights):
@@ -97,7 +97,7 @@ def test_a_path_ends_where_patience_has_returned_to():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(25, 3))
     recipe = Recipe(width=15, certified=False, epochs=30, patience=2, rate=0.05)
-    path = training_path(X, X[:, 0] * X[:, 1], "numbers", recipe)
+    path = training_path(X, X[:, 0] * X[:, 1], "regression", recipe)
     history = path.fitted.history
     assert history.best is not None
     assert last_moment(history) == history.best == max(path.weights) < history.steps

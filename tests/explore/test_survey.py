@@ -22,12 +22,12 @@ Y = X[:, 0] - X[:, 1]
 @pytest.fixture(scope="module")
 def fitted():
     recipe = Recipe(width=20, steps=3)
-    return fit(X, Y, "numbers", recipe), recipe
+    return fit(X, Y, "regression", recipe), recipe
 
 
 def test_the_loss_at_the_middle_of_a_survey_is_that_of_the_network(fitted):
     network, _ = fitted
-    loss = measured(network, X, Y, "numbers", most=9)
+    loss = measured(network, X, Y, "regression", most=9)
     assert (len(loss.X), loss.of) == (9, 16)
     expected = loss(network.model(loss.X), loss.y).item()
     for line, shape in ((True, (3,)), (False, (3, 3))):
@@ -42,13 +42,13 @@ def test_the_loss_at_the_middle_of_a_survey_is_that_of_the_network(fitted):
 
 def test_the_path_of_a_training_ends_at_the_network_and_the_line_at_both(fitted):
     network, recipe = fitted
-    loss = measured(network, X, Y, "numbers", most=16)
-    path = repeated_path(network, X, Y, "numbers", recipe)
+    loss = measured(network, X, Y, "regression", most=16)
+    path = repeated_path(network, X, Y, "regression", recipe)
     assert (list(path.weights), path.departure) == ([0, 1, 2, 3], 0.0)
     along = survey_path(network.model, path, loss, 3)
     assert along.to_dict()["path"]["unit"] == "step"
     assert along.way.coordinates[-1].tolist() == [0, 0]
-    start = fit(X, Y, "numbers", Recipe(width=20, steps=1)).model
+    start = fit(X, Y, "regression", Recipe(width=20, steps=1)).model
     line = survey_between(network.model, start, loss, 2).slice
     assert line.s.tolist() == [-0.5, 0, 0.5, 1, 1.5]
     for at, model in ((0.0, network.model), (1.0, start)):
@@ -59,5 +59,5 @@ def test_the_path_of_a_training_ends_at_the_network_and_the_line_at_both(fitted)
 def test_a_training_that_leads_elsewhere_is_no_path_of_the_network(fitted):
     network, _ = fitted
     with pytest.raises(Unrepeated, match="the weights differ by") as error:
-        repeated_path(network, X, Y, "numbers", Recipe(width=20, steps=3, seed=1))
+        repeated_path(network, X, Y, "regression", Recipe(width=20, steps=3, seed=1))
     assert error.value.departure > 1e-6

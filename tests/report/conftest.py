@@ -15,10 +15,10 @@ from sklearn.datasets import load_digits
 
 import equipoise as eq
 from equipoise import report
+from equipoise.recipe import Recipe
 from equipoise.tasks import Run, keeping
 from equipoise.tasks.fitting import Fitted, fit
 from equipoise.tasks.preparation import Preparation
-from equipoise.tasks.recipe import Recipe
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -54,7 +54,7 @@ def classification(path: Path) -> Path:
     train, test = digits(slice(0, 200)), digits(slice(200, 300))
     recipe = Recipe(width=64, steps=25)
     run = create(path, "digits", 200, 100, recipe.to_dict())
-    fitted = fit(*train, "classes", recipe, test=test, record=run.metrics.append)
+    fitted = fit(*train, "classification", recipe, test=test, record=run.metrics.append)
     keep(run, fitted, train, test)
     run.finish("finished")
     return run.path
@@ -72,7 +72,7 @@ def free(path: Path, **options: Any) -> Path:
     train, test = yields()
     recipe = Recipe(certified=False, width=48, epochs=15, **options)
     run = create(path, "yields.csv", 120, 40, recipe.to_dict())
-    fitted = fit(*train, "numbers", recipe, test=test, record=run.metrics.append)
+    fitted = fit(*train, "regression", recipe, test=test, record=run.metrics.append)
     keep(run, fitted, train, test)
     run.finish("stopped" if fitted.stopped else "finished", fitted.stopped, fitted.advice)
     return run.path
@@ -82,7 +82,7 @@ def lost(path: Path) -> Path:
     """A network that ended without equilibria: nothing can be computed of it but its weights."""
     train, test = yields()
     recipe = Recipe(model="scaled-relu", width=60, gamma=0.4, certified=False, rate=0.3)
-    preparation = Preparation.of(*train, "numbers", np.ones(120))
+    preparation = Preparation.of(*train, "regression", np.ones(120))
     model = recipe.build(preparation.inputs, 1)
     A, B = preparation.apply(train[0]), preparation.targets(train[1])
     history = eq.gradient_descent(model, A, B, steps=60, step_size=0.3)

@@ -12,9 +12,9 @@ import torch
 
 import equipoise as eq
 from equipoise import report
+from equipoise.recipe import Recipe
 from equipoise.report.findings import evenly, finite
 from equipoise.tasks.fitting import Fitted, fit
-from equipoise.tasks.recipe import Recipe
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 4))
@@ -25,18 +25,18 @@ RECIPE = Recipe(width=24, steps=6)
 
 @pytest.fixture(scope="module")
 def classifier() -> Fitted:
-    return fit(X[:60], LABELS[:60], "classes", RECIPE)
+    return fit(X[:60], LABELS[:60], "classification", RECIPE)
 
 
 @pytest.fixture(scope="module")
 def regressor() -> Fitted:
-    return fit(X[:60], NUMBERS[:60], "numbers", RECIPE)
+    return fit(X[:60], NUMBERS[:60], "regression", RECIPE)
 
 
 def test_scores_and_confusion_are_those_of_the_predictions(classifier):
     found = report.findings(classifier, (X[:60], LABELS[:60]), (X[60:], LABELS[60:]))
     said = classifier.predict(X[60:])
-    assert found["kind"] == "classes"
+    assert found["kind"] == "classification"
     assert found["scores"]["test"] == {"rows": 30, "accuracy": pytest.approx(np.mean(said == LABELS[60:]))}
     counts = np.array(found["confusion"]["counts"])
     names = found["confusion"]["names"]

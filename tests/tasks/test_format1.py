@@ -11,7 +11,7 @@ import pytest
 from cli.commands import call
 from sklearn.datasets import load_digits
 
-from equipoise import report, runs
+from equipoise import report, tasks
 from equipoise.files import Damaged, OtherFormat
 from equipoise.tasks import Run, list_runs
 
@@ -25,7 +25,7 @@ def old(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("name", ["certified", "free"])
 def test_a_network_of_a_run_that_ended_answers_as_it_did(old, name):
-    run, fitted = Run.open(old / name), runs.load(old / name)
+    run, fitted = Run.open(old / name), tasks.load(old / name)
     assert run.state == "finished"
     assert run.damaged() == run.unsealed() == []
     X, y = (a[np.random.default_rng(0).permutation(1797)[1437:]] for a in load_digits(return_X_y=True))

@@ -16,7 +16,7 @@ X, Y = load_iris(return_X_y=True)
 @pytest.fixture(scope="module")
 def fitted():
     words = np.array(["setosa", "versicolor", "virginica"])
-    return fit(X, words[Y], "classes", Recipe(width=30, steps=4), test=(X[::3], words[Y[::3]]))
+    return fit(X, words[Y], "classification", Recipe(width=30, steps=4), test=(X[::3], words[Y[::3]]))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_everything_comes_back(fitted, directory):
 
 
 def test_numbers_and_other_families_come_back(tmp_path):
-    found = fit(X[:, :3], X[:, 3], "numbers", Recipe("linear", steps=3, dtype="float32"))
+    found = fit(X[:, :3], X[:, 3], "regression", Recipe("linear", steps=3, dtype="float32"))
     save(found, tmp_path)
     assert np.array_equal(load(tmp_path).predict(X[:, :3]), found.predict(X[:, :3]))
     assert load(tmp_path).model.A.dtype == torch.float32
@@ -75,7 +75,7 @@ def test_a_missing_file_is_named(directory, name):
 
 
 def test_a_file_of_another_fit_is_noticed(fitted, directory, tmp_path):
-    other = fit(X, Y, "classes", Recipe(width=30, steps=4, seed=1))
+    other = fit(X, Y, "classification", Recipe(width=30, steps=4, seed=1))
     save(other, tmp_path / "other")
     (directory / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged or of another fit"):

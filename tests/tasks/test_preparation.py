@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise.data import DataError
 from equipoise.files import Damaged
+from equipoise.recipe import FAMILIES
 from equipoise.tasks import Preparation, Recipe
 from equipoise.tasks.preparation import as_labels, as_numbers, as_rows, gathered
-from equipoise.tasks.recipe import FAMILIES
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 5.0, size=(30, 4))
@@ -23,7 +23,7 @@ ONES = np.ones(30)
 
 
 def test_inputs_are_standardised_with_a_constant_column():
-    A = Preparation.of(X, Y, "numbers", ONES).apply(X)
+    A = Preparation.of(X, Y, "regression", ONES).apply(X)
     assert A.shape == (30, 5)
     assert torch.allclose(A[:, :4].mean(dim=0), torch.zeros(4, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(A[:, :4].std(dim=0, correction=0), torch.ones(4, dtype=torch.float64))
@@ -33,7 +33,7 @@ def test_inputs_are_standardised_with_a_constant_column():
 @pytest.mark.parametrize("layout", [np.asfortranarray, lambda X: np.repeat(X, 2, axis=1)[:, ::2], np.float64])
 def test_rows_come_into_one_layout_first(layout):
     """A table keeps its columns together, an array its rows: the arithmetic must not see the difference."""
-    preparation = Preparation.of(X, Y, "numbers", ONES)
+    preparation = Preparation.of(X, Y, "regression", ONES)
     A = preparation.apply(layout(X))
     assert A.is_contiguous()
     assert torch.equal(A, preparation.apply(X))
@@ -44,7 +44,7 @@ def test_rows_come_into_one_layout_first(layout):
 @pytest.mark.parametrize("offset", [0.0, 0.1, 1e6, -7.3])
 def test_a_constant_column_says_nothing_whatever_it_is_later(offset):
     rows = np.column_stack([X, np.full(30, offset)])
-    preparation = Preparation.of(rows, Y, "numbers", ONES)
+    preparation = Preparation.of(rows, Y, "regression", ONES)
     later = rows.copy()
     later[:, 4] = 1e9
     assert torch.equal(preparation.apply(rows), preparation.apply(later))
@@ -53,30 +53,30 @@ def test_a_constant_column_says_nothing_whatever_it_is_later(offset):
 def test_a_column_that_differs_by_rounding_alone_is_constant():
     column = np.full(30, 0.1)
     column[::2] = np.nextafter(0.1, 1)
-    assert Preparation.of(column[:, None], Y, "numbers", ONES).scale == 0
+    assert Preparation.of(column[:, None], Y, "regression", ONES).scale == 0
 
 
 def test_a_column_of_small_but_real_differences_is_not():
     column = 1.0 + 1e-9 * RNG.normal(size=30)
-    assert Preparation.of(column[:, None], Y, "numbers", ONES).scale > 1e8
+    assert Preparation.of(column[:, None], Y, "regression", ONES).scale > 1e8
 
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_networks_are_homogeneous_so_weights_are_scaled_rows(model):
     network = Recipe(model, width=None if model == "linear" else 20).resolved(30).build(5, 1)
-    A = Preparation.of(X, Y, "numbers", ONES).apply(X)
+    A = Preparation.of(X, Y, "regression", ONES).apply(X)
     root = torch.rand(30, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
     stop = eq.Stop(rtol=1e-12)
     Z, scaled = network.solve(A, stop=stop).value, network.solve(root * A, stop=stop).value
     assert torch.allclose(root * Z, scaled, rtol=1e-9, atol=1e-10)
 
 
-@given(st.integers(0, 2**31), st.sampled_from(["classes", "numbers", "several"]))
+@given(st.integers(0, 2**31), st.sampled_from(["classification", "regression", "several"]))
 @settings(max_examples=20)
 def test_gathered_rows_do_not_know_order_or_repetition(seed, kind):
     rng = np.random.default_rng(seed)
     rows = rng.integers(-2, 3, size=(25, 2)).astype(float)  # with duplicates
-    y = rng.choice(["a", "b"], 25) if kind == "classes" else rng.integers(0, 2, 25).astype(float)
+    y = rng.choice(["a", "b"], 25) if kind == "classification" else rng.integers(0, 2, 25).astype(float)
     y = np.column_stack([y, -y]) if kind == "several" else y
     weights = rng.integers(0, 4, size=25)
     often = rng.permutation(np.repeat(np.arange(25), weights))
@@ -99,8 +99,8 @@ def test_minus_zero_is_zero():
 def test_weighted_moments_are_those_of_repeated_rows():
     weights = RNG.integers(1, 4, size=30)
     at = np.repeat(np.arange(30), weights)
-    a = Preparation.of(X, Y, "numbers", weights.astype(float))
-    b = Preparation.of(X[at], Y[at], "numbers", np.ones(len(at)))
+    a = Preparation.of(X, Y, "regression", weights.astype(float))
+    b = Preparation.of(X[at], Y[at], "regression", np.ones(len(at)))
     for name in ("mean", "scale", "target_mean", "target_scale"):
         assert np.allclose(getattr(a, name), getattr(b, name), rtol=1e-12)
 
@@ -120,7 +120,7 @@ LABELS = {
 @pytest.mark.parametrize("loss", ["square", "hinge", "logistic", "cross_entropy"])
 def test_labels_come_back(name, loss, tmp_path):
     y = np.tile(LABELS[name], 15)[:30]
-    preparation = Preparation.of(X, y, "classes", ONES, loss=loss)
+    preparation = Preparation.of(X, y, "classification", ONES, loss=loss)
     T = preparation.targets(y)
     assert T.shape == (
         (30,) if len(LABELS[name]) == 2 and loss != "cross_entropy" else (30, len(LABELS[name]))
@@ -141,16 +141,16 @@ def test_labels_come_back(name, loss, tmp_path):
 def test_targets_of_classes_sum_to_zero():
     y = np.tile(["a", "b", "c"], 10)
     assert torch.allclose(
-        Preparation.of(X, y, "classes", ONES).targets(y).sum(dim=1), torch.zeros(30).double()
+        Preparation.of(X, y, "classification", ONES).targets(y).sum(dim=1), torch.zeros(30).double()
     )
-    two = Preparation.of(X, y == "a", "classes", ONES).targets(y == "a")
+    two = Preparation.of(X, y == "a", "classification", ONES).targets(y == "a")
     assert two.unique().tolist() == [-1, 1]
 
 
 @pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 3)])
 def test_numbers_come_back(shape, tmp_path):
     y = RNG.normal(100, 7, size=shape)
-    preparation = Preparation.of(X, y, "numbers", ONES)
+    preparation = Preparation.of(X, y, "regression", ONES)
     T = preparation.targets(y)
     assert T.shape == ((30,) if T.numel() == 30 else shape)
     assert abs(float(T.mean())) < 1e-12
@@ -162,19 +162,19 @@ def test_numbers_come_back(shape, tmp_path):
 
 
 def test_a_constant_target_is_its_own_answer():
-    preparation = Preparation.of(X, np.full(30, 0.1), "numbers", ONES)
+    preparation = Preparation.of(X, np.full(30, 0.1), "regression", ONES)
     assert (preparation.targets(np.full(30, 0.1)) == 0).all()
     assert (preparation.answers(torch.zeros(30)) == 0.1).all()
 
 
 def test_numbers_have_no_probabilities():
     with pytest.raises(DataError, match="no probabilities"):
-        Preparation.of(X, Y, "numbers", ONES).probabilities(torch.zeros(2))
+        Preparation.of(X, Y, "regression", ONES).probabilities(torch.zeros(2))
 
 
 def test_the_dtype_and_the_sharpness_survive_a_file(tmp_path):
     y = np.tile([0, 1, 2], 10)
-    made = Preparation.of(X, y, "classes", ONES, torch.float32)
+    made = Preparation.of(X, y, "classification", ONES, torch.float32)
     object.__setattr__(made, "sharpness", 0.1 + 0.2)
     made.save(tmp_path / "p.safetensors")
     again = Preparation.load(tmp_path / "p.safetensors")
@@ -203,22 +203,24 @@ def test_bad_entries_are_named_by_row_and_column():
     with pytest.raises(DataError, match=r"row 1, column 0: nan .* no label"):
         as_labels([1.0, np.nan])
     with pytest.raises(DataError, match="column 1: its numbers are too large"):
-        Preparation.of(np.column_stack([ONES, np.where(ONES == 1, 1e200 * X[:, 0], 0)]), Y, "numbers", ONES)
+        Preparation.of(
+            np.column_stack([ONES, np.where(ONES == 1, 1e200 * X[:, 0], 0)]), Y, "regression", ONES
+        )
 
 
 def test_rows_unlike_the_trained_ones_are_refused():
-    preparation = Preparation.of(X, Y, "numbers", ONES)
+    preparation = Preparation.of(X, Y, "regression", ONES)
     with pytest.raises(DataError, match=r"4 columns, as in training. Got 3"):
         preparation.apply(X[:, :3])
     far = X.copy()
     far[5, 1] = 1e308
     with pytest.raises(DataError, match=r"row 5, column 1: .* too far from the training data"):
-        Preparation.of(1e-3 * X, Y, "numbers", ONES).apply(far)
+        Preparation.of(1e-3 * X, Y, "regression", ONES).apply(far)
     labels = np.tile(["a", "b", "c"], 10)
     with pytest.raises(DataError, match=r"among those trained on \(a, b, c\). Got .*'z'.* in row 2"):
-        Preparation.of(X, labels, "classes", ONES).targets(["a", "b", "z"])
+        Preparation.of(X, labels, "classification", ONES).targets(["a", "b", "z"])
     with pytest.raises(DataError, match=r"at least two classes.*one class"):
-        Preparation.of(X, np.full(30, "a"), "classes", ONES)
+        Preparation.of(X, np.full(30, "a"), "classification", ONES)
 
 
 def test_images_are_rows_of_pixels():
@@ -251,7 +253,7 @@ def test_another_file_is_refused(tmp_path):
 )
 def test_damaged_metadata_are_said_to_be_damaged(tmp_path, changes):
     path = tmp_path / "p.safetensors"
-    Preparation.of(X, np.arange(30) % 2, "classes", ONES).save(path)
+    Preparation.of(X, np.arange(30) % 2, "classification", ONES).save(path)
     with safetensors.safe_open(path, "numpy") as file:
         about = {k: v for k, v in (file.metadata() | changes).items() if v is not None}
         arrays = {name: file.get_tensor(name) for name in list(file.keys())}

@@ -61,7 +61,7 @@ for _panel, _names in COMMANDS.items():
     for _name in _names:
         if find_spec(f"{__package__}.{_name}") is not None:
             _module = import_module(f".{_name}", __package__)
-            app.command(_name, rich_help_panel=_panel, epilog=getattr(_module, "EPILOG", None))(
+            app.command(_name, rich_help_panel=_panel, epilog=getattr(_module, _name).epilog)(
                 getattr(_module, _name)
             )
 

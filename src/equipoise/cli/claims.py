@@ -7,19 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
-
-EPILOG = f"""[bold]Examples[/bold]
-
-  $ equipoise claims
-  $ equipoise claims gao2022 --check
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
+from .failures import Code, Ended, Failure, command, option
+from .output import Output, number, table
 
 
-@command
+@command("""claims
+claims gao2022 --check""")
 def claims(
+    output: Output,
     paper: Annotated[
         str | None,
         typer.Argument(
@@ -27,20 +22,15 @@ def claims(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Run every check now (a minute), and compare with the verdict.")
+        bool, option("Run every check now (a minute), and compare with the verdict.", "--check")
     ] = False,
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the papers' claims with their verdicts: holds, holds corrected, or fails as printed.
 
     With --check each is measured anew; exits with 1 where a verdict is not confirmed.
     """
     from ..papers import claims as registered
-    from .output import Output, number, table
 
-    output = Output(quiet, json)
     try:
         entries = registered(paper)
     except ValueError as error:

@@ -5,17 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from .failures import EXIT_CODES, Debug, Json, Quiet, command
-
-EPILOG = f"""[bold]Examples[/bold]
-
-  $ equipoise data
-  $ EQUIPOISE_DATA=~/data equipoise data
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
+from .failures import command, option
+from .output import Output, table
 
 _WORDS = {
     "embedded": ("green", "always here"),
@@ -27,17 +18,11 @@ _WORDS = {
 }
 
 
-@command
+@command("""data
+data --json""")
 def data(
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir", help="Where to look; else EQUIPOISE_DATA, else a cache.", show_default=False
-        ),
-    ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
+    output: Output,
+    data_dir: Annotated[Path | None, option("Where to look; else EQUIPOISE_DATA, else a cache.")] = None,
 ) -> None:
     """List the data sets that equipoise knows by name, and whether each is here.
 
@@ -46,9 +31,7 @@ def data(
     from rich.text import Text
 
     from ..data import available, data_directory
-    from .output import Output, table
 
-    output = Output(quiet, json)
     found = available(data_dir)
     shown = table("name", "state", "where", fold=("where",))
     shown.columns[0].no_wrap = True  # a name is there to be copied

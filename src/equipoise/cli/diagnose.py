@@ -2,54 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Code, DataDir, Debug, Ended, Json, Quiet, command
-
-EPILOG = f"""[bold]Examples[/bold]
-
-  $ equipoise diagnose runs/digits-auto-1
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
+from .failures import Code, DataDir, Ended, RunPath, command
+from .output import Output
 
 
-@command
+@command("diagnose runs/digits-auto-1")
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)],
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows to look at.")] = 64,
+    output: Output,
+    run: RunPath,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to look at.")] = 64,
     data_dir: DataDir = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Look at the network on its own data: residuals, contraction, every solver, and an audit of gradients.
 
     Nothing here is a proof: certify is. Exits with 1 where a row did not converge or the audit failed.
     """
     from ..models.diagnose import diagnose as look
-    from .output import Output
-    from .prepared import prepared
-    from .stored import load_fitted, stored_sample
+    from ..tasks import Stored
 
-    output = Output(quiet, json)
-    stored, fitted = load_fitted(run)
-    X, _ = prepared(fitted, stored_sample(stored, data_dir))
-    found = look(fitted.model, X[:rows])
+    stored = Stored.load(run, data_dir)
+    found = look(stored.fitted.model, stored.tensors[0][:rows])
     output.say(found)
+    told = ["ok", "rows", "contraction_estimate", "spectral_radius_estimate", "jacobian_norm_estimate"]
     output.result(
-        {
-            "ok": found.ok,
-            "rows": found.rows,
-            "residual": float(found.residual.max()),
-            "contraction_estimate": found.contraction_estimate,
-            "spectral_radius_estimate": found.spectral_radius_estimate,
-            "jacobian_norm_estimate": found.jacobian_norm_estimate,
-            "advice": list(found.advice),
-        }
+        {name: getattr(found, name) for name in told}
+        | {"residual": float(found.residual.max()), "advice": list(found.advice)}
     )
     if not found.ok:
         raise Ended(Code.FAILED)

@@ -1,33 +1,30 @@
-"""What a command does when it cannot do what it was asked: one panel, and an exit code that says why."""
+"""What every command shares: how it is made, and what it does when it cannot do what it was asked."""
 
 from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-F = TypeVar("F", bound=Callable[..., Any])
+from .output import Output, PlainConsole, as_json
 
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Say nothing but errors.", rich_help_panel="Output")
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.", rich_help_panel="Output")
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show where an error came from.", rich_help_panel="Output")
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where named data lie; else as in training.", show_default=False),
-]
+
+def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """An option whose default is not shown; it is called as its parameter unless names are given."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+RunPath = Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)]
+DataDir = Annotated[Path | None, option("Where named data lie; else as in training.")]
+Out = Annotated[Path | None, option("Where to write; by default a folder in RUN.")]
 
 
 class Code(IntEnum):
@@ -64,75 +61,123 @@ class Ended(Exception):
         self.code = code
 
 
-def command(function: F) -> F:
-    """A command whose errors become a panel on stderr (with --json an object on stdout) and an exit code."""
+def command(examples: str, more: Sequence[inspect.Parameter] = ()) -> Callable[[Callable[..., None]], Any]:
+    """Make a command of a function whose first parameter is its Output.
 
-    @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        try:
-            with _told_warnings():
-                function(*args, **kwargs)
-        except typer.Exit:
-            raise
-        except Ended as ended:
-            raise typer.Exit(ended.code) from None
-        except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, BrokenPipeError) or kwargs.get("debug"):
+    It gets --quiet, --json and --debug; its errors become a panel on stderr (with --json an object on stdout)
+    and an exit code. Parameters in `more` that were given reach the function as one dictionary, `given`.
+    """
+
+    def make(function: Callable[..., None]) -> Any:
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        taken = {p.name for p in more}
+        own = [p for p in own if p.name != "given"]
+
+        @functools.wraps(function)
+        def guarded(quiet: bool, json: bool, debug: bool, **values: Any) -> None:
+            named = {name: values.pop(name) for name in taken}
+            if taken:
+                values["given"] = {name: value for name, value in named.items() if value is not None}
+            try:
+                with _told_warnings():
+                    function(Output(quiet, json), **values)
+            except typer.Exit:
                 raise
-            failure = explain(error)
-            with suppress(OSError):  # the terminal may be gone
-                _show(failure, to_programs=bool(kwargs.get("json")))
-            raise typer.Exit(failure.code) from None
+            except Ended as ended:
+                raise typer.Exit(ended.code) from None
+            except (Exception, KeyboardInterrupt) as error:
+                if isinstance(error, BrokenPipeError) or debug:
+                    raise
+                failure = explain(error)
+                with suppress(OSError):  # the terminal may be gone
+                    _show(failure, to_programs=json)
+                raise typer.Exit(failure.code) from None
 
-    guarded.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-    return guarded  # type: ignore[return-value]
+        every = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *more, *_OUTPUT)]
+        guarded.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        guarded.__annotations__ = {p.name: p.annotation for p in every}
+        guarded.__doc__ = "\n\n".join(
+            " ".join(part.split()) for part in (function.__doc__ or "").split("\n\n")
+        )
+        shown = "\n".join(f"  $ equipoise {line}" for line in examples.strip().splitlines())
+        guarded.epilog = f"[bold]Examples[/bold]\n\n{shown}\n\n[bold]Exit codes[/bold]  {EXIT_CODES}\n"  # type: ignore[attr-defined]
+        return guarded
+
+    return make
+
+
+def flag(name: str, help: str, *names: str, panel: str = "Output") -> inspect.Parameter:
+    """A parameter that is False unless it is given."""
+    hint = Annotated[bool, option(help, *names, panel=panel)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hint)
+
+
+_OUTPUT = (
+    flag("quiet", "Say nothing but errors.", "--quiet", "-q"),
+    flag("json", "Print the result as JSON, and nothing else.", "--json"),
+    flag("debug", "Show where an error came from.", "--debug"),
+)
+
+
+def parameters_of(options: Any) -> list[inspect.Parameter]:
+    """A parameter for every field of a dataclass of options, in its panel and with its words."""
+    import dataclasses
+
+    found = []
+    for field in dataclasses.fields(options):
+        hint = get_type_hints(options)[field.name]
+        words, panel = field.metadata["words"], field.metadata["panel"]
+        asked = Annotated[hint | None, option(words, panel=panel)]  # type: ignore[valid-type]
+        found.append(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=asked)
+        )
+    return found
 
 
 def explain(error: BaseException) -> Failure:
     """What to tell the user of an error."""
-    from ..data.errors import DataError
-    from ..files import Damaged, OtherFormat
-    from ..solve import EquilibriumError
-    from ..tasks import RunBusy
-
-    said = str(error) or type(error).__name__
     if isinstance(error, Failure):
         return error
+    said = str(error) or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
-        return Failure(
-            "Interrupted", "It was stopped before there was anything to save.", code=Code.INTERRUPTED
-        )
-    if isinstance(error, DataError):
-        return Failure("The data cannot be used as they are", said, "Nothing was written.", Code.DATA)
-    if isinstance(error, Damaged):
-        return Failure("The run is damaged", said, code=Code.DAMAGED)
-    if isinstance(error, OtherFormat):
-        return Failure("The run is of another version", said)
-    if isinstance(error, RunBusy):
-        return Failure("The run is in use", said)
-    if isinstance(error, EquilibriumError):
-        return Failure(
-            "An equilibrium was lost", said, "equipoise diagnose says which solver would do.", Code.DIVERGED
-        )
+        said = "It was stopped before there was anything to save."
+    for kind, title, advice, code in _known():
+        if isinstance(error, kind):
+            return Failure(title, said, advice, code)
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
         advice = "Make room on the disk; a run that was begun goes on by fit --resume." if full else ""
-        where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
-        return Failure("The disk is full" if full else "A file cannot be used", where, advice)
-    if isinstance(error, MemoryError):
-        return Failure("More memory would be needed than there is", said)
-    if isinstance(error, ImportError):
-        return Failure("A package is missing", said)
+        said = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
+        return Failure("The disk is full" if full else "A file cannot be used", said, advice)
+    where = "--debug shows where this came from."
     if isinstance(error, ValueError | TypeError):
-        return Failure("That cannot be done", said, "--debug shows where this came from.")
-    return Failure(
-        "Unexpected error", f"{type(error).__name__}: {said}", "--debug shows where this came from."
-    )
+        return Failure("That cannot be done", said, where)
+    return Failure("Unexpected error", f"{type(error).__name__}: {said}", where)
+
+
+def _known() -> Iterator[tuple[type[BaseException], str, str, Code]]:
+    """Errors with a title of their own, the special before the general."""
+    from ..data.errors import DataError
+    from ..files import Damaged, OtherFormat
+    from ..solve import EquilibriumError
+    from ..tasks import DataChanged, NoRun, NotFinished, RunBusy, WrongOption
+
+    yield KeyboardInterrupt, "Interrupted", "", Code.INTERRUPTED
+    yield DataChanged, "The data have changed", "", Code.DATA
+    yield DataError, "The data cannot be used as they are", "Nothing was written.", Code.DATA
+    yield Damaged, "The run is damaged", "", Code.DAMAGED
+    yield OtherFormat, "The run is of another version", "", Code.FAILED
+    yield RunBusy, "The run is in use", "", Code.FAILED
+    yield NoRun, "There is no such run", "equipoise runs lists those in a directory.", Code.USAGE
+    yield NotFinished, "The run is not finished", "", Code.FAILED
+    yield WrongOption, "An option does not fit", "", Code.USAGE
+    lost = "equipoise diagnose says which solver would do."
+    yield EquilibriumError, "An equilibrium was lost", lost, Code.DIVERGED
+    yield MemoryError, "More memory would be needed than there is", "", Code.FAILED
+    yield ImportError, "A package is missing", "", Code.FAILED
 
 
 def _show(failure: Failure, to_programs: bool) -> None:
-    from .output import PlainConsole, as_json
-
     if to_programs:
         told = {"error": failure.title, "message": failure.message, "advice": failure.advice}
         print(as_json(told | {"exit_code": int(failure.code)}))
@@ -157,7 +202,6 @@ def _told_warnings() -> Iterator[None]:
 
     from ..data.errors import DataWarning
     from ..train.checkpoint import CheckpointWarning
-    from .output import PlainConsole
 
     told: set[str] = set()
 

@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from ..files import strict
 from ..plain import plain, plain_json, spreadsheet_cell
 
 
@@ -39,6 +40,7 @@ class Output:
 
     @property
     def talks(self) -> bool:
+        """Whether people are spoken to."""
         return not (self.quiet or self.json)
 
     def say(self, *what: RenderableType) -> None:
@@ -48,6 +50,7 @@ class Output:
                 self.console.print(Text(plain(part)) if isinstance(part, str) else part)
 
     def heading(self, title: str, rest: str = "") -> None:
+        """A line that begins with a bold title."""
         self.say(Text.assemble((title, "bold"), f"  {rest}" if rest else ""))
 
     def facts(self, pairs: Mapping[str, str]) -> None:
@@ -67,7 +70,7 @@ class Output:
 
 def as_json(content: Any, indent: int | None = None) -> str:
     """Strict JSON that is safe to print."""
-    return plain_json(json.dumps(_strict(content), ensure_ascii=False, indent=indent))
+    return plain_json(json.dumps(strict(content), ensure_ascii=False, indent=indent))
 
 
 def as_csv(columns: Mapping[str, Sequence[Any]]) -> str:
@@ -80,6 +83,7 @@ def as_csv(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def table(*columns: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
+    """A table with these columns; those in `right` are set to the right, those in `fold` may be broken."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
         justify = "right" if name in right else "left"
@@ -95,19 +99,13 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
+    """A share in percent; – where there is none."""
     return "–" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
 
 
 def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, as people say it."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _strict(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {str(k): _strict(v) for k, v in content.items()}
-    if isinstance(content, list | tuple):
-        return [_strict(v) for v in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content

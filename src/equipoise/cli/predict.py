@@ -8,47 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Failure, Json, Quiet, command
+from .failures import Code, Failure, RunPath, command, option
+from .output import Output, as_csv
 
 if TYPE_CHECKING:
     from ..data.dataset import Array
-    from ..tasks.fitting import Fitted
+    from ..tasks import Fitted
 
-EPILOG = f"""[bold]Examples[/bold]
-
-  $ equipoise predict runs/houses-auto-1 new.csv
-  $ equipoise predict runs/houses-auto-1 new.csv --out answers.csv
-  $ equipoise predict runs/digits-auto-1 digits --json
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
+_NEW = (
+    "A table with the columns trained on, in any order; others are passed over. Or a folder of images, or "
+    "the name of a data set, of which the test part is taken."
+)
 
 
-@command
+@command("""predict runs/houses-auto-1 new.csv
+predict runs/houses-auto-1 new.csv --out answers.csv
+predict runs/digits-auto-1 digits --json""")
 def predict(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)],
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="A table with the columns trained on, in any order; others are passed over. Or a folder of "
-            "images, or the name of a data set, of which the test part is taken.",
-            show_default=False,
-        ),
-    ],
+    output: Output,
+    run: RunPath,
+    data: Annotated[str, typer.Argument(help=_NEW, show_default=False)],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", help="File for the answers, .csv or .npz; else they are printed as CSV."),
+        Path | None, option("File for the answers, .csv or .npz; else they are printed as CSV.")
     ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option("--delimiter", help="Of a text file; else a comma.", show_default=False),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Where named data sets lie.", show_default=False)
-    ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
+    delimiter: Annotated[str | None, option("Of a text file; else a comma.")] = None,
+    data_dir: Annotated[Path | None, option("Where named data sets lie.")] = None,
 ) -> None:
     """Answer new rows with a trained network: a label and probabilities, or a number, for each.
 
@@ -62,28 +46,32 @@ def predict(
 
     from ..files import write_atomically
     from ..plain import plain
-    from .output import Output, as_csv
-    from .rows import read_rows
-    from .stored import load_fitted
+    from ..tasks import Stored
+    from ..tasks.rows import read_rows
+    from ..tasks.scores import score
 
     if out is not None and out.suffix.lower() not in (".csv", ".npz"):
         raise Failure(
             "An option does not fit", f"--out must end in .csv or .npz. Got {out.name}.", code=Code.USAGE
         )
-    output = Output(quiet, json)
-    stored, fitted = load_fitted(run)
-    rows = read_rows(data, stored.data, delimiter, data_dir)
-    answers = _answers(fitted, rows.X, rows.target)
-    score = _score(fitted, answers, rows.y)
+    stored = Stored.load(run)
+    rows = read_rows(data, stored.run.data, delimiter, data_dir)
+    answers = _answers(stored.fitted, rows.X, rows.target)
+    found: dict[str, float | None] = {}
+    if rows.y is not None:
+        width = 1 if rows.y.ndim == 1 else rows.y.shape[1]
+        said = np.column_stack(list(answers.values())[:width]).reshape(rows.y.shape)
+        found = score(said, rows.y, stored.fitted.preparation.classes is not None)
+    found = {name: found[name] for name in ("accuracy", "r2") if found.get(name) is not None}
     if rows.images:
         answers = {"image file" if "image" in answers else "image": np.array(rows.images), **answers}
     columns = {name: column.tolist() for name, column in answers.items()}
     if out is not None:
         write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else as_csv(columns).encode())
-    elif not json:
+    elif not output.json:
         typer.echo(plain(as_csv(columns)), nl=False)
     if output.talks:
-        told = "".join(f"; {name} {value:.4g}" for name, value in score.items())
+        told = "".join(f"; {name} {value:.4g}" for name, value in found.items())
         where = f" in {out}" if out else ""
         typer.echo(plain(f"{len(rows.X)} rows answered{where}{told}"), err=True)
     output.result(
@@ -91,7 +79,7 @@ def predict(
             "run": str(run),
             "rows": len(rows.X),
             "out": str(out) if out else None,
-            "score": score,
+            "score": found,
             **({} if out else {"answers": columns}),
         }
     )
@@ -107,19 +95,6 @@ def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
     names, shares = fitted.preparation.classes.tolist(), fitted.predict_proba(X)
     p = "probability" if target in {f"p({name})" for name in names} else "p"
     return {target: said, **{f"{p}({name})": shares[:, j] for j, name in enumerate(names)}}
-
-
-def _score(fitted: Fitted, answers: dict[str, Array], y: Array | None) -> dict[str, float]:
-    import numpy as np
-
-    if y is None:
-        return {}
-    said = np.column_stack(list(answers.values())[: 1 if y.ndim == 1 else y.shape[1]])
-    y = y.reshape(said.shape)
-    if fitted.preparation.classes is not None:
-        return {"accuracy": float(np.mean(said == y))}
-    spread = float(np.square(y - y.mean(axis=0)).sum())
-    return {"r2": 1 - float(np.square(y - said).sum()) / spread} if spread > 0 else {}
 
 
 def _npz(answers: dict[str, Array]) -> bytes:

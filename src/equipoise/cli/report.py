@@ -8,22 +8,14 @@ from typing import Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Json, Quiet, command
-
-EPILOG = f"""[bold]Examples[/bold]
-
-  $ equipoise report runs/digits-auto-1
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
+from .failures import Code, Ended, command
+from .output import Output
 
 
-@command
+@command("report runs/digits-auto-1")
 def report(
+    output: Output,
     run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", show_default=False)],
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write report.html: one file that opens anywhere, without a network.
 
@@ -34,12 +26,10 @@ def report(
     from ..plain import plain
     from ..report import write
     from ..report.reading import read
-    from .output import Output
-    from .stored import open_run
+    from ..tasks import Run
 
-    output = Output(quiet, json)
     with suppress(Damaged):  # which the page says
-        open_run(run)
+        Run.open(run)
     page, damaged = write(run), read(run).damaged
     output.say(str(page))
     output.result({"report": str(page), "damaged": damaged})

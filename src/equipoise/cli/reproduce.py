@@ -9,28 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command, explain
-from .output import Output, duration, table
+from .failures import Code, Ended, Failure, command, explain, option
+from .output import Output, PlainConsole, duration, table
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from ..papers.framework.experiments import Experiment, Result
 
-EPILOG = f"""[bold]Examples[/bold]
-
-  $ equipoise reproduce list
-
-  $ equipoise reproduce gao2022.fig1 --scale small --data mnist,fashion_mnist --seeds 5
-
-  $ equipoise reproduce all --out gallery           [dim]then open gallery/index.html[/dim]
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
+_OUT = Path("gallery")
 
 
-@command
+@command("""reproduce list
+reproduce gao2022.fig1 --scale small --data mnist,fashion_mnist --seeds 5
+reproduce all --out gallery           [dim]then open gallery/index.html[/dim]""")
 def reproduce(
+    output: Output,
     what: Annotated[
         list[str],
         typer.Argument(
@@ -42,27 +36,15 @@ def reproduce(
         str, typer.Option(help="How large: tiny (a smoke test), small, medium or paper.", metavar="SCALE")
     ] = "small",
     data: Annotated[
-        str | None,
-        typer.Option(help="Data sets by name, with commas. By default the paper's own, as far as found."),
+        str | None, option("Data sets by name, with commas. By default the paper's own, as far as found.")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="How many seeds. By default the scale's own.", min=1)
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where pages, figures, tables and histories go.")] = Path(
-        "gallery"
-    ),
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where the data sets are, in place of EQUIPOISE_DATA.")
-    ] = None,
+    seeds: Annotated[int | None, option("How many seeds. By default the scale's own.", min=1)] = None,
+    out: Annotated[Path, option("Where pages, figures, tables and histories go; gallery by default.")] = _OUT,
+    data_dir: Annotated[Path | None, option("Where the data sets are, in place of EQUIPOISE_DATA.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            help="Experiments at a time, a process each. By default as many as cores, up to 8.", min=1
-        ),
+        option("Experiments at a time, a process each. By default as many as cores, up to 8.", min=1),
     ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run the papers' figures, tables and numerical claims again; each gets a verdict from its numbers.
 
@@ -72,7 +54,6 @@ def reproduce(
     from ..papers import catalogue
     from ..papers.framework.gallery import check_place
 
-    output = Output(quiet, json)
     named = [name for name in what if name != "list"]
     sets = () if data is None else tuple(name.strip() for name in data.split(","))
     try:
@@ -133,8 +114,6 @@ class _Bar:
     def __init__(self, output: Output, out: Path) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from .output import PlainConsole
-
         self.output, self.out = output, out
         console = PlainConsole(stderr=True, highlight=False)
         self.bars = Progress(
@@ -194,8 +173,6 @@ class _Bar:
 
     def _fail(self, result: Result) -> None:
         from rich.text import Text
-
-        from .output import PlainConsole
 
         where = "" if result.data_error else f"\nThe traceback: {self.out / result.key / 'error.txt'}"
         if not self.output.json:  # which has it in its result

@@ -7,43 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .failures import EXIT_CODES, Code, Debug, Ended, Failure, Json, Quiet, command
+from .failures import Code, Ended, Failure, command, option
+from .output import Output, duration, number, table
 
 if TYPE_CHECKING:
     from ..tasks import Listed
 
-EPILOG = f"""[bold]Examples[/bold]
 
-  $ equipoise runs
-  $ equipoise runs experiments --sort score
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
-
-
-@command
+@command("""runs
+runs experiments --sort score""")
 def runs(
+    output: Output,
     directory: Annotated[Path, typer.Argument(help="A directory of runs.")] = Path("runs"),
-    sort: Annotated[
-        str | None,
-        typer.Option("--sort", help="By score, loss or seconds; by age by default.", show_default=False),
-    ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
+    sort: Annotated[str | None, option("By score, loss or seconds; by age by default.")] = None,
 ) -> None:
     """List the runs of a directory and compare them. Damaged ones are named, and exit with 5."""
     from rich.text import Text
 
     from ..tasks import list_runs
-    from .output import Output, duration, number, table
 
     keys = {None: 0, "score": -1, "loss": 1, "seconds": 1}
     if sort not in keys:
         raise Failure(
             "An option does not fit", f"--sort must be score, loss or seconds. Got {sort}.", code=Code.USAGE
         )
-    output = Output(quiet, json)
     try:
         found = list_runs(directory)
     except FileNotFoundError as error:

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from .failures import EXIT_CODES, Code, DataDir, Debug, Ended, Failure, Json, Quiet, command
-
-EPILOG = f"""[bold]Examples[/bold]
-
-  $ equipoise suggest runs/digits-auto-1 --theorem ling2023
-
-[bold]Exit codes[/bold]  {EXIT_CODES}
-"""
+from .certify import named_theorem
+from .failures import Code, DataDir, Ended, RunPath, command, option
+from .output import Output
 
 
-@command
+@command("suggest runs/digits-auto-1 --theorem ling2023")
 def suggest(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)],
-    theorem: Annotated[
-        str, typer.Option("--theorem", help="Which one; equipoise certify --help lists them.")
-    ] = "two_timescale",
+    output: Output,
+    run: RunPath,
+    theorem: Annotated[str, option("Which one; equipoise certify --help lists them.")] = "two_timescale",
     data_dir: DataDir = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Say what would make a theorem hold of the trained network on its data, and what it would then promise.
 
     A change that is suggested was made on a copy, and proved. Exits with 1 where none was found.
     """
+    from ..tasks import Stored
     from ..theory import suggest as find
-    from ..theory.certify import make_theorem
-    from .output import Output
-    from .prepared import prepared
-    from .stored import load_fitted, stored_sample
 
-    output = Output(quiet, json)
-    try:
-        make_theorem(theorem)
-    except (ValueError, TypeError) as error:
-        raise Failure("No such theorem", str(error), code=Code.USAGE) from error
-    stored, fitted = load_fitted(run)
-    found = find(fitted.model, *prepared(fitted, stored_sample(stored, data_dir)), theorem=theorem)
+    named_theorem(theorem)
+    stored = Stored.load(run, data_dir)
+    found = find(stored.fitted.model, *stored.tensors, theorem=theorem)
     output.heading(theorem)
     output.say(str(found))
     output.result(

@@ -7,15 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import memory
 from ..files import write_atomically
-from ..report import findings
+from ..report import findings, headline
 from ..report import write as write_report
-from ..tasks import Fitted, Recipe, Run, save
+from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
 from .failures import Code, Ended, Failure, explain
 from .output import Output, duration, number, percent
-from .sources import Sample
 from .watching import Watch
 
 _MANY = 10_000  # rows beyond which a certified step takes minutes
@@ -59,7 +57,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
             raise
         diverged = bool(fitted.stopped and fitted.advice) and not recipe.certified
         code = Code.DIVERGED if diverged else Code.OK
-        results = _results(fitted, found)
+        results = headline(fitted, found)
         run.finish("stopped" if diverged else "finished", fitted.stopped, fitted.advice, code, results)
         page = write_report(run) if report else None
     _tell(run, fitted, page, output)
@@ -67,23 +65,9 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         raise Ended(code)
 
 
-def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
-    """Certified training holds all rows at once: about a dozen equilibria and adjoints (N, m)."""
-    if not recipe.certified:
-        return
-    width = recipe.resolved(rows).width or columns
-    need, have = 8 * rows * width * 12, memory.available()
-    if lacking := memory.shortage(need, have):
-        raise Failure(
-            "More memory would be needed than there is",
-            f"Certified training of {rows} rows at width {width} needs about {lacking}.",
-            f"--rows {int(rows * 0.5 * have / need)} trains on some of the rows, --uncertified in batches.",
-        )
-
-
 def _announce(run: Run, sample: Sample, output: Output, fresh: bool, certified: bool) -> None:
     about = sample.provenance
-    what = f"{len(about['classes'])} classes" if sample.kind == "classes" else "numbers to predict"
+    what = f"{len(about['classes'])} classes" if sample.kind == "classification" else "numbers to predict"
     output.heading(
         about["name"],
         f"{about['rows']} rows to train on, {about['test_rows']} to test on; "
@@ -97,26 +81,6 @@ def _announce(run: Run, sample: Sample, output: Output, fresh: bool, certified: 
     steps = run.checkpoints.steps()
     after = f", after step {steps[-1]}" if steps else ""
     output.say(f"  {'training' if fresh else 'going on'} in {run.path}{after}")
-
-
-def _results(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
-    """The headline numbers, for the list of runs."""
-    scores = found.get("scores", {})
-    last = scores.get("test") or scores.get("training") or {}
-    certificate = fitted.certificate
-    return {
-        "model": fitted.recipe.model,
-        "width": fitted.model.width,
-        "scores": scores,
-        "score": last.get("accuracy", last.get("r2")),
-        "score_name": "accuracy" if "accuracy" in last else "r2",
-        "theorem": certificate.theorem if certificate else None,
-        "verdict": certificate.verdict if certificate else None,
-        "wellposed": fitted.wellposed.verdict,
-        "steps": fitted.history.steps,
-        "loss": float(fitted.history.loss[-1]),
-        "seconds": fitted.history.seconds,
-    }
 
 
 def _interrupted(run: Run) -> Failure:

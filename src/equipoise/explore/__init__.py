@@ -1,5 +1,6 @@
 """Loss landscapes, sharpness and solver trajectories, as numbers; `plots` draws them."""
 
+from .between import refuse_unlike
 from .landscape import (
     Landscape,
     Reading,
@@ -41,6 +42,7 @@ __all__ = [
     "path_plane",
     "phase_portrait",
     "random_directions",
+    "refuse_unlike",
     "repeated_path",
     "shifted",
     "solver_paths",

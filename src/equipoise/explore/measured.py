@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..recipe import Kind
 from ..tasks.fitting import Fitted, Rows, held_out, tensors
-from ..tasks.recipe import Kind
 from ..train.objective import Objective, as_objective
 
 

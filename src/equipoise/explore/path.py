@@ -2,7 +2,7 @@
 
 A run keeps no weights of its way, but what it rests on: the same rows and recipe make the same steps again.
 
-    path = training_path(X, y, "classes", recipe)
+    path = training_path(X, y, "classification", recipe)
     directions, way, shares = path_plane(list(path.weights.values()))
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..history import History
+from ..recipe import Kind, Recipe
 from ..tasks.fitting import Fitted, Record, fit
-from ..tasks.recipe import Kind, Recipe
 from ..train.checkpoint import Checkpoints
 
 MOMENTS = 30  # of a training that is repeated, at which its weights are kept
@@ -80,7 +80,7 @@ def training_path(
     """
     kept = Moments()
     fitted = fit(X, y, kind, recipe, test=test, checkpoints=kept, every=every, record=record)
-    start = fitted.recipe.build(fitted.preparation.inputs, fitted.preparation.outputs)
+    start = fitted.start()
     end = last_moment(fitted.history)
     names = [name for name, _ in start.named_parameters()]
     between = {k: {n: w[n] for n in names} for k, w in sorted(kept.weights.items()) if 0 < k < end}

@@ -1,6 +1,6 @@
 """A run as one self-contained page: what was trained, what is guaranteed, what was measured."""
 
-from .findings import findings
+from .findings import findings, headline
 from .page import render, write
 
-__all__ = ["findings", "render", "write"]
+__all__ = ["findings", "headline", "render", "write"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..files import strict
 from ..kernels import tangent_kernel
 from ..models.affine import AffineFamily
 from ..plots.plane import principal_plane
 from ..tasks.fitting import Fitted
 from ..tasks.preparation import as_labels
+from ..tasks.scores import score
 
 Data = tuple[Any, Any]
 
@@ -34,7 +35,7 @@ def findings(fitted: Fitted, train: Data, test: Data | None = None) -> dict[str,
     """
     classes = fitted.preparation.classes
     found: dict[str, Any] = {
-        "kind": "numbers" if classes is None else "classes",
+        "kind": "regression" if classes is None else "classification",
         "model": _about(fitted.model),
         "missing": {},
     }
@@ -49,7 +50,7 @@ def findings(fitted: Fitted, train: Data, test: Data | None = None) -> dict[str,
     parts = {"training": train} | ({"test": test} if test is not None else {})
     if classes is not None:
         parts = {name: (X, as_labels(y)) for name, (X, y) in parts.items()}
-    said = attempt("scores", lambda: {n: _score(fitted, X, y, classes) for n, (X, y) in parts.items()})
+    said = attempt("scores", lambda: {n: _score(fitted, X, y) for n, (X, y) in parts.items()})
     if said is not None:
         last = list(parts)[-1]
         if classes is None:
@@ -60,16 +61,27 @@ def findings(fitted: Fitted, train: Data, test: Data | None = None) -> dict[str,
     attempt("kernel", lambda: _kernel(fitted, train[0]))
     attempt("weights", lambda: _weights(fitted.model))
     attempt("contraction", lambda: _contraction(fitted.model))
-    return finite(found)
+    return strict(found)
 
 
-def finite(value: Any) -> Any:
-    """As strict JSON holds it: None for what is not finite."""
-    if isinstance(value, dict):
-        return {name: finite(v) for name, v in value.items()}
-    if isinstance(value, list):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def headline(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
+    """The numbers that a list of runs shows."""
+    scores = found.get("scores", {})
+    last = scores.get("test") or scores.get("training") or {}
+    certificate = fitted.certificate
+    return {
+        "model": fitted.recipe.model,
+        "width": fitted.model.width,
+        "scores": scores,
+        "score": last.get("accuracy", last.get("r2")),
+        "score_name": "accuracy" if "accuracy" in last else "r2",
+        "theorem": certificate.theorem if certificate else None,
+        "verdict": certificate.verdict if certificate else None,
+        "wellposed": fitted.wellposed.verdict,
+        "steps": fitted.history.steps,
+        "loss": float(fitted.history.loss[-1]),
+        "seconds": fitted.history.seconds,
+    }
 
 
 def _about(model: AffineFamily) -> dict[str, Any]:
@@ -95,19 +107,8 @@ def _rows(X: Any, at: np.ndarray) -> Any:
 # -- scores and errors ---------------------------------------------------------------------------------------
 
 
-def _score(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
-    said, was = fitted.predict(X), np.asarray(y)
-    if classes is not None:
-        return {"rows": len(was), "accuracy": float(np.mean(said == was))}
-    said, was = said.astype(float), was.astype(float).reshape(said.shape)
-    left = was - said
-    spread = float(((was - was.mean(axis=0)) ** 2).sum())
-    return {
-        "rows": len(was),
-        "r2": 1 - float((left**2).sum()) / spread if spread > 0 else None,
-        "rmse": float(np.sqrt(np.mean(left**2))),
-        "mae": float(np.mean(np.abs(left))),
-    }
+def _score(fitted: Fitted, X: Any, y: Any) -> dict[str, Any]:
+    return {"rows": len(y), **score(fitted.predict(X), y, fitted.preparation.classes is not None)}
 
 
 def _confusion(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:

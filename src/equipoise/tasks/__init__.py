@@ -1,24 +1,35 @@
 """Tasks: fit, what most runs do, and runs, directories of what was asked, measured and found."""
 
-from .directory import NotBegun, Run, RunBusy, free_directory
-from .fitting import Fitted, NotProved, fit
+from ..recipe import Recipe
+from .directory import NoRun, NotBegun, Run, RunBusy, free_directory
+from .fitting import Fitted, NotProved, check_memory, fit
 from .keeping import load, save
 from .listing import Listed, list_runs
 from .preparation import Preparation
-from .recipe import Recipe
+from .sources import Asked, Sample, WrongOption, read
+from .stored import DataChanged, NotFinished, Stored
 
 __all__ = [
+    "Asked",
+    "DataChanged",
     "Fitted",
     "Listed",
+    "NoRun",
     "NotBegun",
+    "NotFinished",
     "NotProved",
     "Preparation",
     "Recipe",
     "Run",
     "RunBusy",
+    "Sample",
+    "Stored",
+    "WrongOption",
+    "check_memory",
     "fit",
     "free_directory",
     "list_runs",
     "load",
+    "read",
     "save",
 ]

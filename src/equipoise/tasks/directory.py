@@ -61,7 +61,11 @@ class RunBusy(RuntimeError):
     """Another process works in the run's directory."""
 
 
-class NotBegun(FileNotFoundError):
+class NoRun(FileNotFoundError):
+    """There is no run in a directory, or no such directory."""
+
+
+class NotBegun(NoRun):
     """A directory of which a run was to be made when the process was killed: it can be used as if empty."""
 
 
@@ -119,9 +123,9 @@ class Run:
         """The run in this directory, if its own files can be read."""
         path = Path(path)
         if not path.is_dir():
-            raise FileNotFoundError(f"there is no run at {path}: it is no directory.")
+            raise NoRun(f"there is no run at {path}: it is no directory.")
         if not (path / "run.json").exists():
-            raise FileNotFoundError(f"there is no run at {path}: it holds no run.json.")
+            raise NoRun(f"there is no run at {path}: it holds no run.json.")
         run = cls(path)
         if run._stored()["state"] == _BEGINNING:
             raise NotBegun(

@@ -29,9 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import memory
 from ..data.errors import DataError
 from ..history import History
 from ..models.affine import AffineFamily
+from ..recipe import FREE, Kind, Recipe, of_panel
 from ..solve import Stop
 from ..solve.driver import Precision
 from ..theory import Certificate
@@ -41,7 +43,8 @@ from ..train.safeguarded import safeguarded_descent
 from ..train.trainer import Trainer
 from .choose import choose_sharpness, choose_slack
 from .preparation import Array, Preparation, as_labels, as_numbers, as_rows, gathered
-from .recipe import FREE, Kind, Recipe
+from .scores import score
+from .splitting import draw
 
 Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
@@ -73,8 +76,12 @@ class Fitted:
 
     def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
         """(√w x̃, √w y), every different row once: of the rows trained on, what `certificate` is about."""
-        kind: Kind = "numbers" if self.preparation.classes is None else "classes"
+        kind: Kind = "regression" if self.preparation.classes is None else "classification"
         return training_tensors(self.model, self.preparation, Rows.of(X, y, kind, sample_weight).gathered())
+
+    def start(self) -> AffineFamily:
+        """The network as it was before the first step."""
+        return self.recipe.build(self.preparation.inputs, self.preparation.outputs)
 
     def decide(self, X: Any) -> Tensor:
         """The network's outputs, (N,) or (N, k), before they become labels or numbers in the units of y."""
@@ -116,7 +123,7 @@ def fit(
     """A network trained on raw rows X (N, d) and labels or numbers y, with its certificate.
 
     Args:
-        kind: "classes" or "numbers".
+        kind: "classification" or "regression".
         recipe: what to train and how; by default everything is chosen.
         sample_weight: (N,), ≥ 0. A row of weight 2 is the same as two rows.
         test: raw rows and targets that are measured along the way, and decide nothing.
@@ -127,6 +134,9 @@ def fit(
     """
     recipe = recipe or Recipe()
     data = Rows.of(X, y, kind, sample_weight)
+    data = data.gathered() if recipe.certified else data
+    recipe = recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
+    check_memory(recipe, *data.X.shape)
     loop = _Loop(test, checkpoints, every, record, progress)
     if recipe.certified:
         return _fit_certified(data, recipe, loop)
@@ -137,8 +147,6 @@ def fit(
 
 
 def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
-    data = data.gathered()
-    recipe = recipe.resolved(len(data.X), data.kind, len(np.unique(data.y)))
     preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype)
     model = recipe.build(preparation.inputs, preparation.outputs)
     A, B = training_tensors(model, preparation, data)
@@ -170,7 +178,7 @@ def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
         certificate,
         X_test=A_test,
         y_test=B_test,
-        classes=data.kind == "classes",
+        classes=data.kind == "classification",
         measure=max(1, recipe.steps // 20),
         checkpoints=loop.checkpoints,
         every=loop.every,
@@ -209,15 +217,26 @@ def _features(model: AffineFamily, A: Tensor) -> Tensor:
     return Z
 
 
-def _left_out_score(preparation: Preparation, left_out: Tensor, data: Rows) -> dict[str, float]:
+def _left_out_score(preparation: Preparation, left_out: Tensor, data: Rows) -> dict[str, float | None]:
     """Accuracy or R² of the leave-one-out predictions."""
-    said = preparation.answers(left_out)
-    if preparation.classes is not None:
-        return {"accuracy": float(np.average(said == data.y, weights=data.weights))}
-    was, w = data.y.reshape(len(data.y), -1), data.weights[:, None]
-    spread = float((w * (was - np.average(was, axis=0, weights=data.weights)) ** 2).sum())
-    off = float((w * (was - said.reshape(was.shape)) ** 2).sum())
-    return {"r2": 1 - off / spread if spread > 0 else 0.0}
+    found = score(preparation.answers(left_out), data.y, preparation.classes is not None, data.weights)
+    return {name: value for name, value in found.items() if name in ("accuracy", "r2")}
+
+
+def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
+    """A MemoryError where training would not fit into memory, before anything large is made of the rows.
+
+    Training with every row at once holds about a dozen equilibria and adjoints, (N, m) each.
+    """
+    if not recipe.certified:
+        return
+    width = recipe.resolved(rows).width or columns
+    need, have = 8 * rows * width * 12, memory.available()
+    if lacking := memory.shortage(need, have):
+        raise MemoryError(
+            f"Certified training of {rows} rows at width {width} needs about {lacking}. About "
+            f"{int(rows * 0.5 * have / need)} rows would fit; free training takes the rows in batches."
+        )
 
 
 def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
@@ -235,7 +254,6 @@ def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
 
 def _fit_free(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     """`Trainer` on mini-batches; with patience, a fifth of the rows is held out to say when to stop."""
-    recipe = recipe.resolved(len(data.X), data.kind, len(np.unique(data.y)))
     assert recipe.loss is not None
     data, held = (data, None) if recipe.patience is None else held_out(data, recipe.seed)
     preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss)
@@ -245,7 +263,7 @@ def _fit_free(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     trainer = Trainer(
         model,
         recipe.loss,
-        **{name: getattr(recipe, name) for name in FREE if name != "loss"},
+        **{name: getattr(recipe, name) for name in of_panel(FREE) if name != "loss"},
         seed=recipe.seed,
     )
     history = trainer.fit(
@@ -284,16 +302,12 @@ HELD_OUT = "a fifth of the rows, not trained on, said when to stop; test_loss an
 def held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
     """Four fifths to train on and a fifth to stop by, drawn within each class; none of weight 0."""
     data = data.take(data.weights > 0)
-    rng, N = np.random.default_rng(seed), len(data.y)
-    groups = [np.arange(N)]
-    if data.kind == "classes":
-        groups = [np.flatnonzero(data.y == label) for label in np.unique(data.y)]
-    out = np.zeros(N, dtype=bool)
-    for group in groups:
-        out[rng.permutation(group)[: len(group) // 5]] = True
+    labels = data.y if data.kind == "classification" else None
+    out = draw(labels, len(data.y), lambda n: n // 5, seed)
     if not out.any():
         raise DataError(
-            f"patience needs rows to hold out: five of a class, or of all. Got {N} rows: leave patience out."
+            f"patience needs rows to hold out: five of a class, or of all. Got {len(data.y)} rows: leave "
+            f"patience out."
         )
     return data.take(~out), data.take(out)
 
@@ -312,10 +326,11 @@ class Rows:
 
     @classmethod
     def of(cls, X: Any, y: Any, kind: Kind, sample_weight: Any = None) -> Rows:
-        if kind not in ("classes", "numbers"):
-            raise ValueError(f"kind must be 'classes' or 'numbers'. Got {kind!r} instead.")
+        """Check raw rows, targets and weights; whatever is wrong with them is a DataError that says so."""
+        if kind not in ("classification", "regression"):
+            raise ValueError(f"kind must be 'classification' or 'regression'. Got {kind!r} instead.")
         rows = as_rows(X)
-        targets = as_labels(y) if kind == "classes" else as_numbers(y)
+        targets = as_labels(y) if kind == "classification" else as_numbers(y)
         if len(targets) != len(rows):
             raise DataError(f"X and y must have the same number of rows. Got {len(rows)} and {len(targets)}.")
         weights = np.ones(len(rows))
@@ -332,10 +347,12 @@ class Rows:
         return cls(rows, targets, weights, kind)
 
     def gathered(self) -> Rows:
+        """Every different row once, with the sum of its weights."""
         X, y, weights = gathered(self.X, self.y, self.weights)
         return replace(self, X=X, y=y, weights=weights)
 
     def take(self, rows: Array) -> Rows:
+        """Some of the rows, by index or mask."""
         return replace(self, X=self.X[rows], y=self.y[rows], weights=self.weights[rows])
 
 
@@ -350,4 +367,5 @@ class _Loop:
     progress: Progress | None
 
     def test_rows(self, kind: Kind) -> Rows | None:
+        """The rows that are measured along the way, checked."""
         return None if self.test is None else Rows.of(*self.test, kind)

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from ..files import Damaged, digest, make_directory, read_json, sha256, write_atomically
+from ..files import Damaged, digest, make_directory, read_json, sha256, strict, write_atomically
 from ..history import History
 from ..models.affine import AffineFamily
 from ..models.saving import load as load_model
+from ..recipe import Recipe
 from ..theory import Certificate
 from .fitting import Fitted
 from .preparation import Preparation
-from .recipe import Recipe
 
 FILES = ("model.safetensors", "preparation.safetensors", "certificate.json", "wellposed.json", "history.json")
 _FORMAT = "equipoise.fitted.1"
@@ -40,7 +40,7 @@ def save(fitted: Fitted, directory: str | Path) -> None:
     fitted.preparation.save(at / "preparation.safetensors")
     (fitted.certificate or fitted.wellposed).save(at / "certificate.json")
     fitted.wellposed.save(at / "wellposed.json")
-    history = _plain(fitted.history.to_dict())
+    history = strict(fitted.history.to_dict())
     timing = {"seconds": history.pop("seconds")}
     for name, content in (("history.json", history), ("timing.json", timing)):
         write_atomically(at / name, json.dumps(content, indent=1, allow_nan=False).encode())
@@ -48,7 +48,7 @@ def save(fitted: Fitted, directory: str | Path) -> None:
         "format": _FORMAT,
         "recipe": fitted.recipe.to_dict(),
         "certified": fitted.certificate is not None,
-        "validation": _plain(fitted.validation),
+        "validation": strict(fitted.validation),
         "stopped": fitted.stopped,
         "advice": fitted.advice,
         "files": {name: sha256(at / name) for name in FILES},
@@ -126,12 +126,3 @@ def _array(name: str, values: list[Any]) -> np.ndarray:
 
 def _by_step(found: dict[str, Any]) -> dict[int, float]:
     return {int(step): math.nan if v is None else v for step, v in found.items()}
-
-
-def _plain(value: Any) -> Any:
-    """As strict JSON holds it: null for what is not finite."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import parse_json, sync
+from ..files import parse_json, strict, sync
 
 
 class Metrics:
@@ -26,7 +26,7 @@ class Metrics:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line. What a kill left of a line before it is taken away first."""
-        line = json.dumps(_finite(record), allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        line = json.dumps(strict(record), allow_nan=False, ensure_ascii=False).encode() + b"\n"
         with open(self.path, "ab") as file:
             if not self._mended:
                 file.truncate(self._whole())
@@ -88,7 +88,3 @@ class Metrics:
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         record = parse_json(line, f"{self.path}: line {number}")
         return {key: math.nan if value is None else value for key, value in record.items()}
-
-
-def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..data.errors import DataError
 from ..files import Damaged, in_fixed_order, write_atomically
-from .recipe import Kind, Recipe
+from ..recipe import Kind
 
 Array = NDArray[Any]
 
@@ -67,7 +67,7 @@ class Preparation:
         mean, deviation = _moments(X, weights, "column")
         with np.errstate(divide="ignore"):
             scale = np.where(deviation > 0, 1 / deviation, 0.0)
-        if kind == "classes":
+        if kind == "classification":
             classes = np.unique(y)
             if len(classes) < 2:
                 raise DataError(
@@ -183,7 +183,7 @@ class Preparation:
                 low=low,
                 high=high,
                 sharpness=sharpness,
-                dtype=Recipe.DTYPES[about["dtype"]],
+                dtype=_DTYPES[about["dtype"]],
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise Damaged(f"{path} is damaged: its metadata cannot be used ({error!r})") from None
@@ -208,6 +208,7 @@ class Preparation:
 
 
 _ARRAYS = ("mean", "scale", "target_mean", "target_scale")
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _LABELS: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64, "U": np.str_}
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from equipoise.models.norms import spectral_norm
+from equipoise.recipe import FAMILIES
 from equipoise.tasks import Recipe
-from equipoise.tasks.recipe import FAMILIES
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe("monotone", width=7, margin=0.3, slack=0.0, seed=3)])

@@ -1,4 +1,4 @@
-"""DATA on the command line: a named set, a table or a folder of images, split and with its provenance."""
+"""Data by name or path: a named set, a table or a folder of images, split and with its provenance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,14 @@ from ..data.formats import sha256
 from ..data.kinds import Targets
 from ..data.load import names
 from ..data.tables import TEXT
-from .failures import Code, Failure
+from ..recipe import Kind
+from .splitting import Pair, Split
 
-Pair = tuple[Array, Array]
 Check = Callable[[int, int], None]  # of the rows to train on, and the columns
+
+
+class WrongOption(ValueError):
+    """An option was given that does not fit the data or the other options."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,41 @@ class Asked:
     split_seed: int | None = None
     data_dir: str | None = None
 
+    @classmethod
+    def of(
+        cls,
+        source: str,
+        *,
+        test: Path | None = None,
+        data_dir: Path | None = None,
+        test_share: float | None = None,
+        seed: int = 0,
+        **more: Any,
+    ) -> Asked:
+        """What is asked for, with paths made absolute; of a table without a test part a fifth is held out."""
+        source = resolve(source)
+        named = is_named(source)
+        if test_share is not None:
+            if not 0 <= test_share < 1:
+                raise WrongOption(f"--test-share must lie in [0, 1). Got {test_share}.")
+            if test is not None:
+                raise WrongOption("--test and --test-share exclude each other: give one of them.")
+            if named:
+                raise WrongOption(f"--test-share is of tables: {source} has a test part of its own.")
+        if more.get("kind") not in (None, "classification", "regression"):
+            raise WrongOption(f"--kind must be classification or regression. Got {more['kind']}.")
+        own = named or test is not None
+        return cls(
+            source,
+            test=None if test is None else str(test.expanduser().resolve()),
+            data_dir=None if data_dir is None else str(data_dir.expanduser().resolve()),
+            test_share=None if own else (0.2 if test_share is None else test_share),
+            split_seed=None if own and more.get("rows") is None else seed,
+            **more,
+        )
+
     def to_dict(self) -> dict[str, Any]:
+        """What was given, as TOML and JSON hold it."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
@@ -52,7 +90,7 @@ class Asked:
 class Sample:
     """Raw rows to train on and to test with. Labels are the words of the file; numbers are float64."""
 
-    kind: Literal["classes", "numbers"]
+    kind: Kind
     train: Pair = field(repr=False)  # X (N, d) float64, y (N,) or (N, k)
     test: Pair | None = field(repr=False)
     features: tuple[str, ...] = field(repr=False)
@@ -60,6 +98,7 @@ class Sample:
 
 
 def is_named(source: str) -> bool:
+    """Whether this is the name of a data set, and not a path."""
     return source in names()
 
 
@@ -93,48 +132,19 @@ def read(asked: Asked, check: Check | None = None) -> Sample:
     return sample
 
 
-class Split:
-    """Which rows are trained on and which tested with: drawn by the labels alone, so before they are read."""
-
-    def __init__(self, labels: Array | None, rows: int, asked: Asked, share: float = 0.0) -> None:
-        seed = asked.split_seed or 0
-        held = held_out(labels, rows, share, seed)
-        self.rows = np.flatnonzero(~held)  # to train on
-        self.test = np.flatnonzero(held)
-        self.split = ""
-        if asked.rows is not None and asked.rows < len(self.rows):
-            of_them = None if labels is None else labels[self.rows]
-            drawn = ~held_out(of_them, len(self.rows), 1 - asked.rows / len(self.rows), seed)
-            self.split = f"; of {len(self.rows)} rows to train on, {drawn.sum()} drawn at random"
-            self.rows = self.rows[drawn]
-
-    @property
-    def wanted(self) -> Array:
-        return np.sort(np.concatenate([self.rows, self.test]))
-
-    def divide(self, X: Array, y: Array) -> tuple[Pair, Pair | None]:
-        """Of the wanted rows, those to train on and those to test with."""
-        train, test = (np.searchsorted(self.wanted, rows) for rows in (self.rows, self.test))
-        return (X[train], y[train]), (X[test], y[test]) if len(test) else None
-
-
 def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
     for name, value in (("--target", asked.target), ("--test", asked.test), ("--delimiter", asked.delimiter)):
         if value is not None:
-            raise Failure(
-                "An option that does not apply",
-                f"{name} is of a table. {data.name} has targets and a test part of its own.",
-                code=Code.USAGE,
-            )
+            raise WrongOption(f"{name} is of a table. {data.name} has targets and a test part of its own.")
     y, y_test = (np.array(data.classes)[v] if data.classes else v for v in (data.y_train, data.y_test))
-    parts = Split(y if data.classes else None, len(y), asked)
+    parts = Split(y if data.classes else None, len(y), asked.split_seed or 0, most=asked.rows)
     if check is not None:
         check(len(parts.rows), data.x_train[0].size)
     X, X_test = flat(data.x_train[parts.rows]), flat(data.x_test)
     y = y[parts.rows]
     about = data.provenance
     return Sample(
-        kind="classes" if data.classes else "numbers",
+        kind="classification" if data.classes else "regression",
         train=(X, y),
         test=(X_test, y_test),
         features=tuple(f"x{j}" for j in range(X.shape[1])),
@@ -144,7 +154,7 @@ def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
             "licence": about.licence,
             "files": [vars(file) for file in about.files],
             "subset": about.subset,
-            "split": about.split + parts.split,
+            "split": about.split + parts.words,
             **_sizes((X, y), (X_test, y_test)),
             "kind": "classification" if data.classes else "regression",
             "classes": list(data.classes),
@@ -162,7 +172,8 @@ def _table(asked: Asked, check: Check | None) -> Sample:
 
     def choose(found: Targets, columns: int) -> Array:
         labels = np.array(found.classes)[found.y] if found.kind == "classification" else None
-        parts.append(Split(labels, len(found.y), asked, asked.test_share or 0.0))
+        seed, share = asked.split_seed or 0, asked.test_share or 0.0
+        parts.append(Split(labels, len(found.y), seed, share, asked.rows))
         if check is not None:
             check(len(parts[0].rows), columns)
         return parts[0].wanted
@@ -172,10 +183,10 @@ def _table(asked: Asked, check: Check | None) -> Sample:
     split = _split(table, asked, test is not None)
     if asked.test is not None:
         test = _test_file(table, asked.test, how)
-    split += parts[0].split
+    split += parts[0].words
     files = [path] + ([Path(asked.test)] if asked.test else [])
     return Sample(
-        kind="classes" if table.kind == "classification" else "numbers",
+        kind="classification" if table.kind == "classification" else "regression",
         train=train,
         test=test,
         features=table.features,
@@ -212,16 +223,6 @@ def _test_file(table: Table, path: str, how: Mapping[str, Any]) -> Pair:
     return select(other, table.features), targets(other)
 
 
-def held_out(labels: Array | None, rows: int, share: float, seed: int) -> Array:
-    """Which rows are for testing: `share` of them, of each class alike; a class keeps a row to train on."""
-    generator, held = np.random.default_rng(seed), np.zeros(rows, dtype=bool)
-    groups = [np.arange(rows)] if labels is None else [np.flatnonzero(labels == c) for c in np.unique(labels)]
-    for group in groups:
-        count = min(int(share * len(group) + 0.5), len(group) - 1)
-        held[generator.permutation(group)[:count]] = True
-    return held
-
-
 def select(table: Table, features: tuple[str, ...]) -> Array:
     """The columns of these names, in this order; one DataError lists those that are not there."""
     if missing := [name for name in features if name not in table.features]:
@@ -255,6 +256,7 @@ def _same_classes(table: Table, other: Table) -> None:
 
 
 def flat(x: Array) -> Array:
+    """Rows of numbers of what may be images."""
     return x.reshape(len(x), -1).astype(np.float64)
 
 

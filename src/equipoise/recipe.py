@@ -1,4 +1,9 @@
-"""Recipe: what is to be trained and how. None means: chosen from the data."""
+"""Recipe: what is to be trained and how. None means: chosen from the data.
+
+The options of `equipoise fit`, the parameters of the estimators and the [recipe] of a config.toml are made
+from the fields of this one class. The command line imports it, so nothing heavy is imported
+here before it is needed.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from ..losses import LOSSES
-from ..models.affine import AffineFamily, GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU
-from ..models.norms import spectral_norm
-from ..train.optimisers import OPTIMISERS
-from ..train.schedules import SCHEDULES
+    from .models import AffineFamily
 
-Kind = Literal["classes", "numbers"]
+Kind = Literal["classification", "regression"]
 
 FAMILIES: dict[str, tuple[str, float]] = {  # what keeps each well-posed at the start, and its default
     "linear": ("gamma", 0.8),
@@ -24,19 +26,7 @@ FAMILIES: dict[str, tuple[str, float]] = {  # what keeps each well-posed at the 
     "gaussian-relu": ("sigma_w2", 0.08),
     "monotone": ("margin", 0.5),
 }
-CERTIFIED = ("readout", "eta", "slack", "steps")
-FREE = (
-    "loss",
-    "optimiser",
-    "rate",
-    "momentum",
-    "schedule",
-    "epochs",
-    "batch_size",
-    "weight_decay",
-    "clip",
-    "patience",
-)
+NETWORK, CERTIFIED, FREE = "Network", "Certified training", "Free training (--uncertified)"
 
 WIDTH = 512, 1024  # from, to: N/2 between them. A solver step costs 2·N·m² operations
 ETA = 0.15  # of the Gauss-Newton step: the hidden layer learns only until the residual is gone
@@ -55,53 +45,51 @@ USUAL: dict[str, Any] = {  # of free training
 LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
 
 
+def _option(panel: str, words: str, default: Any = None) -> Any:
+    """A field with the words that explain it in the help and in the documentation of the estimators."""
+    return dataclasses.field(default=default, metadata={"panel": panel, "words": words})
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All that the [recipe] of a run's config.toml holds. An option of another path or family is an error.
 
-    Args:
-        model: "linear", "scaled-relu", "gaussian-relu" or "monotone"; "auto" is "gaussian-relu".
-        width: m; by default N/2 within 512 to 1024, or 4N where that is less; 128 for free training. "linear"
-            has the width of its inputs.
-        gamma, margin, sigma_w2: of "linear" and "scaled-relu", of "monotone", of "gaussian-relu".
-        certified: train with `safeguarded_descent` under a proved certificate, or freely with `Trainer`.
-        readout, eta, slack, steps: of certified training; see `theory.safeguarded`. The slack is chosen by
-            leave-one-out on the training rows; 0 asks for a certificate without one.
-        loss, optimiser, rate, momentum, schedule, epochs, batch_size, weight_decay, clip, patience: of free
-            training; see `Trainer`.
-        dtype: "float64" or "float32".
-        seed: of the weights, and of the order of batches.
+    The words beside each field explain it; `equipoise fit --help` shows them.
     """
 
-    model: str = "auto"
-    width: int | None = None
-    gamma: float | None = None
-    margin: float | None = None
-    sigma_w2: float | None = None
-    certified: bool = True
-    readout: str | None = None
-    eta: float | None = None
-    slack: float | None = None
-    steps: int | None = None
-    loss: str | None = None
-    optimiser: str | None = None
-    rate: float | None = None
-    momentum: float | None = None
-    schedule: str | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    weight_decay: float | None = None
-    clip: float | None = None
-    patience: int | None = None
-    dtype: str = "float64"
-    seed: int = 0
+    model: str = _option(NETWORK, "linear, scaled-relu, gaussian-relu, monotone or auto.", "auto")
+    width: int | None = _option(NETWORK, "Units of the hidden layer; linear has as many as inputs.")
+    gamma: float | None = _option(NETWORK, "γ of linear and scaled-relu, in (0, 1).")
+    margin: float | None = _option(NETWORK, "μ > 0 of monotone.")
+    sigma_w2: float | None = _option(NETWORK, "σ_w² of gaussian-relu, in (0, 1/8).")
+    certified: bool = _option(FREE, "Whether to train under a proved certificate, or freely.", True)
+    readout: str | None = _option(CERTIFIED, "gauss-newton (by default) or gradient.")
+    eta: float | None = _option(CERTIFIED, "Share of the largest readout step, in (0, 1].")
+    slack: float | None = _option(CERTIFIED, "λ ≥ 0; by default chosen by leave-one-out.")
+    steps: int | None = _option(CERTIFIED, "Full-batch steps.")
+    loss: str | None = _option(FREE, "square, half_square, logistic, hinge or cross_entropy.")
+    optimiser: str | None = _option(FREE, "sgd, adam, adamw, rmsprop or adagrad.")
+    rate: float | None = _option(FREE, "Learning rate.")
+    momentum: float | None = _option(FREE, "Of sgd, in [0, 1).")
+    schedule: str | None = _option(FREE, "Of the rate: constant, cosine, step or poly.")
+    epochs: int | None = _option(FREE, "Passes over the data.")
+    batch_size: int | None = _option(FREE, "Rows a step.")
+    weight_decay: float | None = _option(FREE, "≥ 0.")
+    clip: float | None = _option(FREE, "Largest norm of a gradient.")
+    patience: int | None = _option(FREE, "Epochs without progress before it stops.")
+    dtype: str = _option(NETWORK, "float64 (by default) or float32.", "float64")
+    seed: int = _option(NETWORK, "Of weights, batches and split; 0 by default.", 0)
 
-    DTYPES: ClassVar[dict[str, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
+    DTYPES: ClassVar = ("float64", "float32")
 
     def __post_init__(self) -> None:
+        from .losses import LOSSES
+        from .train.optimisers import OPTIMISERS
+        from .train.schedules import SCHEDULES
+
         one_of("model", self.model, ("auto", *FAMILIES))
         one_of("certified", self.certified, (True, False))
-        one_of("dtype", self.dtype, tuple(self.DTYPES))
+        one_of("dtype", self.dtype, self.DTYPES)
         integer("seed", self.seed, 0)
         for name in ("width", "steps", "epochs", "batch_size", "patience"):
             integer(name, getattr(self, name), 0 if name == "steps" else 1, optional=True)
@@ -129,7 +117,7 @@ class Recipe:
         self._check_family()
 
     def _check_path(self) -> None:
-        wrong = [n for n in (FREE if self.certified else CERTIFIED) if getattr(self, n) is not None]
+        wrong = [n for n in of_panel(FREE if self.certified else CERTIFIED) if getattr(self, n) is not None]
         if wrong:
             path, other = ("certified", "free") if self.certified else ("free", "certified")
             raise ValueError(
@@ -147,11 +135,15 @@ class Recipe:
 
     @property
     def family(self) -> str:
+        """The family of networks: what "auto" stands for, or the one that was named."""
         return "gaussian-relu" if self.model == "auto" else self.model
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return self.DTYPES[self.dtype]
+        """The torch dtype of the weights."""
+        import torch
+
+        return getattr(torch, self.dtype)
 
     # -- to and from a file ---------------------------------------------------------------------------------
 
@@ -161,6 +153,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_dict` wrote; a name it does not know is an error."""
         known = [f.name for f in dataclasses.fields(cls)]
         for name in given:
             if name not in known:
@@ -169,7 +162,7 @@ class Recipe:
 
     # -- the choices ----------------------------------------------------------------------------------------
 
-    def resolved(self, rows: int, kind: Kind = "numbers", classes: int = 2) -> Recipe:
+    def resolved(self, rows: int, kind: Kind = "regression", classes: int = 2) -> Recipe:
         """With the choices that the size of the data decides; the slack is chosen later, from the features.
 
         Certified: the width is N/2 within 512 to 1024, or 4N where that is less, but at least 64. Steps go on
@@ -190,7 +183,7 @@ class Recipe:
                 chosen["steps"] = _steps_until(LEFT, eta) if newton else GRADIENT_STEPS
         else:
             likelihood = "logistic" if classes == 2 else "cross_entropy"
-            usual = {"loss": "half_square" if kind == "numbers" else likelihood, **USUAL}
+            usual = {"loss": "half_square" if kind == "regression" else likelihood, **USUAL}
             chosen |= {name: value for name, value in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **chosen)
 
@@ -199,6 +192,11 @@ class Recipe:
 
         ‖W‖ of a narrow Gaussian draw may reach 1: it is then scaled down to 0.9.
         """
+        import torch
+
+        from .models import GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU
+        from .models.norms import spectral_norm
+
         generator = torch.Generator().manual_seed(self.seed)
         at: dict[str, Any] = {"dtype": self.torch_dtype, "generator": generator}
         model: AffineFamily
@@ -221,6 +219,12 @@ class Recipe:
         return model
 
 
+def of_panel(panel: str) -> list[str]:
+    """The names of the options in one panel of the help, without `certified`, which chooses between them."""
+    found = [f.name for f in dataclasses.fields(Recipe) if f.metadata["panel"] == panel]
+    return [name for name in found if name != "certified"]
+
+
 def _wide_enough(rows: int) -> int:
     narrow, wide = WIDTH
     return max(SMALLEST, 4 * rows) if 4 * rows < narrow else min(max(rows // 2, narrow), wide)
@@ -235,11 +239,13 @@ def _steps_until(left: float, eta: float) -> int:
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """A ValueError unless the value is one of those allowed, and of the same type."""
     if not any(value == a and type(value) is type(a) for a in allowed):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}. Got {value!r} instead.")
 
 
 def integer(name: str, value: Any, least: int, optional: bool = False) -> None:
+    """A ValueError unless the value is an integer of at least `least`."""
     if value is None and optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -247,6 +253,7 @@ def integer(name: str, value: Any, least: int, optional: bool = False) -> None:
 
 
 def number(name: str, value: Any, allowed: Any, words: str) -> None:
+    """A ValueError unless the value is None or a finite number for which `allowed` is true."""
     if value is None:
         return
     if (

@@ -18,7 +18,7 @@ from .sources import flat, is_named, resolve, select
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class NewRows:
     """Raw rows, the name of what is predicted, and the targets if every row has one."""
 
     X: Array = field(repr=False)
@@ -29,29 +29,29 @@ class Rows:
 
 def read_rows(
     source: str, trained: Mapping[str, Any], delimiter: str | None = None, data_dir: Path | None = None
-) -> Rows:
+) -> NewRows:
     """The columns that a run was trained on (`trained` is its data.json), in that order, from DATA."""
     target = trained.get("target") or "y"
     source = resolve(source)
     if is_named(source):
         data = load(source, data_dir)
         y = np.array(data.classes)[data.y_test] if data.classes else data.y_test
-        return Rows(_as_many(flat(data.x_test), trained, source), target, y)
+        return NewRows(_as_many(flat(data.x_test), trained, source), target, y)
     path = Path(source)
     features = trained.get("features")
     if features is None or path.is_dir() or path.suffix.lower() == ".npz":
         table = read_table(path, labelled=False, delimiter=delimiter)
         if features is not None:
-            return Rows(select(table, tuple(features)), target)
+            return NewRows(select(table, tuple(features)), target)
         images = tuple(p.removeprefix("image ") for p in table.places) if path.is_dir() else ()
-        return Rows(_as_many(table.X, trained, table.source), target, images=images)
+        return NewRows(_as_many(table.X, trained, table.source), target, images=images)
     cells = open_cells(path, delimiter)
     at = _columns(path, cells.names, features)
     targets = cells.survey(cells.names.index(target) if target in cells.names else None)
     require_rows(path.name, targets.total, len(at))
     X, places, text = read_numbers(cells, at, np.arange(targets.total))
     table = Table(X, None, tuple(features), None, None, (), path.name, places)
-    return Rows(checked_table(table, text, targets.problems).X, target, _targets(targets.cells, trained))
+    return NewRows(checked_table(table, text, targets.problems).X, target, _targets(targets.cells, trained))
 
 
 def _as_many(X: Array, trained: Mapping[str, Any], source: str) -> Array:
