@@ -65,7 +65,7 @@ def test_gradients_of_another_network_are_found(monkeypatch):
 
 
 def test_certificates_of_altered_models_are_found(monkeypatch):
-    for place in ("theory.certify", "theory.instance", "theory.wellposed", "models.export"):
+    for place in ("theory.certify", "theory.instance", "theory.wellposed", "theory.export"):
         monkeypatch.setattr(f"equipoise.{place}.altered", lambda *a, **k: "", raising=False)
     assert count_false(monkeypatch, "altered", range(20)) > 5
 

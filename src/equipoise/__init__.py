@@ -51,7 +51,6 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         load,
         load_mondeq,
         repeat,
-        unroll,
     )
     from .solve import (
         SAM,
@@ -78,6 +77,7 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         certified_radius,
         equilibrium_error,
         lipschitz_bound,
+        unroll,
     )
     from .theory.certify import certify
     from .theory.suggest import suggest

@@ -13,7 +13,6 @@ from equipoise.theory import certified_radius, equilibrium_error, facts, facts_o
 from equipoise.theory.enclosure import product_rounding
 from equipoise.theory.families import GenericFacts
 from equipoise.theory.families.gaussian_relu import GaussianReLUFacts
-from equipoise.theory.register import _REGISTER
 
 F64 = torch.float64
 
@@ -51,15 +50,6 @@ class Rotated(AffineFamily):
 
 def inputs(N=4, dtype=F64):
     return torch.randn(N, 3, generator=torch.Generator().manual_seed(1), dtype=F64).to(dtype)
-
-
-@pytest.fixture
-def registered():
-    """Facts that a test registers are forgotten after it."""
-    before = dict(_REGISTER)
-    yield
-    _REGISTER.clear()
-    _REGISTER.update(before)
 
 
 # -- a family of a user's own --------------------------------------------------------------------------------

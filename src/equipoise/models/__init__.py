@@ -1,7 +1,7 @@
 """Equilibrium models: `base` is what all share, and each family is one file that begins with its equation.
 
 `cell` makes a layer of any cell; `affine`, `proximal` and `images` are the rooms of the families, `zoo` holds
-what has no certificate. `diagnose`, `audit` and `export` take any of them.
+what has no certificate. `diagnose` and `audit` take any of them.
 """
 
 from .affine import AffineFamily, ConvMonotone, GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU
@@ -10,7 +10,6 @@ from .audit import Audit, audit
 from .cell import Equilibrium
 from .cell_equation import SharedDropout
 from .diagnose import Diagnosis, diagnose
-from .export import UnrolledNetwork, unroll
 from .proximal import ConvOptEq, DeepOptEq, OptEq, from_feedforward
 from .repeated import repeat
 from .saving import load
@@ -35,13 +34,11 @@ __all__ = [
     "ResidualConv",
     "ScaledReLU",
     "SharedDropout",
-    "UnrolledNetwork",
     "audit",
     "diagnose",
     "from_feedforward",
     "load",
     "load_mondeq",
     "repeat",
-    "unroll",
     "weight_tied",
 ]

@@ -52,6 +52,7 @@ class EquilibriumModel(Saved, ABC):
 
     method: Method
     structured: ClassVar[bool] = False  # whether one adjoint serves every residual: `pullback` and `gram`
+    any_cell: ClassVar[bool] = False  # whether f is a cell of the user's, of which nothing is known
     natural_loss: ClassVar[str] = "half_square"  # the loss of the family's paper
 
     def __init__(self, **how: Any) -> None:

@@ -38,6 +38,8 @@ class Equilibrium(EquilibriumModel):
     detached records of the last call; they are neither copied nor saved with the layer.
     """
 
+    any_cell = True
+
     def __init__(
         self,
         cell: Callable[..., State],

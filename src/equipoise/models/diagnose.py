@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich import box
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..solve import EquilibriumError, Newton, Solution, Solver
 from .advice import advise
 from .audit import Audit, audit, plain_text
-from .cell import Equilibrium
+from .base import EquilibriumModel
 from .trials import Problem, Trial, best_of
 
 _PROBED = 16  # rows of which the map is looked at
@@ -151,7 +151,7 @@ def diagnose(
         radius, norm, stretch = near.estimates(_flat(best.solution)[rows[:_PROBED]], generator)
         worst = trials[0].solution.relative_residual.nan_to_num(nan=math.inf).argsort(descending=True)
         contraction = problem.take(worst[:_PROBED]).contraction()
-    found, why = _audit(layer, (x, *args), shared, problem, best, samples, seed)
+    found, why = _audit(cast(EquilibriumModel, layer), (x, *args), shared, problem, best, samples, seed)
     diagnosis = Diagnosis(
         layer=name,
         rows=len(problem.start),
@@ -183,7 +183,7 @@ def _where_to_look(solution: Solution) -> tuple[Tensor, bool]:
 
 
 def _audit(
-    layer: nn.Module,
+    layer: EquilibriumModel,
     inputs: Sequence[Any],
     shared: Sequence[Any],
     problem: Problem,
@@ -195,7 +195,7 @@ def _audit(
     rows = torch.nonzero(best.solution.converged).flatten()[:_AUDITED]
     if samples == 0:
         return None, "it was not asked for"
-    if isinstance(layer, Equilibrium):
+    if layer.any_cell:
         layer, method = copy.copy(layer), layer.method
         chain = (best.solver,) if isinstance(best.solver, Solver) else tuple(best.solver)
         near = (Newton(),) if problem.jacobian(problem.start) is not None else ()

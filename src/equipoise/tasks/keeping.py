@@ -15,7 +15,7 @@ import json
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -66,8 +66,7 @@ def load(directory: str | Path) -> Fitted:
             raise FileNotFoundError(f"{at / name} is missing: {at} does not hold a whole fitted network.")
         if sha256(at / name) != known["files"].get(name):
             raise Damaged(f"{at / name} is damaged or of another fit: its SHA-256 is not in fitted.json.")
-    model = load_model(at / "model.safetensors")
-    assert isinstance(model, AffineFamily)
+    model = cast(AffineFamily, load_model(at / "model.safetensors"))  # no other is fitted
     return Fitted(
         model=model,
         preparation=Preparation.load(at / "preparation.safetensors"),

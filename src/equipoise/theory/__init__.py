@@ -4,6 +4,7 @@ from . import families, gao2022, hieu2022, kawaguchi2021, ling2023, pl, trust_re
 from .certificate import Certificate, fingerprint
 from .certify import THEOREMS, Theorem, certify, make_theorem
 from .claim import Claim
+from .export import UnrolledNetwork, unroll
 from .facts import AffineFacts, Facts, facts, facts_of
 from .robustness import Radii, certified_radius, lipschitz_bound, pairwise_lipschitz
 from .safeguarded import Safeguarded
@@ -25,6 +26,7 @@ __all__ = [
     "Suggestion",
     "Theorem",
     "TwoTimescale",
+    "UnrolledNetwork",
     "WellPosed",
     "certified_radius",
     "certify",
@@ -43,5 +45,6 @@ __all__ = [
     "pl",
     "suggest",
     "trust_region",
+    "unroll",
     "xie2021",
 ]

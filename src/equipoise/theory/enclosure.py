@@ -22,6 +22,7 @@ from ..linalg import (
     SingularBounds,
     frobenius,
     gamma,
+    norm_upper,
     singular_bounds,
     symmetric_part_margin_lower,
 )
@@ -48,6 +49,16 @@ class Enclosure:
         None  # ‖W‖ < 1, of families for which that is a reason, whether it holds or not
     )
     norms: Mapping[str, Interval] = field(default_factory=dict)  # ‖θ‖ of parameters, where already known
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """z ← σ((1 − α) z + α (Ŵ z + u)) with a stored weight Ŵ, in a norm |·| with ‖z‖ ≤ |z| ≤ scale ‖z‖."""
+
+    alpha: float
+    factor: Interval  # ≥ the contraction factor in that norm, of Ŵ and of the exact W alike
+    scale: float
+    weight_error: Interval  # ≥ |Ŵ − W exact|
 
 
 class Equilibria:
@@ -92,6 +103,11 @@ def product_rounding(A: Tensor, B: Tensor) -> Interval:
     n, k = A.shape
     entries = n * B.shape[-1] if B.ndim > 1 else n
     return gamma(k + 2) * frobenius(A) * frobenius(B) + Interval(0.0, entries * (k + 2) * 2.0**-1074)
+
+
+def stored_error(shift: Tensor) -> Interval:
+    """≥ ‖Ŵ − W‖ of a stored Ŵ and a computed W whose difference, rounded, is `shift`."""
+    return Interval(norm_upper(shift)) * (1 + 2.0**-50)
 
 
 def widened(bounds: SingularBounds, error: float) -> SingularBounds:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..linalg import Interval
+from ..linalg import Interval, frobenius, norm_upper
 from ..models.altered import altered, family_of
 from .certificate import Certificate, fingerprint
-from .enclosure import Enclosure
+from .enclosure import Enclosure, Iteration
 from .geometry import Geometry
 from .instance import Instance
 from .lipschitz import AffineBounds, Bounds, no_bounds
@@ -133,6 +133,19 @@ class AffineFacts(Facts):
     def input_map(self) -> Tensor:
         """U (m, d) with |u(x) − u(x')| ≤ |U(x − x')|, coordinate by coordinate."""
         raise self._missing("how u(x; θ) follows x", "input_map(), the matrix U of an injection Ux + b")
+
+    def injection_bound(self, radius: float) -> Interval:
+        """≥ ‖u(x)‖ for every ‖x‖ ≤ radius, which is at most ‖u(0)‖ + ‖U‖ radius with U the `input_map`."""
+        into = Interval(norm_upper(self.input_map().detach()))
+        at = self.enclosure(self.model.readout_weight.new_zeros(1, self.model.inputs))
+        return into * radius + frobenius(at.injection) + at.injection_error
+
+    def iteration(self, weight: Tensor, shift: Tensor) -> Iteration:
+        """How z ← σ((1−α)z + α(Wz + u)) contracts with the weight that an export stores.
+
+        `weight` is the stored one, and W(θ) as computed in float64 differs from it by `shift`.
+        """
+        raise self._missing("how the iteration contracts", "iteration(weight, shift)")
 
     def predictor(self, at: Enclosure) -> tuple[Tensor, Interval] | None:
         """M (k, d) with ŷ = Mx and a bound of its error; None where outputs are not linear in x."""

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ...linalg import Interval, SingularBounds, singular_bounds
+from ...linalg import Interval, SingularBounds, norm_upper, singular_bounds
 from ..claim import Claim
-from ..enclosure import SVD, Enclosure, contracts, margin_of, reasons
+from ..enclosure import SVD, Enclosure, Iteration, contracts, margin_of, reasons, stored_error
 from ..facts import AffineFacts
 from ..rigorous import METHOD, BallEnclosure, ball_enclosure, margin_in_balls, precision, singular
 from ..watch import WeightWatch
@@ -70,6 +70,11 @@ class ContractingFacts(AffineFacts):
             W, u = self.in_balls(X)
         why = reasons(self.contraction(norm, METHOD), margin_in_balls(W, self.model.weight()))
         return ball_enclosure(self.model, X, W, u, norm, norms=norms, **why)
+
+    def iteration(self, weight: Tensor, shift: Tensor) -> Iteration:
+        """The plain iteration, which contracts by ‖W‖."""
+        error = stored_error(shift) + self.weight_error(weight)
+        return Iteration(1.0, Interval(norm_upper(weight)) + error, 1.0, error)
 
     def _enclosed(
         self, X: Tensor, weight: Tensor, norm: Interval, why: dict[str, Any], norms: dict[str, Interval]

@@ -17,7 +17,7 @@ from ...linalg import Interval, frobenius, gamma, minimum, sigma_min_lower
 from ...linalg.ball import balls, python_flint
 from ...models.affine import LinearEquilibrium
 from ..claim import Claim
-from ..enclosure import EXACT, Enclosure, product_rounding
+from ..enclosure import EXACT, Enclosure, Iteration, product_rounding
 from ..facts import AffineFacts
 from ..geometry import Ball, Geometry, Number, larger
 from ..instance import Instance
@@ -129,6 +129,19 @@ class LinearFacts(AffineFacts):
     def rate(self, instance: Instance) -> tuple[float, str]:
         """γ, in the 1-norm."""
         return instance.enclosure.unique[0].left.hi, "plain iteration"
+
+    def injection_bound(self, radius: float) -> Interval:
+        """u = x, unless there is a feature map."""
+        if self.model.feature_map is not None:
+            raise ValueError("a feature map has no bound that is known: unroll a model without one.")
+        return Interval(radius)
+
+    def iteration(self, weight: Tensor, shift: Tensor) -> Iteration:
+        """The plain iteration, which contracts by γ in the 1-norm."""
+        m, g = self.model.width, Interval(float(self.model.gamma))
+        rounded = float(shift.abs().sum(dim=0).amax()) * (1 + 2.0**-40) + m * 2.0**-1000
+        error = gamma(m + softmax_units(self.model.A) + 8) * g + rounded
+        return Iteration(1.0, g + error, math.sqrt(m) * (1 + 1e-15), error)
 
     def predictor(self, at: Enclosure) -> tuple[Tensor, Interval]:
         """M ≈ B Umat⁻¹ (k, m), and a bound of the error: (M Umat − B) Umat⁻¹."""

@@ -9,13 +9,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ...linalg import Interval, frobenius, gamma
+from ...linalg import Interval, frobenius, gamma, norm_upper
 from ...linalg.ball import balls, python_flint, scalar_matrix
 from ...models.affine import Monotone
 from ..claim import Claim
-from ..enclosure import EXACT, Enclosure, product_rounding
+from ..enclosure import EXACT, Enclosure, Iteration, product_rounding, stored_error
 from ..facts import AffineFacts
 from ..geometry import Ball, Geometry, Number, input_norm, larger
 from ..instance import Instance
@@ -107,6 +108,20 @@ class MonotoneFacts(AffineFacts):
         """c = A."""
         a, mu = Interval(instance.norm("A").hi), Interval(float(self.model.margin))
         return Monotonic(a=a, mu=mu, x=input_norm(instance, bias=self.model.bias is not None))
+
+    def iteration(self, weight: Tensor, shift: Tensor) -> Iteration:
+        """The plain iteration where ‖W‖ < 1, else forward-backward splitting with the step μ/ℓ²."""
+        model, n = self.model, self.model.width
+        sizes = abs(1 - model.margin) * math.sqrt(n) + 1 + frobenius(model.A) ** 2 + 2 * frobenius(model.B)
+        error = stored_error(shift) + gamma(n + 8) * sizes
+        plain = Iteration(1.0, Interval(norm_upper(weight)) + error, 1.0, error)
+        mu = Interval(float(model.margin)) - error
+        if plain.factor.hi < 1 or not mu.lo > 0:  # μ ≤ 0: B is too large for its rounding, nothing is proved
+            return plain
+        eye = torch.eye(n, dtype=torch.float64)
+        ell = Interval(norm_upper(eye - weight)) * (1 + 2.0**-50) + error
+        alpha = (mu / ell**2).lo
+        return Iteration(alpha, (1 - 2 * alpha * mu + alpha**2 * ell**2).sqrt(), 1.0, error)
 
     def input_map(self) -> Tensor:
         """U."""

@@ -11,20 +11,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from functools import singledispatch
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..linalg import Interval, frobenius, gamma, norm_upper
-from .affine.family import AffineFamily
-from .affine.gaussian_relu import GaussianReLU
-from .affine.linear import LinearEquilibrium
-from .affine.monotone import Monotone
-from .affine.scaled_relu import ScaledReLU
-from .altered import altered, double, family_of
-from .cell import Equilibrium
+from ..linalg import Interval, frobenius, norm_upper
+from ..models import Equilibrium
+from ..models.affine import AffineFamily
+from ..models.altered import altered, double
+from .facts import AffineFacts, facts, find_facts
 
 _MOST_STEPS = 10_000
 
@@ -34,23 +30,34 @@ class UnrolledNetwork(nn.Module):
 
     `error` bounds the distance of the output (Euclidean, a sample) to that of the equilibrium network for
     every input with ‖x‖ ≤ `radius`, in exact arithmetic; `proved` tells a proved bound from an estimated.
+    `hypotheses` are what the proof takes on trust, such as facts that a user registered.
     """
 
     def __init__(
-        self, body: nn.Module, steps: int, error: float, radius: float, contraction: float, proved: bool
+        self,
+        body: nn.Module,
+        steps: int,
+        error: float,
+        radius: float,
+        contraction: float,
+        proved: bool,
+        hypotheses: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.body = body
         self.steps, self.error, self.radius = steps, error, radius
-        self.contraction, self.proved = contraction, proved
+        self.contraction, self.proved, self.hypotheses = contraction, proved, hypotheses
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ of the K-th iterate."""
         return self.body(x, self.steps)
 
     def extra_repr(self) -> str:
+        """How many steps, for what error, and on what that rests."""
         how = "proved" if self.proved else "ESTIMATED"
         promise = f"error ≤ {self.error:g} for ‖x‖ ≤ {self.radius:g}"
-        return f"{self.steps} steps, {promise} ({how} contraction {self.contraction:.4g})"
+        trusted = "".join(f", if {hypothesis}" for hypothesis in self.hypotheses)
+        return f"{self.steps} steps, {promise} ({how} contraction {self.contraction:.4g}){trusted}"
 
 
 def unroll(
@@ -65,7 +72,8 @@ def unroll(
     """A plain module of K steps whose output is within `error` of the equilibrium network's for ‖x‖ ≤ radius.
 
     Args:
-        model: an affine family, which knows its own sound bounds; or an `Equilibrium` of any cell.
+        model: an affine family, of which sound bounds are known (of your own by the facts that you register,
+            with `input_map`); or an `Equilibrium` of any cell.
         error: the largest Euclidean error of one sample's output.
         radius: the largest ‖x‖ it is to hold for.
         contraction: q < 1 of an Equilibrium's cell in z, for every such x: a number you have a proof of, or
@@ -76,22 +84,22 @@ def unroll(
     for name, value in (("error", error), ("radius", radius)):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} must be a finite number > 0. Got {value} instead.")
-    if isinstance(model, AffineFamily):
+    known = find_facts(model)
+    if known is not None and known.affine:
         if contraction is not None or offset is not None:
             raise ValueError("an affine family knows its own contraction and offset: give neither.")
         _refuse_altered(model, ())
-        body, q, first, gain, rest = _affine(model, radius)
-        steps, proved = _steps(q, first, gain, error, rest), True
-    elif isinstance(model, Equilibrium):
-        _refuse_altered(model, ("cell",))  # which is the user's own, and copied as it is
-        q, first, proved = _bounds_of_cell(model, radius, contraction, offset, sample)
-        body, steps = _CellBody(model), _steps(q, first, Interval(1.0), error)
-    else:
+        return _unrolled_affine(known.model, error, radius)
+    if not getattr(model, "any_cell", False):
         hint = ": its as_equilibrium() is one" if hasattr(model, "as_equilibrium") else ""
         raise TypeError(
             f"model must be an affine family or an Equilibrium. Got {type(model).__name__} instead{hint}."
         )
-    return UnrolledNetwork(body, steps, error, radius, q.hi, proved)
+    layer = cast(Equilibrium, model)
+    _refuse_altered(layer, ("cell",))  # which is the user's own, and copied as it is
+    q, first, proved = _bounds_of_cell(layer, radius, contraction, offset, sample)
+    steps = _steps(q, first, Interval(1.0), error)
+    return UnrolledNetwork(_CellBody(layer), steps, error, radius, q.hi, proved)
 
 
 def _refuse_altered(model: nn.Module, outside: Sequence[str]) -> None:
@@ -151,79 +159,25 @@ class _AffineBody(nn.Module):
 
 
 @torch.no_grad()
-def _affine(model: AffineFamily, radius: float) -> tuple[nn.Module, Interval, Interval, Interval, Interval]:
-    """The body, q, a bound of ‖z_1‖, what the readout does to an error, and the error of the weight in z."""
-    family = family_of(type(model))
-    if family not in (GaussianReLU, ScaledReLU, Monotone, LinearEquilibrium):
-        raise ValueError(
-            f"bounds are known of GaussianReLU, ScaledReLU, Monotone and LinearEquilibrium. Got "
-            f"{type(model).__name__} instead: unroll an Equilibrium of its map, whose bounds you give."
-        )
-    exact = double(model, torch.device("cpu"))
-    found = exact.weight()
+def _unrolled_affine(model: AffineFamily, error: float, radius: float) -> UnrolledNetwork:
+    """By the facts of the family, which say how its iteration contracts and how large u can be."""
+    known = facts(double(model, torch.device("cpu")))
+    assert isinstance(known, AffineFacts)
+    if known.obstacle:
+        raise ValueError(known.obstacle)
+    found = known.model.weight()
     weight = found.to(model.readout_weight)  # rounded once, after all cancellation
-    shift = weight.cpu().double() - found
-    alpha, q, scale, off = contraction_of(exact, weight.cpu().double(), shift)
-    first = Interval((alpha * _injection_bound(model, radius) * scale).hi)
+    stored = weight.cpu().double()
+    by = known.iteration(stored, stored - found)
+    at_zero = known.model.activation(torch.zeros(1, model.width, dtype=torch.float64))
+    first = by.alpha * known.injection_bound(radius) * by.scale
+    first = Interval((first + frobenius(at_zero) * by.scale).hi)  # ≥ ‖f(0, x)‖
     gain = Interval(norm_upper(model.readout_weight.detach().reshape(model.width, -1)))
-    rest = alpha * off * first / (1 - q) ** 2 if q.hi < 1 else Interval(0.0)
-    return _AffineBody(model, alpha, weight), q, first, gain, rest
-
-
-@singledispatch
-def contraction_of(
-    model: AffineFamily, weight: Tensor, shift: Tensor
-) -> tuple[float, Interval, float, Interval]:
-    """α, the contraction factor of z ← P((1−α)z + α(Wz + u)), the equivalence constant of its norm, and δ.
-
-    `model` is in float64. δ bounds ‖Ŵ − W‖ in that norm, of `weight` Ŵ as it is stored and of the exact
-    W = W(θ), from which the W(θ) computed in float64 differs by `shift`; the factor holds for both.
-    """
-    off = _off(shift, frobenius(weight), 2)
-    return 1.0, Interval(norm_upper(weight)) + off, 1.0, off
-
-
-@contraction_of.register
-def _(model: LinearEquilibrium, weight: Tensor, shift: Tensor) -> tuple[float, Interval, float, Interval]:
-    spread = math.ceil(min(float((model.A.amax(dim=0) - model.A.amin(dim=0)).amax()), 1000.0))
-    units = gamma(model.width + 2 * spread + 32)  # of an entry of γS, its exponentials and their sum
-    rounded = float(shift.abs().sum(dim=0).amax()) * (1 + 2.0**-40) + model.width * 2.0**-1000
-    off = Interval(units) * float(model.gamma) + rounded
-    return 1.0, Interval(float(model.gamma)) + off, math.sqrt(model.width) * (1 + 1e-15), off  # in ℓ₁
-
-
-@contraction_of.register
-def _(model: Monotone, weight: Tensor, shift: Tensor) -> tuple[float, Interval, float, Interval]:
-    n = model.width
-    sizes = abs(1 - model.margin) * math.sqrt(n) + 1 + frobenius(model.A) ** 2 + 2 * frobenius(model.B)
-    off = _off(shift, sizes, n + 8)
-    plain = Interval(norm_upper(weight)) + off
-    if plain.hi < 1:
-        return 1.0, plain, 1.0, off
-    eye = torch.eye(n, dtype=torch.float64)
-    ell = Interval(norm_upper(eye - weight)) * (1 + 2.0**-50) + off
-    mu = Interval(float(model.margin)) - off
-    if not mu.lo > 0:
-        return 1.0, plain, 1.0, off  # B is too large for its rounding: nothing is proved
-    alpha = (mu / ell**2).lo
-    return alpha, (1 - 2 * alpha * mu + alpha**2 * ell**2).sqrt(), 1.0, off
-
-
-def _off(shift: Tensor, sizes: Interval, roundings: int) -> Interval:
-    """≥ ‖Ŵ − W‖: what the rounding to the stored dtype moved, and that of the sums behind W in float64."""
-    return Interval(norm_upper(shift)) * (1 + 2.0**-50) + gamma(roundings) * sizes
-
-
-def _injection_bound(model: AffineFamily, radius: float) -> Interval:
-    """≥ ‖u(x)‖ for every ‖x‖ ≤ radius: u is a 1-Lipschitz function of a linear map of x, plus a bias."""
-    if isinstance(model, LinearEquilibrium):
-        if model.feature_map is not None:
-            raise ValueError("a feature map has no bound that is known: unroll a model without one.")
-        return Interval(radius)
-    into = model.get_parameter("W" if isinstance(model, ScaledReLU) else "U")
-    bound = Interval(norm_upper(into.detach())) * radius
-    bias = getattr(model, "bias", None)
-    return bound if bias is None else bound + Interval(norm_upper(bias.detach()[None]))
+    q = by.factor
+    rest = by.alpha * by.weight_error * first / (1 - q) ** 2 if q.hi < 1 else Interval(0.0)
+    body = _AffineBody(model, by.alpha, weight)
+    steps = _steps(q, first, gain, error, rest)
+    return UnrolledNetwork(body, steps, error, radius, q.hi, True, known.rests_on)
 
 
 # -- any cell ----------------------------------------------------------------------------------------------

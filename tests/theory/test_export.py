@@ -196,18 +196,55 @@ def test_hooks_and_layers_of_ones_own_are_not_unrolled():
         eq.unroll(layer, 1e-3, 1.0, **given)
 
 
-def test_a_family_of_a_users_own_has_no_bounds_that_are_known():
-    class Own(eq.models.AffineFamily):
-        readout_name = "U"
+class Lowered(eq.models.AffineFamily):
+    """Z = σ(s Z Q + X c + d),  ŷ = Z a, with an orthogonal Q: a family that a user wrote."""
 
-        def __init__(self):
-            super().__init__(2, 2, 1)
-            self.U = torch.nn.Parameter(torch.ones(2))
+    readout_name = "a"
+    names = ("Q", "c", "d", "a")
 
-        weight = injection = pullback = gram = check_wellposed = lambda self, *_: 100 * torch.ones(2, 2)
+    def __init__(self, scale=0.5, dtype=torch.float64):
+        super().__init__(5, 7, 1)
+        draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=rng(len(shape)))
+        values = (scale * torch.linalg.qr(draw(7, 7)).Q, draw(5, 7), draw(7), draw(7))
+        for name, value in zip(self.names, values, strict=True):
+            self.register_parameter(name, nn.Parameter(value.to(dtype)))
 
-    with pytest.raises(ValueError, match="bounds are known of GaussianReLU"):
-        eq.unroll(Own(), 1e-3, 1.0)
+    def weight(self):
+        return self.Q
+
+    def injection(self, X):
+        return X @ self.c + self.d
+
+    def pullback(self, V, R, Z, X):
+        raise NotImplementedError
+
+    gram = check_wellposed = pullback
+
+
+def test_a_family_of_a_users_own_is_unrolled_by_the_facts_it_registers(registered):
+    with pytest.raises(TypeError, match=r"how u\(x; θ\) follows x must be known.* with input_map\(\)"):
+        eq.unroll(Lowered(), 1e-3, 1.0)
+
+    @eq.theory.facts_of(Lowered)
+    class LoweredFacts(eq.theory.families.GenericFacts):
+        def input_map(self):
+            return self.model.c.T
+
+    for activation in (eq.solve.RELU, eq.solve.clamp(0.5, 2.0)):  # the second moves 0, where it begins
+        for dtype in (torch.float64, torch.float32):
+            model = type("Its", (Lowered,), {"activation": activation})(dtype=dtype)
+            plain = eq.unroll(model, error=1e-3, radius=3.0)
+            assert plain.proved
+            assert plain.hypotheses[-1].startswith("the facts LoweredFacts, which are registered for Its")
+            assert "taken to be exactly what Its computes" in repr(plain)
+            X = inside(3.0)
+            exact = copy.deepcopy(model).double().requires_grad_(False)
+            gap = plain.double()(X) - exact(X, stop=TIGHT)
+            assert 0 < float(gap.abs().max()) <= 1e-3
+    with pytest.raises(ValueError, match="contraction factor below 1"):
+        eq.unroll(Lowered(scale=1.0), 1e-3, 1.0)
+    with pytest.raises(ValueError, match="Read changes readout of AffineFamily"):
+        eq.unroll(type("Read", (Lowered,), {"readout": lambda self, z: 2 * z})(), 1e-3, 1.0)
 
 
 @pytest.mark.parametrize("size", [1e3, 1e6, 3e7, 1e12])
