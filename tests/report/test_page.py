@@ -318,6 +318,7 @@ def test_every_theorem_is_stated():
         ("fitted.json", "classification"),
         ("metrics.jsonl", "classification"),
         ("model.safetensors", "classification"),
+        ("certificate.json", "classification"),
         ("data.json", "killed"),
         ("config.toml", "killed"),
     ],
@@ -330,11 +331,15 @@ def test_what_was_altered_is_said_and_not_shown(runs, tmp_path, monkeypatch, nam
     (path / name).write_bytes((path / name).read_bytes() + b"\n")
     page = Page(report.write(path).read_text(encoding="utf-8"))
     assert "Files of this run have been changed or damaged" in header(page)
-    assert f"{name} is damaged" in header(page)
+    assert f"{name} is damaged: it has changed since it was sealed" in header(page)
     assert name in page.words["setup"]
     if name == "findings.json":
         assert "Accuracy" not in header(page)
         assert "of 100 test rows right" not in header(page)
+        assert "findings.json cannot be trusted" in page.words["network"]
+    assert ("without a guarantee" in header(page)) == (kind == "killed")  # a damaged certificate says neither
+    assert ("with a guarantee" in header(page)) == (kind != "killed" and name != "certificate.json")
+    assert ("not the one in the file now" in header(page)) == (name == "model.safetensors")
 
 
 @pytest.mark.parametrize(

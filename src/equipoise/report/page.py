@@ -140,7 +140,8 @@ def _lead(record: RunRecord) -> str:
     rows_of = f"{count(trained, 'row')} of " if isinstance(trained, int) else ""
     certificate = record.certificate
     promised = certificate is not None and certificate.proved and certificate.kind != "static"
-    how = " with a guarantee" if promised else " without a guarantee"
+    unknown = "certificate.json" in record.damaged
+    how = " with a guarantee" if promised else "" if unknown else " without a guarantee"
     says = f"A {_family(record)[1]}{width} was trained{how} on {rows_of}{data_name(record)}."
     shown = _best_score(record)
     if shown is not None:
@@ -200,11 +201,16 @@ def _altered(record: RunRecord) -> dict[str, str] | None:
     altered = {name: why for name, why in record.damaged.items() if name != "run.json"}
     if not altered:
         return None
+    means = "They are not shown. What follows comes from the files that have not changed."
+    if "model.safetensors" in altered:
+        means += (
+            " What they say of the network is about the one that was trained, not the one in the file now."
+        )
     return {
         "title": "Files of this run have been changed or damaged",
         "reason": "\n".join(altered.values()),
         "advice": "restore them from a copy and write the report again, or train again.",
-        "means": "Nothing of them is shown. What follows comes from the files that are as they were.",
+        "means": means,
         "mark": "grave",
     }
 
@@ -332,7 +338,8 @@ def _unseen(record: RunRecord, shown: set[str]) -> list[str]:
         f"{name}: {typeset(str(why).splitlines()[0]).rstrip(':')}" for name, why in missing.items() if why
     ]
     if not record.findings:
-        says.append("findings.json is not there: scores, spectra and equilibria are not known")
+        why = "cannot be trusted" if "findings.json" in record.damaged else "is not there"
+        says.append(f"findings.json {why}: scores, spectra and equilibria are not known")
     if "fig-loss" not in shown:
         says.append("no loss was measured")
     if "fig-contraction" not in shown:

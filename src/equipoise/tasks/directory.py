@@ -204,8 +204,9 @@ class Run:
         """By name, what is wrong with the files that are not what they were when they were sealed."""
         known: dict[str, str] = self._stored().get("files", {})
         now = self._digests(tuple(known))
+        changed = "damaged: it has changed since it was sealed"
         found = {
-            name: f"{self.path / name} is {'damaged: it has changed since' if name in now else 'missing'}"
+            name: f"{self.path / name} is {changed if name in now else 'missing'}"
             for name, was in known.items()
             if now.get(name) != was
         }

@@ -137,6 +137,8 @@ from equipoise.papers.catalogue import Settings, reproduce
 if __name__ != "__main__":  # a worker that is about to start, and hears Ctrl-C too early to ignore it
     os.kill(os.getpid(), signal.SIGINT)
 else:
+    # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from equipoise.papers.framework.experiments import Silent
     class Tell(Silent):
         def unit(self, name, share):
