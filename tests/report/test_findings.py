@@ -12,8 +12,9 @@ import torch
 
 import equipoise as eq
 from equipoise import report
+from equipoise.files import strict
 from equipoise.recipe import Recipe
-from equipoise.report.findings import evenly, finite
+from equipoise.report.findings import evenly
 from equipoise.tasks.fitting import Fitted, fit
 
 RNG = np.random.default_rng(0)
@@ -154,7 +155,7 @@ def test_constant_targets_have_no_r2(regressor):
 
 
 def test_what_is_not_finite_is_null():
-    assert finite({"a": [1.0, float("nan")], "b": float("inf"), "c": "x"}) == {
+    assert strict({"a": [1.0, float("nan")], "b": float("inf"), "c": "x"}) == {
         "a": [1.0, None],
         "b": None,
         "c": "x",
