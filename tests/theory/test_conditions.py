@@ -21,7 +21,7 @@ X, r = Q(7), Q(11)
 
 def test_gao2022():
     gamma, W, A, b, C = Q(1, 29), Q(3), Q(5), Q(13), (Q(2), Q(17, 19), Q(1, 23))
-    at = gao2022.Ball.of(gamma, W, A, b, C, max)
+    at = gao2022.Gao2022Ball.of(gamma, W, A, b, C, max)
     l1, l2, l3 = W + C[0], A + C[1], b + C[2]
     g = gamma * l2
     B = 1 + (g / (1 - g)) ** 2 * (l1 / l2) ** 2
@@ -38,13 +38,13 @@ def test_gao2022():
     }
     # Each of the three of λ₀ is the largest somewhere.
     for C in ((Q(1), Q(1), Q(1, 99)), (Q(1, 99), Q(1), Q(1)), (Q(1), Q(1, 9999), Q(1))):
-        at = gao2022.Ball.of(gamma, W, A, b, C, max)
+        at = gao2022.Gao2022Ball.of(gamma, W, A, b, C, max)
         assert at.l0 == max(at.l1 / C[2], at.g0 * at.l1 * at.l3 / (at.gap * C[1] * at.l2), at.l3 / C[0])
 
 
 def test_ling2023():
     W, U, a, delta, root2 = Q(1, 3), Q(5), Q(13), Q(2, 17), Q(99, 70)
-    at = ling2023.Ball.of(W, U, a, delta, max)
+    at = ling2023.Ling2023Ball.of(W, U, a, delta, max)
     gap, u, A = 1 - W - delta, U + delta, a + delta
     c_w, c_u, c_a = u * A / gap**2, A / gap, u / gap
     both = c_w**2 + c_u**2
@@ -67,7 +67,7 @@ def test_ling2023_prints_half_of_what_its_proof_needs():
 def test_hieu2022():
     a, U, u, mu = Q(2), Q(3), Q(5), Q(1, 13)
     R = {"A": Q(1, 17), "B": Q(1, 19), "U": Q(1, 23), "u": Q(1, 29)}
-    at = hieu2022.Ball(a, U, u, mu, X, r, R)
+    at = hieu2022.Hieu2022Ball(a, U, u, mu, X, r, R)
     terms = {
         "A": 2 * U * u * a / (mu**2 * R["A"]),
         "B": 2 * U * u / (mu**2 * R["B"]),
@@ -76,7 +76,7 @@ def test_hieu2022():
     }
     assert at.worst(max) == X * r * max(terms.values())
     seen = []
-    hieu2022.Ball(a, U, u, mu, Q(1), Q(1), R).worst(lambda *given: seen.extend(given) or Q(1))
+    hieu2022.Hieu2022Ball(a, U, u, mu, Q(1), Q(1), R).worst(lambda *given: seen.extend(given) or Q(1))
     assert sorted(seen) == sorted(terms.values())
     assert at.flow_spectrum() == 8 * X**2 * r * u / mu**2 * (1 + 4 * (U**2 * a**2 + U**2) / mu**2)
     assert at.descent_spectrum() == 16 * X**2 * r * u / mu**2 * (1 + (6 * U**2 * a**2 + 4 * U**2) / mu**2)
@@ -95,7 +95,7 @@ def test_hieu2022():
 @pytest.mark.parametrize("a", [1e-4, 1.0, 1e2])
 def test_hieu2022_prints_a_step(lambda0, a):
     U, u, mu, x = 3.0, 0.01, 0.5, 2.0
-    at = hieu2022.Ball(*map(Interval, (a, U, u, mu, x, 1.0)), {k: Interval(1.0) for k in "ABUu"})
+    at = hieu2022.Hieu2022Ball(*map(Interval, (a, U, u, mu, x, 1.0)), {k: Interval(1.0) for k in "ABUu"})
     curvature = x**2 * (u**2 + 4 * u**2 * U**2 * a**2 + 4 * u**2 * U**2 + U**2)
     several = (
         4 / lambda0**2,

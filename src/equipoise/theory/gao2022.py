@@ -39,7 +39,7 @@ _REMEDY = "init='section5.1' with a larger beta (γ rescaled with it), or theore
 
 
 @dataclass(frozen=True)
-class Ball:
+class Gao2022Ball:
     """The constants of the ball of radii C₁, C₂, C₃; of floats for the search, of intervals for the proof."""
 
     l1: Any
@@ -51,7 +51,7 @@ class Ball:
     l0: Any
 
     @classmethod
-    def of(cls, gamma: Any, W: Any, A: Any, b: Any, C: Sequence[float], top: Any) -> Ball:
+    def of(cls, gamma: Any, W: Any, A: Any, b: Any, C: Sequence[float], top: Any) -> Gao2022Ball:
         """The bounds in the ball of radii C, from the norms at the start."""
         C1, C2, C3 = C
         l1, l2, l3 = W + C1, A + C2, b + C3
@@ -62,7 +62,7 @@ class Ball:
 
 
 @dataclass(frozen=True)
-class _Theorem:
+class _Gao2022:
     """C = (C₁, C₂, C₃), the radii of the ball the weights stay in; chosen for the best margin when None.
 
     `printed` says how the paper's own conditions differ: they do not.
@@ -93,7 +93,7 @@ class _Theorem:
             return certificate(self.name, instance, claims, **frame)
         a0 = independent_rows(claims, instance).left
         C = self.C or self._choose(instance)
-        at = Ball.of(*_norms(instance), C, maximum)
+        at = Gao2022Ball.of(*_norms(instance), C, maximum)
         X, r = instance.X_frobenius, instance.residual_norm
         claims.need(
             "γ₀ < 1", at.g0, "<", 1.0, "the map contracts in the whole ball", remedy="a smaller γ or C₂"
@@ -131,7 +131,7 @@ class _Theorem:
         def score(C: Sequence[float]) -> float:
             if not C[1] < room:
                 return -1e9 - abs(C[1])
-            needed = self.sides(Ball.of(gamma, W, A, b, C, max), X, r)
+            needed = self.sides(Gao2022Ball.of(gamma, W, A, b, C, max), X, r)
             return log_margin(*((a0**power, needed[label]) for label, (power, _) in self.conditions.items()))
 
         if not room > 0:
@@ -141,18 +141,18 @@ class _Theorem:
             score, [(1.0, half, 1.0), (max(W, 1e-3), half, max(b, 0.1)), (10.0, half, 10.0)]
         )
 
-    def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
+    def sides(self, at: Gao2022Ball, X: Any, r: Any) -> dict[str, Any]:
         """The right side of every condition."""
         raise NotImplementedError
 
     def _promise(
-        self, claims: Claims, instance: Instance, at: Ball, C: Sequence[float], a0: Interval
+        self, claims: Claims, instance: Instance, at: Gao2022Ball, C: Sequence[float], a0: Interval
     ) -> dict[str, Any]:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Flow(_Theorem):
+class Flow(_Gao2022):
     """L(t) ≤ exp(−α₀² t/2) L(0) under (14), (15)    [gao2022, Theorem 4.2]."""
 
     name = "gao2022.flow"
@@ -162,7 +162,7 @@ class Flow(_Theorem):
         "(15)": (3, "σ_min(Z) stays above α₀/2"),
     }
 
-    def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
+    def sides(self, at: Gao2022Ball, X: Any, r: Any) -> dict[str, Any]:
         """The right sides of (14) and (15)."""
         return {
             "(14)": 4 / at.gap * at.l0 * X * r,
@@ -170,7 +170,7 @@ class Flow(_Theorem):
         }
 
     def _promise(
-        self, claims: Claims, instance: Instance, at: Ball, C: Sequence[float], a0: Interval
+        self, claims: Claims, instance: Instance, at: Gao2022Ball, C: Sequence[float], a0: Interval
     ) -> dict[str, Any]:
         exponent = (a0**2 / 2).lo
         return {
@@ -180,7 +180,7 @@ class Flow(_Theorem):
 
 
 @dataclass(frozen=True)
-class Descent(_Theorem):
+class Descent(_Gao2022):
     """L(k) ≤ (1 − ηα₀²/4)^k L(0) under (17)-(20)    [gao2022, Theorem 4.4].
 
     `rtol` is the tolerance of the solves of the run, which goes into the floor of the bound.
@@ -196,7 +196,7 @@ class Descent(_Theorem):
         "(19)": (2, "a step of descent decreases the loss"),
     }
 
-    def sides(self, at: Ball, X: Any, r: Any) -> dict[str, Any]:
+    def sides(self, at: Gao2022Ball, X: Any, r: Any) -> dict[str, Any]:
         """The right sides of (17) to (19)."""
         return {
             "(17)": 8 / at.gap * at.l0 * X * r,
@@ -205,7 +205,7 @@ class Descent(_Theorem):
         }
 
     def _promise(
-        self, claims: Claims, instance: Instance, at: Ball, C: Sequence[float], a0: Interval
+        self, claims: Claims, instance: Instance, at: Gao2022Ball, C: Sequence[float], a0: Interval
     ) -> dict[str, Any]:
         X = instance.X_frobenius
         Q2 = at.B * at.l3**2 * X**2 / at.gap**2

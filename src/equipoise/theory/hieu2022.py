@@ -49,7 +49,7 @@ _BALL, _SPECTRUM = "the weights stay in the ball", "σ_N(Z) stays above λ₀/2"
 
 
 @dataclass(frozen=True)
-class Ball:
+class Hieu2022Ball:
     """ā, Ū, ū and the scalars of the data; of floats for the search, of intervals for the proof."""
 
     a: Any
@@ -108,7 +108,7 @@ class Ball:
 
 
 @dataclass(frozen=True)
-class _Theorem:
+class _Hieu2022:
     """`radii` {"A", "B", "U", "u"} of the ball the weights stay in; chosen for the best margin when None.
 
     `printed` shows the thesis' own conditions beside these, where they differ.
@@ -150,7 +150,7 @@ class _Theorem:
         lambda0 = independent_rows(claims, instance).left
         radii = dict(self.radii or self._choose(instance))
         mu, A, U, u = _norms(instance)
-        at = Ball(
+        at = Hieu2022Ball(
             A + radii["A"],
             U + radii["U"],
             u + radii["u"],
@@ -182,38 +182,42 @@ class _Theorem:
 
         def score(three: Sequence[float]) -> float:
             R = radii(three)
-            at = Ball(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R)
+            at = Hieu2022Ball(A + R["A"], U + R["U"], u + R["u"], mu, X, r, R)
             return log_margin(*self._sides(at, lambda0))
 
         small = min(max(r, 1e-3) / max(lambda0, 1e-3), 1e6)
         starts = [(max(A, 1e-2), 0.02 * max(U, 1e-2), small), (1.0, 1.0, 1.0)]
         return radii(best_constants(score, starts, tries=1000))
 
-    def _spectrum(self, at: Ball) -> Any:
+    def _spectrum(self, at: Hieu2022Ball) -> Any:
         """The right side of (3.9) or (3.17); over 2λ₀² it bounds ‖Z − Z(0)‖_F."""
         raise NotImplementedError
 
-    def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
+    def _sides(self, at: Hieu2022Ball, lambda0: float) -> list[tuple[float, float]]:
         raise NotImplementedError
 
-    def _claim(self, claims: Claims, instance: Instance, at: Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(
+        self, claims: Claims, instance: Instance, at: Hieu2022Ball, lambda0: Interval
+    ) -> dict[str, Any]:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Flow(_Theorem):
+class Flow(_Hieu2022):
     """L(t) ≤ e^{−λ₀²t/2} L(0) under (3.8), (3.9), right as printed    [hieu2022, Theorem 3.3.1]."""
 
     name = "hieu2022.flow"
     kind = "flow"
 
-    def _spectrum(self, at: Ball) -> Any:
+    def _spectrum(self, at: Hieu2022Ball) -> Any:
         return at.flow_spectrum()
 
-    def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
+    def _sides(self, at: Hieu2022Ball, lambda0: float) -> list[tuple[float, float]]:
         return [(lambda0**2, 4 * at.worst(max)), (lambda0**3, at.flow_spectrum())]
 
-    def _claim(self, claims: Claims, instance: Instance, at: Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(
+        self, claims: Claims, instance: Instance, at: Hieu2022Ball, lambda0: Interval
+    ) -> dict[str, Any]:
         square = lambda0**2
         claims.need("(3.8)", square, ">=", 4 * at.worst(maximum), _BALL, remedy=_REMEDY)
         claims.need("(3.9)", square * lambda0, ">=", at.flow_spectrum(), _SPECTRUM, remedy=_REMEDY)
@@ -226,7 +230,7 @@ class Flow(_Theorem):
 
 
 @dataclass(frozen=True)
-class Descent(_Theorem):
+class Descent(_Hieu2022):
     """L(k+1) ≤ (1 − ηλ₀²/4) L(k) under (3.16)-(3.18) repaired    [hieu2022, Theorem 3.3.5].
 
     `rtol` is the tolerance of the solves of the run, which goes into the floor of the bound.
@@ -237,17 +241,19 @@ class Descent(_Theorem):
     name = "hieu2022.descent"
     kind = "descent"
 
-    def _spectrum(self, at: Ball) -> Any:
+    def _spectrum(self, at: Hieu2022Ball) -> Any:
         return at.descent_spectrum()
 
-    def _sides(self, at: Ball, lambda0: float) -> list[tuple[float, float]]:
+    def _sides(self, at: Hieu2022Ball, lambda0: float) -> list[tuple[float, float]]:
         return [
             (lambda0**2, 8 * at.worst(max)),
             (lambda0**3, at.descent_spectrum()),
             (lambda0**2, 16 * at.descent()[2]),
         ]
 
-    def _claim(self, claims: Claims, instance: Instance, at: Ball, lambda0: Interval) -> dict[str, Any]:
+    def _claim(
+        self, claims: Claims, instance: Instance, at: Hieu2022Ball, lambda0: Interval
+    ) -> dict[str, Any]:
         c11, c12, c13 = at.descent()
         square, cube = lambda0**2, lambda0**2 * lambda0
         claims.need("(3.16)", square, ">=", 8 * at.worst(maximum), _BALL, remedy=_REMEDY)

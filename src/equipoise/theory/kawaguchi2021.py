@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -60,36 +61,57 @@ class Theorem1:
 
     def prove(self, instance: Instance) -> Certificate:
         """The verdict on an instance."""
-        within = "" if self.radius is None else f" over ‖M‖₁ < {self.radius:g}"
-        written = "‖ŷ − y‖²" if self.loss == "square" else f"−y log p − (1−y) log(1−p) + {self.tau:g} q²"
-        hypotheses = [
-            f"the loss is {written} summed over the samples",
-            f"the promise is on the gap to the least loss{within}",
-            FULL_FLOW,
-            EXACT_GRADIENTS,
-            instance.arithmetic,
-            *instance.facts.rests_on,
-        ]
-        if self.radius is not None:
-            hypotheses.insert(2, f"‖B_t‖₁ < (1 − γ)·{self.radius:g} along the whole path")
         frame: dict[str, Any] = {
             "theorem": self.name,
             "kind": "flow",
             "loss": self.loss,
+            "hypotheses": tuple(self._hypotheses(instance)),
             "options": {k: v for k, v in vars(self).items() if v is not None},
             "tier": instance.tier,
             "fingerprint": instance.fingerprint,
         }
         obstacle = obstacle_of(instance, "LinearEquilibrium", scalar=False) or self._obstacle(instance)
         if obstacle:
-            return Certificate(claims=(), obstacle=obstacle, hypotheses=tuple(hypotheses), **frame)
+            return Certificate(claims=(), obstacle=obstacle, **frame)
         model: Any = instance.model
-        if model.feature_map is not None:
-            hypotheses.append(FEATURES)
         gamma, Phi = Interval(float(model.gamma)), instance.enclosure.injection
         claims = Claims()
         well_posed(claims, instance)
         sigma = instance.singular(Phi).sigma_min
+        kappa = self._pl_constant(instance, sigma, Phi)
+        self._claim(claims, instance, gamma, sigma, kappa)
+        lambda_T = 1 / (model.width * (1 + gamma) ** 2)
+        exponent = (2 * kappa * lambda_T).lo
+        return Certificate(
+            claims=tuple(claims.items),
+            exponent=max(exponent, 0.0),
+            promise=f"the gap to the least loss falls at least as exp(−{exponent:.3g} t), from any start.",
+            constants={
+                "kappa": kappa.lo,
+                "lambda_T": lambda_T.lo,
+                "sigma_min": sigma.lo,
+                "radius": self.radius,
+                **({"printed": _PRINTED} if self.printed else {}),
+            },
+            **frame,
+        )
+
+    def _hypotheses(self, instance: Instance) -> Iterator[str]:
+        """What the theorem rests on beside its claims."""
+        within = "" if self.radius is None else f" over ‖M‖₁ < {self.radius:g}"
+        written = "‖ŷ − y‖²" if self.loss == "square" else f"−y log p − (1−y) log(1−p) + {self.tau:g} q²"
+        yield f"the loss is {written} summed over the samples"
+        yield f"the promise is on the gap to the least loss{within}"
+        if self.radius is not None:
+            yield f"‖B_t‖₁ < (1 − γ)·{self.radius:g} along the whole path"
+        yield from (FULL_FLOW, EXACT_GRADIENTS, instance.arithmetic, *instance.facts.rests_on)
+        if getattr(instance.model, "feature_map", None) is not None:
+            yield FEATURES
+
+    def _claim(
+        self, claims: Claims, instance: Instance, gamma: Interval, sigma: Interval, kappa: Interval
+    ) -> None:
+        """State that the features have full rank, that the start is within the radius, and that κ > 0."""
         claims.need(
             "σ_min(Φ) > 0",
             sigma,
@@ -102,13 +124,12 @@ class Theorem1:
         if self.radius is not None:
             claims.need(
                 "‖B₀‖₁ < (1−γ)R",
-                instance.one_norm(model.B),
+                instance.one_norm(instance.model.B),  # type: ignore[arg-type]
                 "<",
                 (1 - gamma) * self.radius,
                 "the start lies within the radius",
                 remedy="a larger radius, or R = ∞ with tau > 0",
             )
-        kappa = self._pl_constant(instance, sigma, Phi)
         claims.need(
             "κ > 0",
             kappa,
@@ -116,22 +137,6 @@ class Theorem1:
             0.0,
             "the loss satisfies the PL inequality",
             remedy="tau > 0, or a radius that the path stays in" if self.loss == "logistic" else "",
-        )
-        lambda_T = 1 / (model.width * (1 + gamma) ** 2)
-        exponent = (2 * kappa * lambda_T).lo
-        return Certificate(
-            claims=tuple(claims.items),
-            hypotheses=tuple(hypotheses),
-            exponent=max(exponent, 0.0),
-            promise=f"the gap to the least loss falls at least as exp(−{exponent:.3g} t), from any start.",
-            constants={
-                "kappa": kappa.lo,
-                "lambda_T": lambda_T.lo,
-                "sigma_min": sigma.lo,
-                "radius": self.radius,
-                **({"printed": _PRINTED} if self.printed else {}),
-            },
-            **frame,
         )
 
     def _pl_constant(self, instance: Instance, sigma: Interval, Phi: torch.Tensor) -> Interval:

@@ -14,7 +14,7 @@ The proof gives more than λ_τ ≥ λ₀/2: ‖Z − Z(0)‖_F is at most the r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ _ROOT2 = Interval(2.0).sqrt()
 
 
 @dataclass(frozen=True)
-class Ball:
+class Ling2023Ball:
     """The constants of the ball of radius δ; of floats for the search, of intervals for the proof."""
 
     delta: Any
@@ -45,7 +45,7 @@ class Ball:
     c_a: Any
 
     @classmethod
-    def of(cls, W: Any, U: Any, a: Any, delta: Any, top: Any) -> Ball:
+    def of(cls, W: Any, U: Any, a: Any, delta: Any, top: Any) -> Ling2023Ball:
         """The bounds in the ball of radius δ, from the norms at the start."""
         rho_w, rho_u, rho_a = W + delta, U + delta, a + delta
         gap = top(1 - rho_w, 0.0)  # where ρ_w ≥ 1 the formulas mean nothing, and 1/0 says so
@@ -100,27 +100,10 @@ class Descent:
         s = independent_rows(claims, instance).left
         lambda0 = s**2
         delta = self.delta or self._choose(instance)
-        at = Ball.of(*_norms(instance), Interval(delta), maximum)
+        at = Ling2023Ball.of(*_norms(instance), Interval(delta), maximum)
         X, r = instance.X_frobenius, instance.residual_norm
         needed = at.sides(X, r, _ROOT2)
-        claims.need(
-            "‖W‖+δ < 1", at.rho_w, "<", 1.0, "the map contracts in the whole ball", remedy="a smaller δ"
-        )
-        claims.need(
-            "(7)", lambda0, ">=", needed["(7)"], "the weights stay in the ball of radius δ", remedy=_REMEDY
-        )
-        claims.need("(8)", lambda0 * s, ">=", needed["(8)"], "λ_min(ZZᵀ) stays above λ₀/2", remedy=_REMEDY)
-        claims.need(
-            "(9)",
-            lambda0,
-            ">=",
-            needed["(9)"],
-            "a step of descent decreases the loss",
-            remedy=_SMALL_READOUT,
-        )
-        if self.printed:
-            half = needed["(9)"] / 2
-            claims.need("(9)", lambda0, ">=", half, "with 4, where the proof needs 8", printed=True)
+        self._claim(claims, at, s, needed)
         largest = step_exists(claims, "(10)", minimum(2 / lambda0, at.step(X)))
         exponent = (lambda0 / 2).lo
         promised = plain_descent(
@@ -149,6 +132,28 @@ class Descent:
             **frame,
         )
 
+    def _claim(self, claims: Claims, at: Ling2023Ball, s: Interval, needed: Mapping[str, Interval]) -> None:
+        """State that the ball is one of contractions, and Condition 1."""
+        lambda0 = s**2
+        claims.need(
+            "‖W‖+δ < 1", at.rho_w, "<", 1.0, "the map contracts in the whole ball", remedy="a smaller δ"
+        )
+        claims.need(
+            "(7)", lambda0, ">=", needed["(7)"], "the weights stay in the ball of radius δ", remedy=_REMEDY
+        )
+        claims.need("(8)", lambda0 * s, ">=", needed["(8)"], "λ_min(ZZᵀ) stays above λ₀/2", remedy=_REMEDY)
+        claims.need(
+            "(9)",
+            lambda0,
+            ">=",
+            needed["(9)"],
+            "a step of descent decreases the loss",
+            remedy=_SMALL_READOUT,
+        )
+        if self.printed:
+            half = needed["(9)"] / 2
+            claims.need("(9)", lambda0, ">=", half, "with 4, where the proof needs 8", printed=True)
+
     def _choose(self, instance: Instance) -> float:
         """δ with the best worst margin in (0, 1 − ‖W‖)."""
         W, U, a = (middle(x) for x in _norms(instance))
@@ -160,7 +165,7 @@ class Descent:
             (delta,) = constants
             if not delta < room:
                 return -1e9 - delta
-            needed = Ball.of(W, U, a, delta, max).sides(X, r, math.sqrt(2))
+            needed = Ling2023Ball.of(W, U, a, delta, max).sides(X, r, math.sqrt(2))
             return log_margin((s**2, needed["(7)"]), (s**3, needed["(8)"]), (s**2, needed["(9)"]))
 
         if not room > 0:

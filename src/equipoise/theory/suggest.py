@@ -202,7 +202,7 @@ def _(theorem: gao2022.Flow | gao2022.Descent, draft: _Draft) -> _Draft:
     def margin(beta: float) -> float:
         gamma = 1 / (2 * (beta * size + 1))
         a0 = beta * sigma / (1 - gamma * beta * size)
-        needed = theorem.sides(gao2022.Ball.of(gamma, beta * size, beta * size, 0.0, C, max), x, r)
+        needed = theorem.sides(gao2022.Gao2022Ball.of(gamma, beta * size, beta * size, 0.0, C, max), x, r)
         return log_margin(*((a0**p, needed[label]) for label, (p, _) in theorem.conditions.items()))
 
     beta = _smallest(margin)
@@ -241,7 +241,7 @@ def _(theorem: ling2023.Descent, draft: _Draft) -> _Draft:
     W, U, x = spectral_norm(model.W), spectral_norm(model.U), float(X.norm())
     allowed, delta = 0.0, 0.0
     for d in np.geomspace(1e-8, 0.999, 2000) * (1 - W):
-        needed = ling2023.Ball.of(W, U, 0.0, float(d), max).sides(x, 1.0, math.sqrt(2))
+        needed = ling2023.Ling2023Ball.of(W, U, 0.0, float(d), max).sides(x, 1.0, math.sqrt(2))
         r = min(sigma**2 / needed["(7)"], sigma**3 / needed["(8)"])
         if needed["(9)"] * _ROOM <= sigma**2 and r > allowed:
             allowed, delta = r, float(d)
