@@ -21,7 +21,7 @@ from ..models.saving import Saved
 from .claim import Claim, ends_from_json, ends_to_json
 
 Verdict = Literal["proved", "hypotheses_fail", "inconclusive"]
-Kind = Literal["flow", "descent", "static"]
+Kind = Literal["flow", "descent", "anchored", "static"]
 FORMAT = 1
 
 FLOAT64_TIER = "IEEE float64, round to nearest, conventional dot products; every bound rounded outward"
@@ -63,10 +63,11 @@ class Certificate:
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of weights and data
     version: str = __version__
     _seal: Seal | None = field(default=None, init=False, repr=False, compare=False)
+    _witness: Any = field(default=None, init=False, repr=False, compare=False)  # what a run may begin from
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the seal: a copy, or what a pickle holds, is not what `certify` returned."""
-        return {name: value for name, value in vars(self).items() if name != "_seal"}
+        return {name: value for name, value in vars(self).items() if name not in ("_seal", "_witness")}
 
     # -- what it says ---------------------------------------------------------------------------------------
 
@@ -93,7 +94,8 @@ class Certificate:
     def bound(self, k: float, step_size: float | None = None) -> float:
         """The promised L(k)/L(0) after k steps (or at time k of a flow), rounded up; ∞ if nothing is proved.
 
-        Of the gap to the optimal loss for kawaguchi2021. Never below `floor`, which is that of the
+        Of the gap to the optimal loss for kawaguchi2021; for "anchored" F(k)/F(h₀, 0) after k checkpoints,
+        whose start has no readout. Never below `floor`, which is that of the
         certificate's own step: one that is c times smaller has a floor that is c² times higher.
         """
         if not self.proved:
@@ -109,6 +111,9 @@ class Certificate:
             if step_size is not None and self.step_size is not None and step_size < self.step_size:
                 floor = (floor * (Interval(self.step_size) / step_size) ** 2).hi
                 floor = floor if floor < 1 else math.inf  # rounding may undo all of such a step
+        elif self.kind == "anchored":
+            assert self.factor is not None
+            promised = Interval(1.0 if k == 0 else self.factor)
         else:
             raise ValueError(f"{self.theorem} promises no rate: it is about the network as it stands.")
         return max(min(promised.hi, 1.0), floor)
@@ -116,7 +121,7 @@ class Certificate:
     @property
     def efold(self) -> float:
         """Steps of descent, or time of a flow, in which L is promised to fall by a factor e; ∞ if none is."""
-        if not self.proved or self.kind == "static":
+        if not self.proved or self.kind in ("static", "anchored"):
             return math.inf
         if self.kind == "flow":
             return 1 / self.exponent if self.exponent else math.inf

@@ -35,8 +35,10 @@ from ..models.proximal.conv_opteq import ConvLayer
 from ..models.proximal.pieces import pace
 from ..models.proximal.properties import Proximal
 from ..solve import Stop
+from .claim import Claim
 from .common import not_finite
 from .lipschitz import Part
+from .read_features import LinearReadout, ReadFeatures, normalised
 from .register import has_own_facts, is_about
 
 EPSILON = 1e-5  # ε of F.layer_norm
@@ -57,8 +59,8 @@ class ConvNetwork:
     """The kernels of a ConvOptEq in float64, as the bounds of `robustness` need them."""
 
     def __init__(self, model: ConvOptEq) -> None:
-        _refuse_unknown(model)
-        self.model = _double(model)
+        refuse_unknown(model)
+        self.model = solved_double(model)
         self.obstacle = _obstacle(model, self.model)
         if not self.obstacle:
             proved = self.model.wellposed()
@@ -97,7 +99,7 @@ class ConvNetwork:
             share = alpha * (1 - alpha) ** behind / whole
             if share.hi > 0:
                 rows = F.conv2d(images, layer.W, stride=layer.stride, padding=layer.padding)
-                error = size * head.error + _conv_rounding(layer.W, images)
+                error = size * head.error + conv_rounding(layer.W, images)
                 parts.append((rows.flatten(1), error, share * inner))
         return parts
 
@@ -119,15 +121,8 @@ class ConvNetwork:
 
     @cached_property
     def extractor_norms(self) -> list[Interval]:
-        """Of the convolutions of g, each on images of the size that reaches it."""
-        x, norms = self.model.layers[0].W.new_zeros(1, *self.model.inputs), []
-        for layer in self.model.extractor:
-            if isinstance(layer, nn.Conv2d):
-                given = layer.padding if isinstance(layer.padding, tuple) else None
-                geometry = (layer.stride, given, layer.dilation, layer.groups)
-                norms.append(Interval(conv_norm_upper(layer.weight, tuple(x.shape[2:]), *geometry)))  # type: ignore[arg-type]
-            x = layer(x)
-        return norms
+        """Of the convolutions of g."""
+        return extractor_norms(self.model)
 
     # -- what is computed, with its error ----------------------------------------------------------------
 
@@ -156,7 +151,7 @@ class ConvNetwork:
     def error(self, X: Tensor, Z: Tensor) -> float:
         """‖Z − T(Z)‖_F/(1 − q) with the rounding of g and T, layer by layer, added."""
         model, alpha = self.model, Interval(self.model.alpha)
-        g, g_off = self._features(X)
+        g, g_off = extracted(self.model, self.extractor_norms, X)
         z, off = Z, Interval(0.0)  # T so far as computed, and ≥ its distance to the exact one
         for layer, size, injection in zip(model.layers, self.norms, self.injection_norms, strict=True):
             placed: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding}
@@ -167,12 +162,12 @@ class ConvNetwork:
             new = target if model.alpha == 1 else z + model.alpha * (target - z)
             at_pre = (
                 injection * g_off
-                + _conv_rounding(layer.U, g)
-                + _conv_rounding(layer.W, z)
+                + conv_rounding(layer.U, g)
+                + conv_rounding(layer.W, z)
                 + gamma(4) * (frobenius(c) + frobenius(pre))
             )
             at_h = at_pre + gamma(_ULPS) * frobenius(h)
-            at_new = alpha * (size * at_h + _conv_rounding(layer.W, h))
+            at_new = alpha * (size * at_h + conv_rounding(layer.W, h))
             if model.alpha < 1:
                 at_new += gamma(8) * (alpha * (frobenius(target) + frobenius(z)) + frobenius(new))
             off, z = (1 - alpha + alpha * size**2) * off + at_new, new
@@ -184,19 +179,32 @@ class ConvNetwork:
         residual = frobenius(Z - z) * (1 + gamma(2)) + off
         return (residual / (1 - self.q)).hi
 
-    def _features(self, X: Tensor) -> tuple[Tensor, Interval]:
-        """g(X) as computed, and ≥ its distance to the exact one."""
-        g, off, norms = X, Interval(0.0), iter(self.extractor_norms)
-        for layer in self.model.extractor:
-            if isinstance(layer, nn.Conv2d):
-                off = next(norms) * off + _conv_rounding(layer.weight, g)
-                g = layer._conv_forward(g, layer.weight, None)
-                if layer.bias is not None:
-                    g = g + layer.bias[:, None, None]
-                off += gamma(2) * frobenius(g)
-            else:
-                g = torch.relu(g)
-        return g, off
+
+def extractor_norms(model: Any) -> list[Interval]:
+    """Of the convolutions of g, each on images of the size that reaches it."""
+    x, norms = next(model.parameters()).new_zeros(1, *model.inputs), []
+    for layer in model.extractor:
+        if isinstance(layer, nn.Conv2d):
+            given = layer.padding if isinstance(layer.padding, tuple) else None
+            geometry = (layer.stride, given, layer.dilation, layer.groups)
+            norms.append(Interval(conv_norm_upper(layer.weight, tuple(x.shape[2:]), *geometry)))  # type: ignore[arg-type]
+        x = layer(x)
+    return norms
+
+
+def extracted(model: Any, norms: list[Interval], X: Tensor) -> tuple[Tensor, Interval]:
+    """g(X) as computed, and ≥ its distance to the exact one."""
+    g, off, sizes = X, Interval(0.0), iter(norms)
+    for layer in model.extractor:
+        if isinstance(layer, nn.Conv2d):
+            off = next(sizes) * off + conv_rounding(layer.weight, g)
+            g = layer._conv_forward(g, layer.weight, None)
+            if layer.bias is not None:
+                g = g + layer.bias[:, None, None]
+            off += gamma(2) * frobenius(g)
+        else:
+            g = torch.relu(g)
+    return g, off
 
 
 class ConvHead:
@@ -246,10 +254,54 @@ class ConvHead:
         return s, self.slope * error + off / Interval(n).sqrt() + gamma(n + 8) * Interval(float(s.amax()))
 
 
+class PooledReads(ReadFeatures):
+    """φ(x) = the means of z that a ClassHead reads, normalised where it normalises."""
+
+    def __init__(self, model: Any, exact: Any) -> None:
+        super().__init__(model)
+        self.obstacle = self.obstacle or altered(model, outside=())  # the head and the extractor count too
+        self.exact = exact
+        if not isinstance(exact.head, ClassHead):
+            raise TypeError(
+                f"a linear readout of means is required. Got the head {type(exact.head).__name__} instead, "
+                f"whose features are those of pixels: task='classification' has one."
+            )
+        self.head = ConvHead(exact)
+
+    def read(self, Z: Tensor, error: float) -> tuple[Tensor, float]:
+        """The means with their rounding, then normalised rows."""
+        M = (self.head.rows @ Z @ self.head.columns.T).flatten(1)
+        off = self.head.means * (error + gamma(sum(Z.shape[2:]) + 8) * frobenius(Z)) + 2.0**-1000
+        return normalised(M, off) if self.head.normalised else (M, off.hi)
+
+    def readout_of(self, model: Any) -> LinearReadout:
+        """That of the head, with its bias."""
+        return LinearReadout(model.head.linear.weight.T, model.head.linear.bias)
+
+
+class ConvOptEqReads(PooledReads):
+    """What the head of a ConvOptEq reads."""
+
+    def __init__(self, network: ConvNetwork, model: ConvOptEq, claim: Claim) -> None:
+        super().__init__(model, network.model)
+        self.network, self.claims = network, (claim,)
+        self.obstacle = self.obstacle or network.obstacle
+        if not self.obstacle:
+            self.resolvent = (1 / (1 - network.q)).hi
+
+    def state_error(self, X: Tensor, Z: Tensor) -> float:
+        """‖Z − T(Z)‖_F/(1 − q)."""
+        return self.network.error(X, Z)
+
+    def stop(self, rtol: float) -> Stop:
+        """With a property, T itself is solved, whose steps lead a part of the way."""
+        return Stop(rtol=max(rtol, _tight(self.network.model).rtol or 0.0), max_steps=2000)
+
+
 # -- rounding, and linear maps of one side of an image -------------------------------------------------------
 
 
-def _conv_rounding(K: Tensor, x: Tensor) -> Interval:
+def conv_rounding(K: Tensor, x: Tensor) -> Interval:
     """≥ ‖fl(K⋆x) − K⋆x‖_F, underflow included; of the transposed convolution too.
 
     A pixel is met by at most kh·kw taps, so that the patches of x have together ≤ √(kh·kw)‖x‖_F.
@@ -286,7 +338,7 @@ def _resize_norm(before: int, after: int) -> Interval:
 # -- what is known -------------------------------------------------------------------------------------------
 
 
-def _double(model: ConvOptEq) -> ConvOptEq:
+def solved_double(model: Any) -> Any:
     """The exact values of the stored numbers in float64; solved for equilibria whatever the model returns."""
     device = next(model.parameters()).device
     home = torch.device("cpu") if device.type == "mps" else device
@@ -312,7 +364,7 @@ def _obstacle(model: ConvOptEq, exact: ConvOptEq) -> str:
     return not_finite(exact, exact.layers[0].W)
 
 
-def _refuse_unknown(model: ConvOptEq) -> None:
+def refuse_unknown(model: nn.Module) -> None:
     """By name, a part of which no bound is known: a norm, another padding than zeros."""
     for name, part in model.named_modules():
         place, _, inside = name.partition(".")

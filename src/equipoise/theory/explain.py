@@ -60,6 +60,11 @@ def _movement(certificate: Certificate, measured: float | None) -> str:
 
 
 def _rate(certificate: Certificate) -> list[str]:
+    if certificate.kind == "anchored":
+        return [
+            "Any optimiser may be used: a checkpoint that does not pass is undone. Nothing is promised of "
+            "data that were not trained on."
+        ]
     if certificate.kind == "static":
         return []
     if certificate.kind == "flow":

@@ -24,6 +24,7 @@ from .enclosure import Enclosure, Iteration
 from .geometry import Geometry
 from .instance import Instance
 from .lipschitz import AffineBounds, Bounds, no_bounds
+from .read_features import AffineReads, ReadFeatures
 from .register import facts, facts_of, find_facts, is_about, unknown
 from .rigorous import BallEnclosure, RigorousInstance
 from .watch import WeightWatch
@@ -75,6 +76,13 @@ class Facts(ABC):
         """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X; infinite where nothing is proved."""
         raise unknown(self.model)
 
+    def reads(self) -> ReadFeatures:
+        """The features that a linear readout reads, with their error."""
+        raise TypeError(
+            f"what a linear readout reads must be known with its error, and is not of "
+            f"{type(self.model).__name__}."
+        )
+
     def bounds(self) -> Bounds:
         """Lipschitz constants of the outputs."""
         raise no_bounds(self.model)
@@ -100,6 +108,14 @@ class AffineFacts(Facts):
     @abstractmethod
     def enclosure(self, X: Tensor) -> Enclosure:
         """W and u(X) in float64 with bounds of their rounding, and the reason for uniqueness."""
+
+    def enclosure_of_weights(self) -> Enclosure:
+        """The enclosure of W alone, at no input."""
+        return self.enclosure(self.model.readout_weight.new_zeros(1, self.model.inputs))
+
+    def injection_error(self, X: Tensor) -> float:
+        """≥ ‖u − u exact‖_F of the computed injection."""
+        raise self._missing("how u(X; θ) is rounded", "injection_error(X)")
 
     def enclosure_near(self, X: Tensor, watch: WeightWatch) -> Enclosure:
         """The enclosure of weights that move, with ‖W‖ from the watch where the reason is a norm."""
@@ -173,6 +189,10 @@ class AffineFacts(Facts):
         if instance.obstacle or not bool(torch.isfinite(Z).all()) or not instance.unique:
             return math.inf
         return instance.equilibria_of(Z.detach().to(instance.X.device).double()).error
+
+    def reads(self) -> AffineReads:
+        """φ(x) = z."""
+        return AffineReads(self.model, type(self))
 
     def bounds(self) -> Bounds:
         """Lipschitz constants of the outputs, from R, `input_map` or the `predictor`."""

@@ -7,11 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from ...linalg import Interval, conv_norm_upper, frobenius, gamma
 from ...models.affine import ConvMonotone
 from ...models.images.parts import transposed_kernel
 from ..certificate import Certificate
-from ..register import facts_of
+from ..common import declared
+from ..conv_robustness import (
+    PooledReads,
+    conv_rounding,
+    extracted,
+    extractor_norms,
+    refuse_unknown,
+    solved_double,
+)
+from ..register import facts_of, has_own_facts
 from .images import ImageFacts
 from .monotone import is_monotone
 
@@ -31,11 +44,8 @@ class ConvMonotoneFacts(ImageFacts):
         forward-backward splitting contracts, most at α = 1/λ.
         """
         model = self.model
-        claim = is_monotone(model.margin)
-        mu, B = Interval(model.margin), model.B.cpu().double()
-        K, side = B - transposed_kernel(B), B.shape[-1]
-        a, k = (Interval(conv_norm_upper(T, model.state[1:], 1, side // 2)) for T in (model.A, K))
-        k = k + gamma(1) * side * frobenius(K)  # entries of K were rounded; ‖K‖ ≤ side ‖K‖_F
+        claim, mu = is_monotone(model.margin), Interval(model.margin)
+        a, k = _norms(model)
         curvature = ((mu + a**2).sqrt() + k / mu.sqrt()) ** 2  # λ
         step, rate, nearer = 1 / curvature.hi, 1.0, ""
         if step:
@@ -51,3 +61,53 @@ class ConvMonotoneFacts(ImageFacts):
             constants={"R": (1 / mu).hi, "rate": rate, "step_size": step, "reason": claim.name},
             **frame,
         )
+
+    def reads(self) -> ConvMonotoneReads:
+        """The means of z that the head reads."""
+        refuse_unknown(self.model)
+        found = ConvMonotoneReads(self.model)
+        found.hypotheses = tuple(declared(self.model))
+        if not has_own_facts(self.model):
+            found.obstacle = f"{type(self.model).__name__} may compute otherwise than {self.family}."
+        return found
+
+
+class ConvMonotoneReads(PooledReads):
+    """What the head of a ConvMonotone reads."""
+
+    def __init__(self, model: ConvMonotone) -> None:
+        super().__init__(model, solved_double(model))
+        exact, self.claims = self.exact, (is_monotone(model.margin),)
+        self.a, self.k = _norms(exact)
+        mu = Interval(exact.margin)
+        self.injection = Interval(
+            conv_norm_upper(exact.U, exact.state[1:], 1, exact.U.shape[-1] // 2)
+        )
+        self.norms = extractor_norms(exact)
+        # ‖z − z*‖ ≤ (1 + ‖W‖/μ)‖z − f(z)‖
+        self.factor = 1 + (abs(1 - mu) + self.a**2 + self.k) / mu
+        self.resolvent = (1 / mu).hi
+
+    def state_error(self, X: Tensor, Z: Tensor) -> float:
+        """‖Z − f(Z)‖_F (1 + ‖W‖/μ), with the rounding of g and f added."""
+        model, pad = self.exact, self.exact.A.shape[-1] // 2
+        K, A_T = model.skew(), transposed_kernel(model.A)
+        g, g_off = extracted(model, self.norms, X)
+        c = F.conv2d(g, model.U, padding=model.U.shape[-1] // 2) + model.b[:, None, None]
+        h = F.conv2d(Z, model.A, padding=pad)
+        AAz, Kz = F.conv2d(h, A_T, padding=pad), F.conv2d(Z, K, padding=pad)
+        rest = Z - torch.relu((1 - model.margin) * Z - AAz + Kz + c)
+        size = frobenius(Z)
+        off = self.injection * g_off + conv_rounding(model.U, g)
+        off += self.a * conv_rounding(model.A, Z) + conv_rounding(A_T, h) + conv_rounding(K, Z)
+        off += gamma(1) * K.shape[-1] * frobenius(K) * size  # entries of K were rounded
+        sums = (2 + abs(Interval(model.margin))) * size + frobenius(AAz) + frobenius(Kz) + frobenius(c)
+        return ((frobenius(rest) + off + gamma(8) * sums) * self.factor).hi
+
+
+def _norms(model: ConvMonotone) -> tuple[Interval, Interval]:
+    """≥ ‖A‖ and ≥ ‖B − Bᵀ‖, as maps of images of the state's size."""
+    B = model.B.cpu().double()
+    K, side = B - transposed_kernel(B), B.shape[-1]
+    a, k = (Interval(conv_norm_upper(T, model.state[1:], 1, side // 2)) for T in (model.A, K))
+    return a, k + gamma(1) * side * frobenius(K)  # entries of K were rounded; ‖K‖ ≤ side ‖K‖_F

@@ -20,11 +20,24 @@ from ...models.zoo import OptEqSegmenter
 from ..certificate import Certificate
 from ..claim import Claim
 from ..common import declared, unknown_layer
-from ..conv_robustness import ConvNetwork
+from ..conv_robustness import ConvNetwork, ConvOptEqReads
 from ..lipschitz import Bounds, Part, above, joint, pairs
 from ..register import facts_of
 from ..wellposed import check_shape
 from .images import ImageFacts
+
+
+def contracts_by(q: float) -> Claim:
+    """∏(1−α+α‖W_l‖²) < 1, from a bound q of the product."""
+    return Claim(
+        "∏(1−α+α‖W_l‖²) < 1",
+        "the map contracts: one equilibrium for every image",
+        Interval(0.0, q),
+        "<",
+        Interval(1.0),
+        "the symbol on an FFT grid, its rounding added",
+        remedy="project_() with limit=0.99: smaller kernels",
+    )
 
 
 @facts_of(ConvOptEq)
@@ -36,15 +49,7 @@ class ConvOptEqFacts(ImageFacts):
     def reason(self, frame: dict[str, Any]) -> Certificate:
         """Every layer is averaged and the whole contracts by the product."""
         q = self.model.wellposed().contraction
-        claim = Claim(
-            "∏(1−α+α‖W_l‖²) < 1",
-            "the map contracts: one equilibrium for every image",
-            Interval(0.0, q),
-            "<",
-            Interval(1.0),
-            "the symbol on an FFT grid, its rounding added",
-            remedy="project_() with limit=0.99: smaller kernels",
-        )
+        claim = contracts_by(q)
         if not claim.holds:
             return Certificate(claims=(claim,), constants={"reason": claim.name}, **frame)
         return Certificate(
@@ -76,6 +81,14 @@ class ConvOptEqFacts(ImageFacts):
         if network.obstacle or not bool(torch.isfinite(Z).all()):
             return math.inf
         return network.error(X, Z.detach().to(X))
+
+    def reads(self) -> ConvOptEqReads:
+        """The means of z that the head reads."""
+        network = ConvNetwork(self.model)
+        q = math.inf if network.obstacle else network.q.hi
+        found = ConvOptEqReads(network, self.model, contracts_by(q))
+        found.hypotheses = tuple(declared(self.model))
+        return found
 
     def bounds(self) -> ConvBounds:
         """Lipschitz constants of the outputs, or of the scores that decide."""

@@ -7,7 +7,7 @@ linear in φ(x): ŷ = M φ(x) with M = B(I − γS)⁻¹; and col(Z) = col(Φ) f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,7 +86,15 @@ class LinearFacts(AffineFacts):
     spans_injection = True
 
     def enclosure(self, X: Tensor) -> Enclosure:
-        """With the rounding of the softmax; the features are taken as they are computed."""
+        """The features are taken as they are computed."""
+        return replace(self.enclosure_of_weights(), injection=self.model.injection(X))
+
+    def injection_error(self, X: Tensor) -> float:
+        """None, of features that are taken as they are computed."""
+        return 0.0
+
+    def enclosure_of_weights(self) -> Enclosure:
+        """With the rounding of the softmax."""
         model, m = self.model, self.model.width
         weight = model.weight()
         error = gamma(m + softmax_units(model.A)) * frobenius(weight) + Interval(0.0, m * m * 2.0**-1000)
@@ -95,7 +103,7 @@ class LinearFacts(AffineFacts):
             weight=weight,
             weight_error=error.hi,
             weight_norm=Interval(0.0, minimum(frobenius(weight) + error, norm).hi),
-            injection=model.injection(X),
+            injection=weight.new_zeros(1, m),
             injection_error=0.0,
             **self._reason(),
         )

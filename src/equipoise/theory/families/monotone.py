@@ -68,7 +68,7 @@ class MonotoneFacts(AffineFacts):
     def enclosure(self, X: Tensor) -> Enclosure:
         """With the rounding of every part of W."""
         model = self.model
-        weight, injection = model.weight(), model.injection(X)
+        weight = model.weight()
         # 1 − μ and three sums of what is at most |1 − μ|I + |A|ᵀ|A| + |B| + |B|ᵀ, entry by entry.
         parts = (
             frobenius(model.A) ** 2
@@ -76,15 +76,20 @@ class MonotoneFacts(AffineFacts):
             + Interval(len(weight)).sqrt() * (1 + abs(Interval(float(model.margin))))
         )
         error = product_rounding(model.A.T, model.A) + gamma(8) * parts
-        shift = Interval(0.0) if model.bias is None else gamma(2) * frobenius(injection)
         return Enclosure(
             weight=weight,
             weight_error=error.hi,
             weight_norm=Interval(0.0, (frobenius(weight) + error).hi),
-            injection=injection,
-            injection_error=(product_rounding(X, model.U.T) + shift).hi,
+            injection=model.injection(X),
+            injection_error=self.injection_error(X),
             **self._reason(),
         )
+
+    def injection_error(self, X: Tensor) -> float:
+        """Of one product, and of the sum with a bias."""
+        model = self.model
+        shift = Interval(0.0) if model.bias is None else gamma(2) * frobenius(model.injection(X))
+        return (product_rounding(X, model.U.T) + shift).hi
 
     def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
         """The same W and u in balls."""

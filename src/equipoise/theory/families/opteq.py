@@ -33,10 +33,11 @@ from ...models.proximal.properties import Proximal
 from ...solve import Stop
 from ..certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from ..claim import Claim
-from ..common import declared, not_finite, unknown_layer
+from ..common import FEATURES, declared, not_finite, unknown_layer
 from ..enclosure import SVD, product_rounding
 from ..facts import Facts
 from ..lipschitz import Bounds, score_error
+from ..read_features import ReadFeatures
 from ..register import facts_of, has_own_facts
 from ..wellposed import check_shape
 
@@ -124,6 +125,10 @@ class ProximalFacts(Facts):
             return math.inf
         return equilibria_error(self.exact, X64, Z.detach().to(self.exact.V.device).double(), q)
 
+    def reads(self) -> ProximalReads:
+        """φ(x) = z."""
+        return ProximalReads(self)
+
     def bounds(self) -> OptEqBounds:
         """Lipschitz constants of the outputs."""
         return OptEqBounds(self)
@@ -206,6 +211,29 @@ class MultiBlockFacts(DeepOptEqFacts):
         return f"{len(self.model.blocks)} steps of plain iteration bring"
 
 
+class ProximalReads(ReadFeatures):
+    """φ(x) = z of an OptEq, a DeepOptEq or a MultiBlockOptEq."""
+
+    def __init__(self, facts: ProximalFacts) -> None:
+        super().__init__(facts.model)
+        self.exact, self.hypotheses = facts.exact, tuple(declared(facts.model))
+        if self.exact.feature_map is not None:
+            self.hypotheses = (*self.hypotheses, FEATURES)
+        self.obstacle = self.obstacle or facts.obstacle(self.exact.V.new_zeros(1, 1))
+        if not self.obstacle:
+            claim, self.q = facts.contraction(_norm, SVD)
+            self.claims, self.resolvent = (claim,), (1 / (1 - self.q)).hi if claim.holds else math.inf
+            self.sizes = _sizes(self.exact)
+
+    def state_error(self, X: Tensor, Z: Tensor) -> float:
+        """By ‖z − T(z)‖/(1 − q)."""
+        return equilibria_error(self.exact, X, Z, self.q, self.sizes)
+
+    def stop(self, rtol: float) -> Stop:
+        """Of layers of which a step leads a part of the way."""
+        return Stop(rtol=max(rtol, tight(self.exact).rtol or 0.0), max_steps=5000)
+
+
 class OptEqBounds(Bounds):
     """The Lipschitz constants of an OptEq, from its weights in float64."""
 
@@ -275,14 +303,21 @@ def tight(model: Network) -> Stop:
     return Stop(rtol=max(1e-13, 2 * Stop.reach(torch.float64) / model.pace), max_steps=5000)
 
 
-def equilibria_error(model: Network, X: Tensor, Z: object, q: Interval) -> float:
-    """‖z − T(z)‖/(1 − q) with the rounding of T, layer by layer, added."""
+def _sizes(model: Network) -> list[Interval]:
+    """≥ ‖W_l‖, the rounding of a scaled one included."""
+    return [effective_norm(model, _norm(W)) * (1 + gamma(8)) for W in model.weights()]
+
+
+def equilibria_error(
+    model: Network, X: Tensor, Z: object, q: Interval, sizes: list[Interval] | None = None
+) -> float:
+    """‖z − T(z)‖/(1 − q) with the rounding of T, layer by layer, added; `sizes`, where ‖W_l‖ are known."""
     assert isinstance(Z, Tensor)
+    sizes = _sizes(model) if sizes is None else sizes
     Z = torch.where(torch.isfinite(Z), Z, 0.0)
     x, lipschitz, alpha = model.features(X), Interval(float(model.activation.lipschitz)), model.alpha
     z, off = Z, Interval(0.0)  # T so far as computed, and ≥ its distance to the exact one
-    for layer, W in zip(model.blocks, model.weights(), strict=True):
-        size = effective_norm(model, singular_bounds(W).norm) * (1 + gamma(8))
+    for layer, W, size in zip(model.blocks, model.weights(), sizes, strict=True):
         c = x @ layer.U.T + layer.b
         pre = z @ W.T + c
         h = model.activation(pre)
@@ -301,8 +336,8 @@ def equilibria_error(model: Network, X: Tensor, Z: object, q: Interval) -> float
         off, z = grow * off + at_out, new
     if model.regulariser is not None:
         before, z = z, model.regulariser(z)
-        sizes = frobenius(before) + frobenius(z) + frobenius(Z)  # a step before − γ∇R may cancel
-        off = off + gamma(_ULPS) * sizes * (1 + _inner(model))
+        near = frobenius(before) + frobenius(z) + frobenius(Z)  # a step before − γ∇R may cancel
+        off = off + gamma(_ULPS) * near * (1 + _inner(model))
     residual = frobenius(Z - z) * (1 + gamma(2)) + off
     return (residual / (1 - q)).hi
 
