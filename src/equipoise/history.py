@@ -36,6 +36,7 @@ class History:
     least_loss: float = 0.0  # L*, where a promise is on the gap L − L*
     promised: np.ndarray | None = None  # bound of relative_loss, when a certificate gave one
     accepted: dict[str, np.ndarray] = field(default_factory=dict)  # of safeguarded runs
+    anchored: dict[str, Any] = field(default_factory=dict)  # of runs with that certificate: F and checkpoints
     learning_rate: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (steps,), where it changes
     best: int | None = None  # the step whose weights the model was left at, where that is not the last
     seconds: float = 0.0

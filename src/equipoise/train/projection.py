@@ -32,14 +32,23 @@ class Projectable(Protocol):
 class Projection:
     """‖W(θ)‖ ≤ bound, proved, of every module that is not well-posed by its parameterisation.
 
-    `bound` < 1 is the contraction factor that remains; it is handed to `project_` where that takes it.
+    `bound` < 1 is the contraction factor that remains; it is handed to `project_` where that takes it. A
+    Trainer projects after every step, or after each `every` of them: between, weights are not known to be
+    well-posed, and a smaller bound leaves them room.
     """
 
     bound: float = 0.99
+    every: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
+            raise ValueError(f"every must be an integer ≥ 1. Got {self.every!r} instead.")
         if not 0 < self.bound < 1:
             raise ValueError(f"bound must lie in (0, 1), where the map contracts. Got {self.bound} instead.")
+
+    def after(self, step: int, network: nn.Module) -> int:
+        """Project after this step of a run, if that is due; returns how many modules had to change."""
+        return self(network) if (step + 1) % self.every == 0 else 0
 
     @torch.no_grad()
     def __call__(self, network: nn.Module) -> int:

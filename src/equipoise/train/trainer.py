@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..history import History
+from ..solve import Stop
+from ..theory.certificate import Certificate, digest_of
 from .checkpoint import Checkpoints
 from .distributed import begin_together
 from .objective import as_objective, scores
@@ -49,6 +51,15 @@ class Trainer:
             is well-posed by its parameterisation, and plain networks, are left alone.
         warm_start: begin each sample's solve at its last equilibrium; "extrapolate" where its last two point.
         seed: of the order of samples, and of all that is random in the network while it trains.
+        rtol: to which equilibria are solved for while it trains; by default the model's own tolerance.
+        ridge, decay: λ and κ of (λ/2)‖a‖² + (κ/2)‖h‖², added to the sum of the loss over all samples; by
+            default those of the certificate, or none.
+        certificate: of theorem "anchored", for this model and the data that `fit` is given. The run is the
+            same, and what it reached is kept only at checkpoints where F is proved not to have risen; else it
+            goes back. The model is left at the last weights that were kept, with their best readout.
+        check_every: epochs from one checkpoint to the next; by default as many as keep the checkpoints cheap.
+        refit: solve for the readout at the end, and where a checkpoint would not pass without.
+        decrease: the share of F that every checkpoint must be proved to take off; 0 by default.
 
     Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes, given the same
     model, data and options, takes its samples of every batch; gradients are summed, so that the result is
@@ -73,6 +84,13 @@ class Trainer:
         projection: bool | Projection = True,
         warm_start: bool | Literal["extrapolate"] = True,
         seed: int = 0,
+        rtol: float | None = None,
+        ridge: float | None = None,
+        decay: float | None = None,
+        certificate: Certificate | None = None,
+        check_every: int | None = None,
+        refit: bool = True,
+        decrease: float = 0.0,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module. Got {type(model).__name__} instead.")
@@ -81,11 +99,16 @@ class Trainer:
             ("seed", seed, 0),
             ("batch_size", 1 if batch_size is None else batch_size, 1),
             ("patience", 1 if patience is None else patience, 1),
+            ("check_every", 1 if check_every is None else check_every, 1),
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
         if clip is not None and not 0 < clip < math.inf:
             raise ValueError(f"clip must be a finite number > 0. Got {clip!r} instead.")
+        if not 0 <= decrease < 1:
+            raise ValueError(f"decrease must lie in [0, 1), a share of F. Got {decrease!r} instead.")
+        if certificate is not None and (ridge is not None or decay is not None):
+            raise ValueError("ridge and decay are those of the certificate: give them to certify alone.")
         if warm_start not in (True, False, "extrapolate"):
             raise ValueError(f"warm_start must be True, False or 'extrapolate'. Got {warm_start!r} instead.")
         if not isinstance(projection, bool | Projection):
@@ -96,6 +119,9 @@ class Trainer:
         self.batch_size, self.epochs, self.clip, self.patience = batch_size, epochs, clip, patience
         self.projection = Projection() if projection is True else projection or None
         self.warm_start, self.seed = warm_start, seed
+        self.stop = None if rtol is None else Stop(rtol=rtol)
+        self.ridge, self.decay, self.certificate = ridge or 0.0, decay or 0.0, certificate
+        self.check_every, self.refit, self.decrease = check_every, refit, decrease
         self.make_optimiser()  # so that wrong options are named at once
 
     def fit(
@@ -144,6 +170,10 @@ class Trainer:
                     run.epoch_of_steps(progress, checkpoints)
                     run.report(record, checkpoints, every)
                 run.finish()
+        except BaseException:
+            if run.anchoring is not None:
+                run.anchoring.good.put_back()
+            raise
         finally:
             self.model.train(was_training)
         return run.history()
@@ -222,4 +252,17 @@ class Trainer:
             "projection": repr(self.projection),
             "warm_start": self.warm_start,
             "seed": self.seed,
+            **self._newer_options(),
         }
+
+    def _newer_options(self) -> dict[str, Any]:
+        """Options that runs of earlier versions did not have, where they are not at their defaults."""
+        found: dict[str, Any] = {}
+        if self.stop is not None:
+            found["rtol"] = self.stop.rtol
+        if self.ridge or self.decay:
+            found["penalty"] = [self.ridge, self.decay]
+        if self.certificate is not None:
+            found["certificate"] = digest_of(self.certificate.to_dict())
+            found["checkpoints"] = [self.check_every, self.refit, self.decrease]
+        return found

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..history import History
 from ..solve import EquilibriumError
+from .anchoring import Anchoring, penalties
 from .checkpoint import Checkpoints
 from .distributed import any_rank_failed
 from .objective import Custom, as_objective
@@ -48,6 +49,10 @@ class TrainingRun:
         self.X, self.y = X.contiguous(), y.contiguous()  # on whose layout the last bits may depend
         self.validation = None if validation is None else (validation[0].contiguous(), validation[1])
         self.measure = measure
+        self.anchoring: Anchoring | None = None
+        if trainer.certificate is not None:
+            self.anchoring = Anchoring(self, trainer.certificate, y)
+            sample_weight = self.anchoring.weights(sample_weight)
         self.weight = _weights(sample_weight, X)
         self.objective = as_objective(trainer.loss, self.model, y)
         self.optimiser = trainer.make_optimiser()
@@ -58,9 +63,11 @@ class TrainingRun:
         parallel = dist.is_available() and dist.is_initialized()
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
         extrapolated = trainer.warm_start == "extrapolate"
-        self.warm = WarmStarts(self.model, len(X), extrapolated) if trainer.warm_start else None
+        self.starts = WarmStarts(self.model, len(X), extrapolated, bool(trainer.warm_start), trainer.stop)
+        self.warm = self.starts if trainer.warm_start else None
         self.layers = [layer for _, layer in startable(self.model)]
         self.epoch = self.position = self.step = 0  # epochs done, batches done of the next, steps in all
+        self.penalties = penalties(self)
         self.sums: dict[str, float] = {}  # of the epoch that is under way
         self.series: dict[str, list[float]] = {name: [] for name in _SERIES}
         self.maps: dict[str, dict[int, float]] = {name: {} for name in _MAPS}
@@ -84,6 +91,8 @@ class TrainingRun:
         if self.ranks > 1:
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
+        if self.anchoring is not None:
+            self.anchoring.begin()
         self.kept = [self.weights()]
         try:
             loss = self._loss()
@@ -91,6 +100,21 @@ class TrainingRun:
             self._stop(f"no equilibrium at the start. {error}", "draw other weights, or project them first")
             loss = math.nan
         self._note(loss, {"forward_steps": self._solver_steps("forward")})
+
+    @property
+    def at_last_epoch(self) -> bool:
+        """Whether no epoch follows the one that has ended."""
+        return self.epoch >= self.trainer.epochs
+
+    @property
+    def epoch_work(self) -> float:
+        """Evaluations of rows in the epoch that has ended, with about what its products cost besides."""
+        return self.sums.get("work", 0.0) + 6.0 * len(self.X)
+
+    def equilibria(self) -> Tensor | None:
+        """Where a solve of all rows may begin, if every sample has been met."""
+        warm = None if self.warm is None or len(self.warm.states) != 1 else self.warm.states.get("network")
+        return warm.parts[0] if warm is not None and warm.single and bool(warm.seen.all()) else None
 
     def epoch_of_steps(self, progress: Progress | None, checkpoints: Checkpoints | None) -> None:
         """The rest of the epoch, and what follows from it."""
@@ -114,9 +138,24 @@ class TrainingRun:
                     dist.broadcast(buffer, 0)
             mean = self.sums["loss"] / len(self.X)
             self.epoch, self.position = self.epoch + 1, 0
+            if self.anchoring is not None:
+                self.anchoring.state.fresh = False
+                if self.anchoring.due():
+                    self.anchoring.check()
             self._note(mean, self.sums)
         if self.failed:
-            self._return_to_good()
+            self._return_to_good() if self.anchoring is None else self._undo()
+
+    def _undo(self) -> None:
+        """What went wrong ends its epoch, and not the run: the weights are again the last that were kept."""
+        assert self.anchoring is not None
+        reason, self.stopped, self.advice, self.failed = self.stopped, "", "", False
+        if len(self.series["loss"]) > self.epoch:  # the epoch had ended, and what was measured then is wrong
+            self.anchoring.refuse(reason)
+            return
+        self.epoch, self.position = self.epoch + 1, 0
+        self.anchoring.refuse(reason)
+        self._note(self.series["loss"][-1], {})
 
     def _return_to_good(self) -> None:
         """The last weights kept that give every sample an equilibrium, and a loss that has not grown."""
@@ -149,12 +188,14 @@ class TrainingRun:
         factor = trainer.schedule.factor(self.step, trainer.epochs * self.batches)
         for group in self.optimiser.param_groups:
             group["lr"] = group["initial_lr"] * factor
+            if self.anchoring is not None:
+                group["lr"] *= self.anchoring.state.rate
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
         value, error = 0.0, None
         try:
             if len(mine):
-                value = self._backward(mine, len(rows))
+                value = self.differentiate(mine, len(rows))
         except EquilibriumError as caught:
             error = caught
         if any_rank_failed(error is not None):
@@ -164,6 +205,9 @@ class TrainingRun:
             )
             return math.nan
         value = self._sum_over_ranks(value)
+        for p, share in self.penalties:
+            if p.grad is not None:
+                p.grad.add_(p.detach(), alpha=share)
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         limit = math.inf if trainer.clip is None else trainer.clip
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
@@ -174,11 +218,12 @@ class TrainingRun:
         if not all(bool(torch.isfinite(p).all()) for p in parameters):
             self._stop("the weights are not finite after the step.", self._slower())
             return value
-        changed = 0 if trainer.projection is None else trainer.projection(self.model)
+        changed = 0 if trainer.projection is None else trainer.projection.after(self.step, self.model)
         for name, number in (
             ("loss", value * len(rows)),
             ("times", self.optimiser.param_groups[0]["lr"]),
             ("projections", changed),
+            ("work", self._work()),
         ):
             self.sums[name] = self.sums.get(name, 0) + number
         for name, number in (
@@ -189,14 +234,12 @@ class TrainingRun:
             self.sums[name] = max(self.sums.get(name, 0), number)
         return value
 
-    def _backward(self, mine: Tensor, count: int) -> float:
+    def differentiate(self, mine: Tensor, count: int) -> float:
+        """Add the gradient of Σ w ℓ/count over these samples to that of the parameters; returns the loss."""
         device, at = self.trainer.device, mine.to(self.X.device)
         x, y = self.X[at].to(device), self.y[mine.to(self.y.device)].to(device)
-        if self.warm is None:
+        with self.starts.using(mine):
             yhat = self.model(x)
-        else:
-            with self.warm.using(mine):
-                yhat = self.model(x)
         each = self.weight[mine].to(yhat) * self.objective.each(yhat, y)
         loss = each.sum() / count
         loss.backward()
@@ -238,7 +281,8 @@ class TrainingRun:
             self._stop(f"no equilibrium when measured. {error}", self._lost_advice())
         if self.failed or self.trainer.patience is None:
             return
-        if judged < self.best_loss:
+        kept = self.anchoring is None or self.anchoring.state.fresh
+        if kept and judged < self.best_loss:
             self.best_loss, self.best_epoch, self.best = judged, k, self.weights()
         elif k - self.best_epoch >= self.trainer.patience:
             self.stopped = (
@@ -275,6 +319,11 @@ class TrainingRun:
         found = [getattr(layer.last, which) for layer in self.layers]
         return max((int(s.steps.max()) for s in found if s is not None and len(s.steps)), default=0)
 
+    def _work(self) -> int:
+        """Evaluations of a row in the last solves, forward and adjoint, of all layers."""
+        found = [s for layer in self.layers for s in (layer.last.forward, layer.last.adjoint)]
+        return sum(int(s.steps.sum()) for s in found if s is not None)
+
     def report(self, record: Record | None, checkpoints: Checkpoints | None, every: int = 0) -> None:
         """Tell what the epoch gave, once, and save where that is due."""
         fresh = self.reported < len(self.series["loss"])
@@ -296,8 +345,10 @@ class TrainingRun:
         return told | {"seconds": self.elapsed()}
 
     def finish(self) -> None:
-        """Leave the model at its best weights, where they were looked for."""
-        if self.best:
+        """Leave the model at its best weights, where they were looked for; of those that were kept."""
+        if self.anchoring is not None:
+            self.anchoring.finish(self.best, self.best_epoch)
+        elif self.best:
             self.model.load_state_dict(self.best)
 
     def history(self) -> History:
@@ -315,6 +366,7 @@ class TrainingRun:
             seconds=self.elapsed(),
             stopped=self.stopped,
             advice=self.advice,
+            anchored={} if self.anchoring is None else self.anchoring.told(),
             **self.maps,  # type: ignore[arg-type]
         )
 

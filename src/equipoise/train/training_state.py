@@ -7,6 +7,7 @@ from the seed), the best weights and every measurement.
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,12 +61,16 @@ def save(run: TrainingRun, checkpoints: Checkpoints | None) -> None:
     groups |= {f"kept.{i}": weights for i, weights in enumerate(run.kept)}
     if run.Z0 is not None:
         groups["measured"] = {"Z0": run.Z0}
+    if run.anchoring is not None:
+        groups["anchor"] = run.anchoring.good.weights
     for name, warm in (run.warm.states if run.warm else {}).items():
         groups[f"warm.{name}"] = _gathered(run, warm.tensors())
     if run.rank != 0:
         return
     tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
     facts = {name: getattr(run, name) for name in _FACTS}
+    if run.anchoring is not None:
+        facts["anchored"] = asdict(run.anchoring.state)
     facts |= {"about": about(run), "optimiser": numbers, "seconds": run.elapsed()}
     checkpoints.save(run.step, tensors, facts)
 
@@ -84,6 +89,8 @@ def restore(run: TrainingRun, saved: Checkpoint) -> None:
     run.model.load_state_dict(groups["model"])
     optimisers.restore(run.optimiser, groups.get("optimiser", {}), saved.facts["optimiser"])
     run.best = {n: t.to(device) for n, t in groups.get("best", {}).items()}
+    if run.anchoring is not None:
+        run.anchoring.restore(groups["anchor"], saved.facts["anchored"])
     kept = sorted(group for group in groups if group.startswith("kept."))
     run.kept = [{n: t.to(device) for n, t in groups[group].items()} for group in kept]
     run.Z0 = groups["measured"]["Z0"].to(device) if "measured" in groups else None

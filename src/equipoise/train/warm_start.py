@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..solve import Solution, extrapolate
+from ..solve import Solution, Stop, extrapolate
 from ..solve.solution import State, Status
 
 
@@ -119,11 +119,21 @@ class WarmStart:
 
 
 class WarmStarts:
-    """A WarmStart for every layer of a network that takes `start=`, handed over while it is in use."""
+    """A WarmStart for every layer of a network that takes `start=`, handed over while it is in use.
 
-    def __init__(self, network: nn.Module, samples: int, extrapolated: bool = False) -> None:
-        self.layers = dict(startable(network))
-        self.states = {name: WarmStart(samples, extrapolated) for name in self.layers}
+    `stop`, where it is given, is the tolerance of their solves meanwhile; `kept`: whether states are kept.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        samples: int,
+        extrapolated: bool = False,
+        kept: bool = True,
+        stop: Stop | None = None,
+    ) -> None:
+        self.layers, self.stop = dict(startable(network)), stop
+        self.states = {name: WarmStart(samples, extrapolated) for name in self.layers if kept}
 
     @contextmanager
     def using(self, rows: Tensor) -> Iterator[None]:
@@ -136,15 +146,22 @@ class WarmStarts:
                 hook.remove()
 
     def _hooks(self, name: str, layer: Any, rows: Tensor) -> list[Any]:
-        state, calls = self.states[name], []
+        state, stop = self.states.get(name), self.stop
+        if state is None and stop is None:
+            return []
+        calls: list[bool] = []
 
         def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             calls.append(True)
-            start = None if len(calls) > 1 or "start" in kwargs else state.start(rows)
+            if stop is not None:
+                kwargs = {"stop": stop, **kwargs}
+            start = None
+            if state is not None and len(calls) == 1 and "start" not in kwargs:
+                start = state.start(rows)
             return args, kwargs if start is None else {**kwargs, "start": start}
 
         def after(*_: Any) -> None:
-            if len(calls) == 1 and layer.last.forward is not None:
+            if state is not None and len(calls) == 1 and layer.last.forward is not None:
                 state.update(rows, layer.last.forward)
 
         return [

@@ -1,0 +1,302 @@
+"""The checkpoints of a run with the certificate "anchored": what it reached is kept only where F did not rise.
+
+At a checkpoint the weights are a candidate (h', a'). It is kept where sound bounds show that every input has
+one equilibrium at h' and F(h', a') ≤ F(h_k, a_k). Else the model goes back to (h_k, a_k), the learning rate is
+halved, and the optimiser forgets its moments, which led there; after a few refusals in a row the run ends.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import Interval
+from ..theory.anchored import TIGHT, Anchor, Anchored, outputs_of
+from ..theory.anchored_objective import EnclosedLoss, Objective, Rows
+from ..theory.certificate import Certificate
+from ..theory.certify import constants_of
+from ..theory.readout_solver import HeldFeatures
+from ..theory.register import facts
+from ..theory.verification import relied_on
+from .last_good import LastGood
+
+if TYPE_CHECKING:
+    from .training_run import TrainingRun
+
+REFUSALS = 4  # in a row, that end a run
+_LOOSE, _FIRST = 1e-4, 1e-5  # tolerances of the solves at a checkpoint: the loosest, and that of the first
+_SHARE = 0.2  # of the work of the epochs between two checkpoints that a checkpoint may cost
+_WIDE = 2.0  # what an evaluation in float64 costs beside one of training
+_SAMPLE = 4096  # rows of which ‖∇_h F‖ is estimated
+
+
+class LearnedNothing(UserWarning):
+    """A run kept none of its checkpoints: its network is the untrained one with the best readout."""
+
+
+@dataclass
+class AnchoredState:
+    """What a checkpoint on disk holds beside the weights (h_k, a_k)."""
+
+    F: list[float]  # the ends of F(h_k, a_k)
+    data: list[float]  # of Σ w ℓ alone
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)  # all, kept or refused
+    refusals: int = 0  # in a row
+    rate: float = 1.0  # what learning rates are multiplied by
+    rtol: float = _FIRST
+    spacing: int = 1  # epochs from one checkpoint to the next
+    last: int = 0  # epoch of the last one
+    fresh: bool = True  # whether the weights of the model are (h_k, a_k)
+    settled: bool = False  # whether the readout was solved for at the end
+    gap: float = math.inf
+    least: float = 0.0  # ≤ F*(h_K)
+    stationarity: float = math.nan
+
+
+class Anchoring:
+    """F of the run's model, and the weights that it is left at."""
+
+    def __init__(self, run: TrainingRun, certificate: Certificate, y: Tensor) -> None:
+        if certificate.kind != "anchored":
+            raise ValueError(
+                f"a Trainer keeps the promise of theorem='anchored'. Got {certificate.theorem!r} instead, "
+                f"which safeguarded_descent, gradient_descent or gradient_flow keep."
+            )
+        self.run, self.model = run, run.model
+        self.certificate = relied_on(certificate, self.model, run.X, y)
+        self.theorem = Anchored(**constants_of(certificate))
+        self.terms = self.theorem.terms(y)
+        self.rows = Rows(run.X, y, self.terms, outputs_of(facts(self.model).reads()))
+        self.zero = float(certificate.constants["F_zero"])
+        self.state = AnchoredState([math.inf, math.inf], [math.inf, math.inf])
+        self.good = LastGood(self.model)
+
+    def weights(self, given: Tensor | None) -> Tensor | None:
+        """The weights of samples, which are those of the certificate."""
+        known = self.terms.weights
+        same = given is None or (known is not None and torch.equal(given.detach().cpu().double(), known))
+        if not same:
+            raise ValueError("sample_weight must be that of the certificate: certify(…, sample_weight=…).")
+        return known
+
+    def begin(self) -> None:
+        """Give the model the best readout of its untrained features."""
+        known = self.certificate._witness
+        found: Anchor = known if isinstance(known, Anchor) else Anchor.of(facts(self.model).reads(), self.rows)
+        self._objective().readout.set(found.a)
+        self._keep(found)
+
+    def restore(self, good: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from a checkpoint on disk."""
+        device = self.run.trainer.device
+        self.good.weights = {name: t.to(device) for name, t in good.items()}
+        self.state = AnchoredState(**state)
+
+    def due(self) -> bool:
+        """Whether the epoch that has ended is a checkpoint."""
+        return self.run.epoch - self.state.last >= self.state.spacing or self.run.at_last_epoch
+
+    # -- a checkpoint --------------------------------------------------------------------------------------
+
+    def check(self) -> bool:
+        """Keep the weights of the model, or go back to the last that were kept."""
+        state = self.state
+        state.last = self.run.epoch
+        if self.run.trainer.projection is not None:
+            self.run.trainer.projection(self.model)
+        try:
+            objective = self._objective()
+        except (ValueError, RuntimeError) as error:  # weights of which nothing can be computed
+            return self.refuse(str(error))
+        if not objective.reads.unique:
+            why = objective.reads.obstacle or "; ".join(str(c) for c in objective.reads.claims if not c.holds)
+            return self.refuse(f"one equilibrium for every input is not proved: {why}")
+        limit = (Interval(state.F[0]) * (1 - Interval(self.run.trainer.decrease))).lo
+        if self.run.at_last_epoch:
+            return self._accept_held(objective, limit, TIGHT)
+        found = self._decided(objective, limit)
+        if found.F.hi <= limit:
+            self._accept(found, objective.work)
+            return True
+        if self.run.trainer.refit and math.isfinite(found.F.hi):
+            return self._accept_held(self._objective(), limit, max(state.rtol, TIGHT))
+        return self.refuse(_not_lower(found.F, limit))
+
+    def _decided(self, objective: Objective, limit: float) -> EnclosedLoss:
+        """F of the candidate, from solves that are tightened while their error decides."""
+        state, a, starts = self.state, objective.readout.get(), self.run.equilibria()
+        while True:
+            (found,) = objective.enclosed(objective.blocks(state.rtol, starts), [a])
+            margin, width = limit - found.F.hi, found.F.hi - found.F.lo
+            decided = margin >= 0 or found.F.lo > limit or state.rtol <= TIGHT or not math.isfinite(width)
+            if margin >= 0 and width < 1e-3 * margin:
+                state.rtol = min(_LOOSE, 10 * state.rtol)
+            elif width > 0.1 * abs(margin):
+                state.rtol = max(TIGHT, state.rtol / (10 if decided else 100))
+            if decided:
+                return found
+
+    def _accept_held(self, objective: Objective, limit: float, rtol: float) -> bool:
+        """The same with the best readout of the candidate's features in place of its own, where that passes."""
+        held = HeldFeatures(objective, rtol, self.run.equilibria())
+        a = objective.readout.get().cpu()
+        (own,) = objective.enclosed(held.blocks(), [a])
+        best = Anchor.on(held, start=a) if self.run.trainer.refit and math.isfinite(own.F.hi) else None
+        if best is not None and best.F.hi <= min(limit, own.F.hi):
+            objective.readout.set(best.a)
+            self._accept(EnclosedLoss(best.F, best.data), objective.work)
+        elif own.F.hi <= limit:
+            self._accept(own, objective.work)
+        else:
+            F = own.F if best is None or own.F.hi < best.F.hi else best.F
+            return self.refuse(_not_lower(F, limit))
+        if self.run.at_last_epoch and best is not None:
+            self._settled(best.lower)
+        return True
+
+    def _accept(self, found: EnclosedLoss, work: int) -> None:
+        state = self.state
+        fell = (Interval(state.F[0]) - found.F.hi).lo
+        state.checkpoints.append(self._entry(found, accepted=True, decrease=fell))
+        self.good.take()
+        state.F, state.data = [found.F.lo, found.F.hi], [found.data.lo, found.data.hi]
+        state.refusals, state.fresh = 0, True
+        if self.run.trainer.check_every is None:
+            epochs = max(self.run.epoch_work, 1.0)
+            state.spacing = max(1, math.ceil(_WIDE * work / (_SHARE * epochs)))
+        else:
+            state.spacing = self.run.trainer.check_every
+
+    def refuse(self, reason: str) -> bool:
+        """Go back to what was kept last, with half the learning rate."""
+        state, run = self.state, self.run
+        state.checkpoints.append(self._entry(None, accepted=False, reason=reason))
+        state.refusals, state.rate, state.fresh = state.refusals + 1, state.rate / 2, True
+        self.good.put_back()
+        run.optimiser.state.clear()
+        if run.warm is not None:
+            for warm in run.warm.states.values():
+                warm.forget()
+        if state.refusals >= REFUSALS:
+            run.stopped = (
+                f"epoch {run.epoch}: {REFUSALS} checkpoints in a row were not kept; the weights are the last "
+                f"that were. The last reason: {reason}"
+            )
+            run.advice = "a smaller rate, larger batches, or this network as it is."
+        return False
+
+    def _entry(self, at: EnclosedLoss | None, **more: Any) -> dict[str, Any]:
+        known = {} if at is None else {"F": [at.F.lo, at.F.hi], "data": [at.data.lo, at.data.hi]}
+        return {"epoch": self.run.epoch, "step": self.run.step, **known, **more}
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def finish(self, best: dict[str, Tensor], epoch: int) -> None:
+        """Leave the model at the best of the weights that were kept, or at the last."""
+        entries = [c for c in self.state.checkpoints if c["accepted"] and c["epoch"] == epoch]
+        if best and entries and epoch != self.run.epoch:
+            self.model.load_state_dict(best)
+            self.good.take()
+            last = entries[-1]
+            self.state.F, self.state.data, self.state.settled = last["F"], last["data"], False
+        self.settle()
+
+    def settle(self) -> None:
+        """At the weights that are left, solve for the readout and measure the gap; once."""
+        state = self.state
+        if not state.settled:
+            objective = self._objective()
+            held = HeldFeatures(objective, TIGHT)
+            best = Anchor.on(held, start=objective.readout.get().cpu())
+            if self.run.trainer.refit and best.F.hi <= state.F[1]:
+                objective.readout.set(best.a)
+                self.good.take()
+                state.F, state.data = [best.F.lo, best.F.hi], [best.data.lo, best.data.hi]
+            self._settled(best.lower)
+        if not any(c["accepted"] for c in state.checkpoints):
+            message = (
+                "no checkpoint was kept: the network learned nothing beyond its readout, and is the untrained "
+                "one with the best readout of its features"
+            )
+            self.run.advice = self.run.advice or f"{message}: a smaller rate, or more epochs."
+            warnings.warn(f"{message}.", LearnedNothing, stacklevel=4)
+
+    def _settled(self, lower: float) -> None:
+        state = self.state
+        state.settled, state.least = True, lower
+        state.gap = max((Interval(state.F[1]) - lower).hi, 0.0)
+        state.stationarity = self._stationarity()
+
+    def _stationarity(self) -> float:
+        """About ‖∇_h F‖, from some of the rows."""
+        run, N = self.run, len(self.rows)
+        rows = torch.arange(0, N, max(1, N // _SAMPLE))
+        run.optimiser.zero_grad(set_to_none=True)
+        for part in rows.split(run.batch_size):
+            run.differentiate(part, len(rows))
+        read, total = self._objective().readout.parameters(self.model), 0.0
+        weights = self.terms.weights
+        scale = N if weights is None else float(weights.sum())
+        for name, p in self.model.named_parameters():
+            if name not in read and p.grad is not None:
+                total += float((scale * p.grad + self.terms.decay * p.detach()).square().sum())
+        run.optimiser.zero_grad(set_to_none=True)
+        return math.sqrt(total)
+
+    def told(self) -> dict[str, Any]:
+        """What a History says of it."""
+        state, constants = self.state, self.certificate.constants
+        return {
+            "loss": self.terms.loss.name,
+            "ridge": self.terms.ridge,
+            "decay": self.terms.decay,
+            "F_zero": self.zero,
+            "F_start": constants["F_start"],
+            "F_start_least": constants["F_least"],
+            "data_start": constants["data_start"],
+            "F_end": state.F,
+            "data_end": state.data,
+            "F_end_least": state.least,
+            "gap": state.gap,
+            "stationarity": state.stationarity,
+            "checkpoints": state.checkpoints,
+        }
+
+    def _objective(self) -> Objective:
+        """F at the present weights."""
+        return Objective(facts(self.model).reads(), self.rows)
+
+    def _keep(self, found: Anchor) -> None:
+        state = self.state
+        state.F, state.data = [found.F.lo, found.F.hi], [found.data.lo, found.data.hi]
+        state.least, state.gap = found.lower, found.gap
+        self.good.take()
+
+
+def _not_lower(F: Interval, limit: float) -> str:
+    """Why a candidate was not kept."""
+    if not math.isfinite(F.hi):
+        return "nothing is proved of F there: its equilibria were not found"
+    how = "is above" if F.lo > limit else "is not proved to be at most"
+    return f"F there, {F.hi:.8g}, {how} {limit:.8g}"
+
+
+def penalties(run: TrainingRun) -> list[tuple[torch.nn.Parameter, float]]:
+    """Trained parameters with what the gradient of F's mean over samples has of themselves."""
+    trainer, N = run.trainer, float(len(run.X))
+    ridge, decay = trainer.ridge, trainer.decay
+    if run.anchoring is not None:
+        terms = run.anchoring.terms
+        ridge, decay = terms.ridge, terms.decay
+        N = N if terms.weights is None else float(terms.weights.sum())
+    if not (ridge or decay):
+        return []
+    read = facts(run.model).reads().readout_of(run.model).parameters(run.model)
+    named = [(n, p) for n, p in run.model.named_parameters() if p.requires_grad]
+    found = [(p, (ridge if n in read else decay) / N) for n, p in named]
+    return [(p, share) for p, share in found if share]
