@@ -18,7 +18,7 @@ from equipoise.theory import certified_radius, conv_robustness, lipschitz_bound
 from equipoise.theory.conv_robustness import (
     ConvHead,
     ConvNetwork,
-    _conv_rounding,
+    conv_rounding,
     _means,
     _means_norm,
     _resize_norm,
@@ -71,7 +71,7 @@ def test_the_rounding_of_a_convolution_is_bounded(stride):
                     for b in range(3)
                 )
                 error += (exact - Fraction(computed[0, o, i, j].item())) ** 2
-    assert 0 < float(error) ** 0.5 <= _conv_rounding(K, x).hi < 1e-12
+    assert 0 < float(error) ** 0.5 <= conv_rounding(K, x).hi < 1e-12
 
 
 def test_means_and_resizing_have_the_norms_of_their_matrices():

@@ -31,8 +31,8 @@ CHECKED = (
     "what training reached is kept only where sound bounds show that every input has one equilibrium and that "
     "F did not rise, as a Trainer that is given this certificate checks it"
 )
-TIGHT = 1e-9  # tolerance of the solves where a gap is measured
-_SOLVED = 1e-9  # of F, to which the readout is solved for
+TIGHT = 1e-9  # tolerance of the solves where a small gap is measured
+_START, _END = (1e-7, 1e-4), (TIGHT, 1e-6)  # of the equilibria, and of the gap as a share of F
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,14 @@ class Anchor:
     def of(reads: ReadFeatures, rows: Rows) -> Anchor:
         """Solve for the readout of the present features, and enclose F there."""
         objective = Objective(reads, rows)
-        held = HeldFeatures(objective, TIGHT)
-        return Anchor.on(held)
+        return Anchor.on(HeldFeatures(objective, _START[0]), tolerance=_START[1])
 
     @staticmethod
-    def on(held: HeldFeatures, start: Tensor | None = None) -> Anchor:
+    def on(held: HeldFeatures, start: Tensor | None = None, tolerance: float = _END[1]) -> Anchor:
         """The same on features that are held; `start` is where the readout's solve begins."""
         objective = held.objective
         zero = torch.zeros_like(objective.readout.get())
-        free = solve_readout(held, (zero if start is None else start).cpu(), _SOLVED)
+        free = solve_readout(held, (zero if start is None else start).cpu(), tolerance)
         a = objective.readout.rounded(free)
         if not bool(torch.isfinite(a).all()):
             a = zero.cpu()

@@ -49,8 +49,16 @@ class ConvexLoss(ABC):
         """ℓ and its slope at q (n, k), with their rounding."""
 
     @abstractmethod
-    def curved(self, q: Tensor, y: Tensor, d: Tensor) -> Tensor:
-        """ℓ''(q) d, row by row, (n, k); trusted for nothing."""
+    def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """What tells ℓ''(q), row by row, (n, k): here its diagonal; trusted for nothing."""
+
+    def curved(self, at: Tensor, d: Tensor) -> Tensor:
+        """ℓ''(q) d, row by row, (n, k), from the curvature at q."""
+        return at * d
+
+    def diagonal(self, at: Tensor) -> Tensor:
+        """The diagonal of ℓ'', from the curvature."""
+        return at
 
     def targets(self, y: Tensor, outputs: int) -> Tensor:
         """y of n rows as (n, k) in float64; a ValueError where it does not fit the outputs or the loss."""
@@ -79,9 +87,9 @@ class HalfSquared(ConvexLoss):
         units = gamma(q.shape[1] + 8)
         return LossRows(value, slope, units * value + 1e-300, units * slope.norm(dim=1) + 1e-300)
 
-    def curved(self, q: Tensor, y: Tensor, d: Tensor) -> Tensor:
-        """β d."""
-        return self.smoothness * d
+    def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """β."""
+        return torch.full_like(q, self.smoothness)
 
 
 @dataclass(frozen=True)
@@ -113,10 +121,17 @@ class SoftmaxCrossEntropy(ConvexLoss):
         sizes = 1 + log_total[:, 0] + (y * d.abs()).sum(dim=1) * (1 + 2.0**-20)
         return LossRows(value, slope, units * sizes, torch.full_like(value, units * 2 * (k + 1)))
 
-    def curved(self, q: Tensor, y: Tensor, d: Tensor) -> Tensor:
+    def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """p, of which the diagonal is p(1 − p), and all of ℓ'' is diag p − ppᵀ."""
+        return torch.softmax(q, dim=1)
+
+    def curved(self, at: Tensor, d: Tensor) -> Tensor:
         """p∘d − p(p·d)."""
-        p = torch.softmax(q, dim=1)
-        return p * (d - (p * d).sum(dim=1, keepdim=True))
+        return at * (d - (at * d).sum(dim=1, keepdim=True))
+
+    def diagonal(self, at: Tensor) -> Tensor:
+        """p(1 − p)."""
+        return at * (1 - at)
 
     def targets(self, y: Tensor, outputs: int) -> Tensor:
         """Classes (n,) as rows of the identity; probabilities as they are."""
@@ -155,9 +170,9 @@ class LogisticRows(ConvexLoss):
         sizes = k + (softplus + (y * q).abs()).sum(dim=1)
         return LossRows(value, torch.sigmoid(q) - y, units * sizes, torch.full_like(value, units * 2 * k))
 
-    def curved(self, q: Tensor, y: Tensor, d: Tensor) -> Tensor:
-        """p(1 − p)∘d."""
-        return torch.sigmoid(q) * torch.sigmoid(-q) * d
+    def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """p(1 − p)."""
+        return torch.sigmoid(q) * torch.sigmoid(-q)
 
 
 @dataclass(frozen=True)
@@ -174,9 +189,9 @@ class HingeRows(ConvexLoss):
         units = gamma(q.shape[1] + 8)
         return LossRows(value, -2 * y * short, units * value, units * 2 * short.norm(dim=1))
 
-    def curved(self, q: Tensor, y: Tensor, d: Tensor) -> Tensor:
-        """2d where the hinge is open."""
-        return torch.where(y * q < 1, 2 * d, 0.0)
+    def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """2 where the hinge is open."""
+        return torch.where(y * q < 1, 2.0, 0.0)
 
 
 CONVEX: dict[str, ConvexLoss] = {

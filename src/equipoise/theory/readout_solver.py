@@ -1,7 +1,7 @@
 """min over a of F(h, a) on features that are held: Newton's method by conjugate gradients, trusted for nothing.
 
-The factor of βΦᵀwΦ + λI preconditions; for a square loss it is the Hessian, so that one step is the Cholesky
-solve. The line search moves along outputs that are known, and needs no product with the features.
+Each output is preconditioned by its own block of the Hessian, Φᵀ diag(wℓ''_c)Φ + λI, of some of the rows; for a
+square loss, of all rows, it is the Hessian, and one step is the Cholesky solve. The line search moves along outputs that are known, and needs no product with the features.
 """
 
 from __future__ import annotations
@@ -14,33 +14,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..linalg import Interval, frobenius, gamma
 from .anchored_objective import Objective
+from .convex_losses import HalfSquared
 from .read_features import FeatureBlock
 
 _HELD = 1 << 28  # bytes of features that are held in memory; more are in a file that the system maps
-_NEWTON, _CONJUGATE = 40, 60  # steps at most
-_FORCING = 0.1  # how well a Newton step is solved for, relative to the gradient
+_NEWTON, _CONJUGATE = 40, 150  # steps at most
+_SAMPLE = 3000  # rows of which preconditioners are made
+_FACTORS = 1 << 25  # numbers that they may have
+_NEAR = 0.5  # a gap, as a share of F, from which on preconditioners of all rows pay
 
 
 class HeldFeatures:
-    """Features of all rows from one sweep, with their errors, so that readouts are tried without a solve."""
+    """Features of all rows from one sweep, with their errors, so that readouts are tried without a solve.
+
+    Each is the sum of two numbers of float32: the first alone serves where nothing is proved.
+    """
 
     def __init__(self, objective: Objective, rtol: float, starts: Tensor | None = None) -> None:
         self.objective, self.slices = objective, objective.rows.slices()
         self.parts: list[tuple[float, int]] = []
-        self.Phi: Tensor | None = None
+        self.halves: list[Tensor] = []  # (N, p) each
         for rows, block in objective.blocks(rtol, starts):
-            if self.Phi is None:
-                self.Phi = _room(len(objective.rows), block.Phi.shape[1])
-            self.Phi[rows] = block.Phi.cpu()
-            self.parts.append((block.error, block.work))
+            Phi = block.Phi.cpu()
+            if not self.halves:
+                self.halves = [_room(len(objective.rows), Phi.shape[1]) for _ in range(2)]
+            self.halves[0][rows] = Phi.float()
+            self.halves[1][rows] = (Phi - self.halves[0][rows].double()).float()
+            lost = frobenius(Phi - self._whole(rows)) * (1 + gamma(4))
+            self.parts.append(((Interval(0.0, block.error) + lost).hi, block.work))
+
+    def _whole(self, rows: slice) -> Tensor:
+        high, low = (half[rows].double() for half in self.halves)
+        return high.add_(low)
 
     def blocks(self) -> Iterator[tuple[slice, FeatureBlock]]:
         """As `Objective.blocks`."""
-        assert self.Phi is not None
         for rows, (error, work) in zip(self.slices, self.parts, strict=True):
-            part = self.Phi[rows]
-            yield rows, FeatureBlock(part, error, part, work)
+            Phi = self._whole(rows)
+            yield rows, FeatureBlock(Phi, error, Phi, work)
 
     @property
     def error(self) -> float:
@@ -49,87 +62,112 @@ class HeldFeatures:
 
 
 def _room(rows: int, width: int) -> Tensor:
-    """(N, p) in float64: in memory, or in a nameless file that goes with the last reference to it."""
+    """(N, p) in float32: in memory, or in a nameless file that goes with the last reference to it."""
     if 8 * rows * width <= _HELD:
-        return torch.empty(rows, width, dtype=torch.float64)
+        return torch.empty(rows, width, dtype=torch.float32)
     with TemporaryFile() as file:
-        return torch.from_numpy(np.memmap(file, np.float64, "w+", shape=(rows, width)))
+        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(rows, width)))
 
 
 def solve_readout(held: HeldFeatures, a: Tensor, tolerance: float, steps: int = _NEWTON) -> Tensor:
     """A readout with ‖∇_a F‖²/(2λ) about `tolerance` of F or less, from a (p, k)."""
-    newton = _Newton(held, a.clone())
+    newton, best, least = _Newton(held, a), a, math.inf
     for _ in range(steps):
         F, G = newton.value_and_gradient()
-        if not math.isfinite(F):
-            return a
-        if float(G.square().sum()) / (2 * newton.ridge) <= tolerance * F:
+        if not F < least:  # rounding has the last word
             break
-        if not newton.step(F, G):
+        best, least = newton.a, F
+        share = float(G.square().sum()) / (2 * newton.ridge * F) if F > 0 else 0.0
+        if share <= tolerance or not newton.step(F, G, share):
             break
-    return newton.a
+    return best
 
 
 class _Newton:
     def __init__(self, held: HeldFeatures, a: Tensor) -> None:
-        self.held, self.a, self.terms = held, a, held.objective.terms
-        self.loss, self.ridge = self.terms.loss, self.terms.ridge
-        self.data = [
-            (block.Phi, *held.objective.rows.targets(rows, block.Phi.device)) for rows, block in held.blocks()
-        ]
-        self.Q = [Phi @ a for Phi, _, _ in self.data]
-        self.factor = self._preconditioner()
-
-    def _preconditioner(self) -> Tensor:
-        p = len(self.a)
-        G = torch.zeros(p, p, dtype=torch.float64)
-        for Phi, _, w in self.data:
-            G.addmm_(Phi.T, w[:, None] * Phi)
-        G.mul_(self.loss.smoothness)
-        G.diagonal().add_(self.ridge)
-        factor, info = torch.linalg.cholesky_ex(G)
-        return factor if int(info) == 0 else torch.diag(G.diagonal().clamp_min(self.ridge).sqrt())
+        self.a, terms = a, held.objective.terms
+        self.loss, self.ridge = terms.loss, terms.ridge
+        targets = [held.objective.rows.targets(rows, torch.device("cpu")) for rows in held.slices]
+        self.y, self.w = [y for y, _ in targets], [w for _, w in targets]
+        self.high, self.low = ([half[rows] for rows in held.slices] for half in held.halves)
+        self.Q: list[Tensor] = []
+        self._near: Tensor | None = None  # factors from all rows, once the end is near
 
     def value_and_gradient(self) -> tuple[float, Tensor]:
-        """F without the decay, and ∇_a F."""
+        """F without the decay, and ∇_a F, in float64."""
         F, G = self.ridge / 2 * float(self.a.square().sum()), self.ridge * self.a
-        for (Phi, y, w), q in zip(self.data, self.Q, strict=True):
+        self.Q = []
+        for high, low, y, w in zip(self.high, self.low, self.y, self.w, strict=True):
+            Phi = high.double().add_(low)
+            q = _product(Phi, self.a)
             at = self.loss.rows(q, y)
             F += float((w * at.value).sum())
-            G = G + Phi.T @ (w[:, None] * at.slope)
+            G = G + ((w[:, None] * at.slope).T @ Phi).T
+            self.Q.append(q)
         return F, G
 
-    def step(self, F: float, G: Tensor) -> bool:
-        """One step with a line search; False where rounding leaves nothing to gain."""
-        D = self._direction(G)
-        P = [Phi @ D for Phi, _, _ in self.data]
-        slope = float((G * D).sum())
-        t = 1.0
+    def step(self, F: float, G: Tensor, share: float) -> bool:
+        """One step with a line search; False where rounding leaves nothing to gain.
+
+        `share`, about the gap as one of F, says how near the end is, and so what care pays.
+        """
+        D = self._direction(G, share)
+        P = [_product(Phi, D.float()).double() for Phi in self.high]
+        slope, t = float((G * D).sum()), 1.0
         while t > 1e-6:
-            if self._along(t, D, P) <= F + 1e-4 * t * slope + 1e-13 * abs(F):
+            if self._along(t, D, P) <= F + 1e-4 * t * slope + 1e-12 * abs(F):
                 self.a = self.a + t * D
-                self.Q = [q + t * p for q, p in zip(self.Q, P, strict=True)]
                 return True
             t /= 2
         return False
 
     def _along(self, t: float, D: Tensor, P: list[Tensor]) -> float:
         F = self.ridge / 2 * float((self.a + t * D).square().sum())
-        for (_, y, w), q, p in zip(self.data, self.Q, P, strict=True):
+        for q, p, y, w in zip(self.Q, P, self.y, self.w, strict=True):
             F += float((w * self.loss.rows(q + t * p, y).value).sum())
         return F
 
-    def _direction(self, G: Tensor) -> Tensor:
-        """About −H⁻¹G by preconditioned conjugate gradients."""
-        return conjugate_gradients(
-            self._curved, -G, lambda r: torch.cholesky_solve(r, self.factor), _FORCING, _CONJUGATE
-        )
+    def _direction(self, G: Tensor, share: float) -> Tensor:
+        """About −H⁻¹G by preconditioned conjugate gradients, with products in float32."""
+        bent = [self.loss.curvature(q, y).float() for q, y in zip(self.Q, self.y, strict=True)]
+        factor = self._near if self._near is not None else self._factors(bent, share)
+        if share < _NEAR:
+            self._near = factor
+        forcing = min(0.1, math.sqrt(share))
 
-    def _curved(self, D: Tensor) -> Tensor:
-        H = self.ridge * D
-        for (Phi, y, w), q in zip(self.data, self.Q, strict=True):
-            H = H + Phi.T @ (w[:, None] * self.loss.curved(q, y, Phi @ D))
-        return H
+        def curved(D: Tensor) -> Tensor:
+            d, H = D.float(), self.ridge * D
+            for Phi, w, at in zip(self.high, self.w, bent, strict=True):
+                H += ((w[:, None].float() * self.loss.curved(at, _product(Phi, d))).T @ Phi).T.double()
+            return H
+
+        def precondition(r: Tensor) -> Tensor:
+            if len(factor) == 1:
+                return torch.cholesky_solve(r, factor[0])
+            return torch.cholesky_solve(r.T[:, :, None], factor)[:, :, 0].T
+
+        return conjugate_gradients(curved, -G, precondition, forcing, _CONJUGATE)
+
+    def _factors(self, bent: list[Tensor], share: float) -> Tensor:
+        """Of each output's block of the Hessian, (k, p, p); one, (1, p, p), where they are alike or large."""
+        p, k = self.a.shape
+        same = isinstance(self.loss, HalfSquared)
+        every = 1 if same or share < _NEAR else max(1, sum(map(len, self.w)) // _SAMPLE)
+        alike = same or k * p * p > _FACTORS
+        G = torch.zeros(1 if alike else k, p, p)
+        for Phi, w, at in zip(self.high, self.w, bent, strict=True):
+            some, d = Phi[::every], every * w[::every, None].float() * self.loss.diagonal(at[::every])
+            for c in range(len(G)):
+                G[c].addmm_(some.T, (d.amax(dim=1) if alike else d[:, c])[:, None] * some)
+        G = G.double()
+        G.diagonal(dim1=1, dim2=2).add_(self.ridge)
+        factor, info = torch.linalg.cholesky_ex(G)
+        return factor if not bool(info.any()) else torch.diag_embed(G.diagonal(dim1=1, dim2=2).sqrt())
+
+
+def _product(Phi: Tensor, D: Tensor) -> Tensor:
+    """Φ D for few columns: several times as fast in this order."""
+    return (D.T @ Phi.T).T
 
 
 def conjugate_gradients(

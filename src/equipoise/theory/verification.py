@@ -22,6 +22,7 @@ from .certificate import NUMBERS, Certificate, Seal, digest_of, fingerprint
 from .claim import Claim
 
 _AGREES = 1e-6  # relative: other machines round otherwise
+_SOLVED = 1e-3  # relative: the optimum of a readout is found to a tolerance, and what is said is what was found
 _PRINTED = 0.02  # relative: numbers in words have three digits or more
 _ROUNDED = ("error", "least")  # of the size of rounding, where machines agree in the order alone
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
@@ -94,38 +95,39 @@ def _check_fingerprint(certificate: Certificate, now: Mapping[str, str]) -> None
 
 def differences(old: Certificate, new: Certificate) -> Iterator[tuple[str, Any, Any]]:
     """Where two certificates say something else: what, and both words."""
+    near = _SOLVED if old.kind == "anchored" else _AGREES
     for name in ("kind", "loss", "tier", "obstacle", "promise", *NUMBERS):
-        if not _same(getattr(old, name), getattr(new, name)):
+        if not _same(getattr(old, name), getattr(new, name), near):
             yield name, getattr(old, name), getattr(new, name)
     for name in ("hypotheses", "step_sizes", "constants"):
-        yield from _within(name, getattr(old, name), getattr(new, name))
+        yield from _within(name, getattr(old, name), getattr(new, name), near)
     if len(old.claims) != len(new.claims):
         yield "the number of claims", len(old.claims), len(new.claims)
     for ours, theirs in zip(old.claims, new.claims, strict=False):
-        if not _same_claim(ours, theirs):
+        if not _same_claim(ours, theirs, near):
             yield "a claim", ours, theirs
 
 
-def _within(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+def _within(name: str, old: Any, new: Any, near: float) -> Iterator[tuple[str, Any, Any]]:
     pair = [dict(v) if isinstance(v, Mapping) else dict(enumerate(v)) for v in (old, new)]
     for key in {**pair[0], **pair[1]}:
         a, b = (values.get(key) for values in pair)
-        if not (_alike(a, b) if key in _ROUNDED else _same(a, b)):
+        if not (_alike(a, b) if key in _ROUNDED else _same(a, b, near)):
             yield f"{name}[{key!r}]", a, b
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any, near: float = _AGREES) -> bool:
     if isinstance(a, Interval) and isinstance(b, Interval):
-        return _same(a.lo, b.lo) and _same(a.hi, b.hi)
+        return _same(a.lo, b.lo, near) and _same(a.hi, b.hi, near)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_same(x, y, near) for x, y in zip(a, b, strict=True))
     if isinstance(a, str) and isinstance(b, str):
         numbers = [[float(x) for x in _NUMBER.findall(words)] for words in (a, b)]
         return _NUMBER.sub("#", a) == _NUMBER.sub("#", b) and all(
             math.isclose(x, y, rel_tol=_PRINTED) for x, y in zip(*numbers, strict=True)
         )
     if _is_number(a) and _is_number(b):
-        return a == b or math.isclose(a, b, rel_tol=_AGREES)
+        return a == b or math.isclose(a, b, rel_tol=near)
     return type(a) is type(b) and a == b
 
 
@@ -138,12 +140,12 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
-def _same_claim(a: Claim, b: Claim) -> bool:
+def _same_claim(a: Claim, b: Claim, rel: float) -> bool:
     words = [(c.name, c.relation, c.printed, c.holds, c.refuted) for c in (a, b)]
     if words[0] != words[1] or not _same(a.statement, b.statement):
         return False
     ends = [[c.left.lo, c.left.hi, c.right.lo, c.right.hi] for c in (a, b)]
     near = 1e-9 * max((abs(x) for x in ends[1] if math.isfinite(x)), default=0.0)
     return all(
-        x == y or math.isclose(x, y, rel_tol=_AGREES, abs_tol=near) for x, y in zip(*ends, strict=True)
+        x == y or math.isclose(x, y, rel_tol=rel, abs_tol=near) for x, y in zip(*ends, strict=True)
     )

@@ -40,6 +40,10 @@ class Projection:
     bound: float = 0.99
     every: int = 1
 
+    def __repr__(self) -> str:
+        each = "" if self.every == 1 else f", every={self.every}"
+        return f"Projection(bound={self.bound!r}{each})"
+
     def __post_init__(self) -> None:
         if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
             raise ValueError(f"every must be an integer ≥ 1. Got {self.every!r} instead.")
