@@ -18,10 +18,10 @@ from equipoise.theory import certified_radius, conv_robustness, lipschitz_bound
 from equipoise.theory.conv_robustness import (
     ConvHead,
     ConvNetwork,
-    conv_rounding,
     _means,
     _means_norm,
     _resize_norm,
+    conv_rounding,
 )
 from equipoise.theory.families.conv_opteq import ConvOptEqFacts
 

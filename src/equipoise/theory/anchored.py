@@ -28,10 +28,11 @@ from .readout_solver import HeldFeatures, solve_readout
 from .register import facts
 
 CHECKED = (
-    "what training reached is kept only where sound bounds show that every input has one equilibrium and that "
-    "F did not rise, as a Trainer that is given this certificate checks it"
+    "what training reached is kept only where sound bounds show that every input has one equilibrium and "
+    "that F did not rise, as a Trainer that is given this certificate checks it"
 )
 TIGHT = 1e-9  # tolerance of the solves where a small gap is measured
+_SMALL = 1 << 22  # features, in all, of which a small gap costs nothing
 _START, _END = (1e-7, 1e-4), (TIGHT, 1e-6)  # of the equilibria, and of the gap as a share of F
 
 
@@ -159,13 +160,14 @@ class Anchor:
     def of(reads: ReadFeatures, rows: Rows) -> Anchor:
         """Solve for the readout of the present features, and enclose F there."""
         objective = Objective(reads, rows)
-        return Anchor.on(HeldFeatures(objective, _START[0]), tolerance=_START[1])
+        held = HeldFeatures(objective, _START[0])
+        return Anchor.on(held, tolerance=_END[1] if held.halves[0].numel() <= _SMALL else _START[1])
 
     @staticmethod
     def on(held: HeldFeatures, start: Tensor | None = None, tolerance: float = _END[1]) -> Anchor:
         """The same on features that are held; `start` is where the readout's solve begins."""
         objective = held.objective
-        zero = torch.zeros_like(objective.readout.get())
+        zero = torch.zeros_like(objective.readout.stored())
         free = solve_readout(held, (zero if start is None else start).cpu(), tolerance)
         a = objective.readout.rounded(free)
         if not bool(torch.isfinite(a).all()):
@@ -193,9 +195,9 @@ class Anchor:
         of = f"the {terms.loss.name} loss of all {N} rows plus ½·{terms.ridge:g}‖a‖²"
         of += f" plus ½·{terms.decay:g}‖h‖²" if terms.decay else ""
         return (
-            f"F, {of}, never ends above {self.F.hi:.6g}, which the best readout of the untrained features has "
-            f"to {max(self.gap, 0.0):.2g} (without a readout it is {self.zero.hi:.6g}); what is kept of the "
-            f"training only lowers it, and every input has one equilibrium throughout."
+            f"F, {of}, never ends above {self.F.hi:.6g}, that of the best readout of the untrained features "
+            f"(without a readout it is {self.zero.hi:.6g}); what is kept of the training only lowers it, and "
+            f"every input has one equilibrium throughout."
         )
 
 

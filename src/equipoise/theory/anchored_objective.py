@@ -97,9 +97,7 @@ class Objective:
                     total = total + frobenius(p.detach()) ** 2
         return kappa * total
 
-    def blocks(
-        self, rtol: float, starts: Tensor | None = None
-    ) -> Iterator[tuple[slice, FeatureBlock]]:
+    def blocks(self, rtol: float, starts: Tensor | None = None) -> Iterator[tuple[slice, FeatureBlock]]:
         """Features of every block, with a column of ones where the readout has a bias."""
         for rows in self.rows.slices():
             X = torch.as_tensor(self.rows.X[rows])

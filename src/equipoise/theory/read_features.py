@@ -44,20 +44,20 @@ class LinearReadout:
     weight: Tensor  # (p, k), a view of what is stored
     bias: Tensor | None = None  # (k,)
 
-    def get(self) -> Tensor:
+    def stored(self) -> Tensor:
         """a in float64, the exact values of what is stored."""
         parts = [self.weight.detach()] + ([] if self.bias is None else [self.bias.detach()[None]])
         return torch.cat(parts).double()
 
     @torch.no_grad()
-    def set(self, a: Tensor) -> None:
+    def store(self, a: Tensor) -> None:
         """Store a, rounded to the dtype of the model."""
         self.weight.copy_(a[: len(self.weight)])
         if self.bias is not None:
             self.bias.copy_(a[-1])
 
     def rounded(self, a: Tensor) -> Tensor:
-        """What `get` returns once a has been stored."""
+        """What `stored` returns once a has been stored."""
         return a.to(self.weight.dtype).double()
 
     def parameters(self, model: nn.Module) -> set[str]:
@@ -120,7 +120,8 @@ class ReadFeatures(ABC):
     def readout_of(self, model: Any) -> LinearReadout:
         """The readout of this model, or of one of its shape."""
         weight = model.readout_weight
-        return LinearReadout(weight.reshape(-1, 1) if weight.ndim == 1 else weight)
+        bias = getattr(model, "readout_bias", None)
+        return LinearReadout(weight.reshape(-1, 1) if weight.ndim == 1 else weight, bias)
 
     def _not_finite(self) -> str:
         return not_finite(self.model, torch.zeros(1))

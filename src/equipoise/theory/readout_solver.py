@@ -1,7 +1,8 @@
-"""min over a of F(h, a) on features that are held: Newton's method by conjugate gradients, trusted for nothing.
+"""min over a of F(h, a) on features that are held, by Newton's method; trusted for nothing.
 
-Each output is preconditioned by its own block of the Hessian, Φᵀ diag(wℓ''_c)Φ + λI, of some of the rows; for a
-square loss, of all rows, it is the Hessian, and one step is the Cholesky solve. The line search moves along outputs that are known, and needs no product with the features.
+Steps are found by conjugate gradients. Each output is preconditioned by its own block of the Hessian,
+Φᵀ diag(wℓ''_c)Φ + λI, of some of the rows, and of all near the end; for a square loss it is the Hessian, so
+that one step is the Cholesky solve.
 """
 
 from __future__ import annotations
@@ -194,5 +195,3 @@ def conjugate_gradients(
         new = float((r * z).sum())
         d, rho = z + (new / rho) * d, new
     return x
-
-

@@ -22,7 +22,9 @@ from .certificate import NUMBERS, Certificate, Seal, digest_of, fingerprint
 from .claim import Claim
 
 _AGREES = 1e-6  # relative: other machines round otherwise
-_SOLVED = 1e-3  # relative: the optimum of a readout is found to a tolerance, and what is said is what was found
+_SOLVED = (
+    1e-3  # relative: the optimum of a readout is found to a tolerance, and what is said is what was found
+)
 _PRINTED = 0.02  # relative: numbers in words have three digits or more
 _ROUNDED = ("error", "least")  # of the size of rounding, where machines agree in the order alone
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
@@ -146,6 +148,4 @@ def _same_claim(a: Claim, b: Claim, rel: float) -> bool:
         return False
     ends = [[c.left.lo, c.left.hi, c.right.lo, c.right.hi] for c in (a, b)]
     near = 1e-9 * max((abs(x) for x in ends[1] if math.isfinite(x)), default=0.0)
-    return all(
-        x == y or math.isclose(x, y, rel_tol=rel, abs_tol=near) for x, y in zip(*ends, strict=True)
-    )
+    return all(x == y or math.isclose(x, y, rel_tol=rel, abs_tol=near) for x, y in zip(*ends, strict=True))

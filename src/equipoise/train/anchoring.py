@@ -1,8 +1,8 @@
-"""The checkpoints of a run with the certificate "anchored": what it reached is kept only where F did not rise.
+"""The checkpoints of a run with the certificate "anchored": only what does not raise F is kept.
 
 At a checkpoint the weights are a candidate (h', a'). It is kept where sound bounds show that every input has
-one equilibrium at h' and F(h', a') ≤ F(h_k, a_k). Else the model goes back to (h_k, a_k), the learning rate is
-halved, and the optimiser forgets its moments, which led there; after a few refusals in a row the run ends.
+one equilibrium at h' and F(h', a') ≤ F(h_k, a_k). Else the model goes back to (h_k, a_k), the learning rate
+is halved, and the optimiser forgets its moments, which led there; after a few refusals in a row the run ends.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ class Anchoring:
     def begin(self) -> None:
         """Give the model the best readout of its untrained features."""
         known = self.certificate._witness
-        found: Anchor = known if isinstance(known, Anchor) else Anchor.of(facts(self.model).reads(), self.rows)
-        self._objective().readout.set(found.a)
+        found: Anchor = (
+            known if isinstance(known, Anchor) else Anchor.of(facts(self.model).reads(), self.rows)
+        )
+        self._objective().readout.store(found.a)
         self._keep(found)
 
     def restore(self, good: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -129,7 +131,7 @@ class Anchoring:
 
     def _decided(self, objective: Objective, limit: float) -> EnclosedLoss:
         """F of the candidate, from solves that are tightened while their error decides."""
-        state, a, starts = self.state, objective.readout.get(), self.run.equilibria()
+        state, a, starts = self.state, objective.readout.stored(), self.run.equilibria()
         while True:
             (found,) = objective.enclosed(objective.blocks(state.rtol, starts), [a])
             margin, width = limit - found.F.hi, found.F.hi - found.F.lo
@@ -142,13 +144,13 @@ class Anchoring:
                 return found
 
     def _accept_held(self, objective: Objective, limit: float, rtol: float) -> bool:
-        """The same with the best readout of the candidate's features in place of its own, where that passes."""
+        """The same with the best readout of the candidate's features, where that is better than its own."""
         held = HeldFeatures(objective, rtol, self.run.equilibria())
-        a = objective.readout.get().cpu()
+        a = objective.readout.stored().cpu()
         (own,) = objective.enclosed(held.blocks(), [a])
         best = Anchor.on(held, start=a) if self.run.trainer.refit and math.isfinite(own.F.hi) else None
         if best is not None and best.F.hi <= min(limit, own.F.hi):
-            objective.readout.set(best.a)
+            objective.readout.store(best.a)
             self._accept(EnclosedLoss(best.F, best.data), objective.work)
         elif own.F.hi <= limit:
             self._accept(own, objective.work)
@@ -212,16 +214,16 @@ class Anchoring:
         if not state.settled:
             objective = self._objective()
             held = HeldFeatures(objective, TIGHT)
-            best = Anchor.on(held, start=objective.readout.get().cpu())
+            best = Anchor.on(held, start=objective.readout.stored().cpu())
             if self.run.trainer.refit and best.F.hi <= state.F[1]:
-                objective.readout.set(best.a)
+                objective.readout.store(best.a)
                 self.good.take()
                 state.F, state.data = [best.F.lo, best.F.hi], [best.data.lo, best.data.hi]
             self._settled(best.lower)
         if not any(c["accepted"] for c in state.checkpoints):
             message = (
-                "no checkpoint was kept: the network learned nothing beyond its readout, and is the untrained "
-                "one with the best readout of its features"
+                "no checkpoint was kept: the network learned nothing beyond its readout, and is the "
+                "untrained one with the best readout of its features"
             )
             self.run.advice = self.run.advice or f"{message}: a smaller rate, or more epochs."
             warnings.warn(f"{message}.", LearnedNothing, stacklevel=4)

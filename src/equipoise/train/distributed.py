@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ..solve import EquilibriumError
 
@@ -77,3 +78,19 @@ def begin_together(
             f"all ranks must have the same data, network, options and versions: {'; '.join(others)}. "
             "Give every process all of the data: each takes its own samples of every batch."
         )
+
+
+def sum_over_ranks(parameters: list[nn.Parameter], value: float) -> float:
+    """Gradients summed over the ranks, in place; the value likewise."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    last = torch.tensor([value], dtype=torch.float64, device=parameters[0].device)
+    flat = torch.cat([p.grad.reshape(-1).double() for p in parameters if p.grad is not None] + [last])
+    dist.all_reduce(flat)
+    *parts, total = flat.split([p.numel() for p in parameters] + [1])
+    for p, part in zip(parameters, parts, strict=True):
+        p.grad = part.reshape(p.shape).to(p.dtype)
+    return float(total)

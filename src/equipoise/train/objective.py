@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -146,3 +147,16 @@ def scores(objective: Objective, yhat: Tensor, y: Tensor) -> dict[str, float]:
         if spread > 0:
             found["r2"] = 1 - float((yhat - y).square().sum()) / spread
     return found
+
+
+def weights_of(sample_weight: Tensor | None, X: Tensor) -> Tensor:
+    """(N,), with a mean of 1."""
+    if sample_weight is None:
+        return torch.ones(len(X), dtype=X.dtype if X.is_floating_point() else torch.float64)
+    w = sample_weight.detach().cpu().double()
+    if w.shape != (len(X),) or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool(w.any()):
+        raise ValueError(
+            f"sample_weight must be ({len(X)},), finite, ≥ 0 and not all zero. Got shape {tuple(w.shape)}, "
+            f"{float(w.min()) if w.numel() else math.nan:g} to {float(w.max()) if w.numel() else math.nan:g}."
+        )
+    return w / w.mean()

@@ -17,8 +17,8 @@ from ..history import History
 from ..solve import EquilibriumError
 from .anchoring import Anchoring, penalties
 from .checkpoint import Checkpoints
-from .distributed import any_rank_failed
-from .objective import Custom, as_objective
+from .distributed import any_rank_failed, sum_over_ranks
+from .objective import Custom, as_objective, weights_of
 from .training_state import save
 from .warm_start import WarmStarts, startable
 
@@ -53,7 +53,7 @@ class TrainingRun:
         if trainer.certificate is not None:
             self.anchoring = Anchoring(self, trainer.certificate, y)
             sample_weight = self.anchoring.weights(sample_weight)
-        self.weight = _weights(sample_weight, X)
+        self.weight = weights_of(sample_weight, X)
         self.objective = as_objective(trainer.loss, self.model, y)
         self.optimiser = trainer.make_optimiser()
         for group in self.optimiser.param_groups:
@@ -204,11 +204,11 @@ class TrainingRun:
                 self._lost_advice(),
             )
             return math.nan
-        value = self._sum_over_ranks(value)
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        value = sum_over_ranks(parameters, value)
         for p, share in self.penalties:
             if p.grad is not None:
                 p.grad.add_(p.detach(), alpha=share)
-        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         limit = math.inf if trainer.clip is None else trainer.clip
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
         if not (math.isfinite(value) and math.isfinite(norm)):
@@ -244,21 +244,6 @@ class TrainingRun:
         loss = each.sum() / count
         loss.backward()
         return float(loss.detach())
-
-    def _sum_over_ranks(self, value: float) -> float:
-        """Gradients summed over the ranks, in place; the loss likewise."""
-        if self.ranks == 1:
-            return value
-        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        for p in parameters:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        flat = torch.cat([p.grad.reshape(-1).double() for p in parameters] + [_scalar(value, parameters[0])])
-        dist.all_reduce(flat)
-        *parts, total = flat.split([p.numel() for p in parameters] + [1])
-        for p, part in zip(parameters, parts, strict=True):
-            p.grad = part.reshape(p.shape).to(p.dtype)
-        return float(total)
 
     # -- what is measured ----------------------------------------------------------------------------------
 
@@ -321,8 +306,9 @@ class TrainingRun:
 
     def _work(self) -> int:
         """Evaluations of a row in the last solves, forward and adjoint, of all layers."""
-        found = [s for layer in self.layers for s in (layer.last.forward, layer.last.adjoint)]
-        return sum(int(s.steps.sum()) for s in found if s is not None)
+        records: list[Any] = [layer.last for layer in self.layers]
+        solved = [s for record in records for s in (record.forward, record.adjoint) if s is not None]
+        return sum(int(s.steps.sum()) for s in solved)
 
     def report(self, record: Record | None, checkpoints: Checkpoints | None, every: int = 0) -> None:
         """Tell what the epoch gave, once, and save where that is due."""
@@ -403,25 +389,8 @@ class TrainingRun:
         return f"{projected}{self._slower()} A solver with more steps helps where the reason says max_steps."
 
 
-def _weights(sample_weight: Tensor | None, X: Tensor) -> Tensor:
-    """(N,), with a mean of 1."""
-    if sample_weight is None:
-        return torch.ones(len(X), dtype=X.dtype if X.is_floating_point() else torch.float64)
-    w = sample_weight.detach().cpu().double()
-    if w.shape != (len(X),) or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool(w.any()):
-        raise ValueError(
-            f"sample_weight must be ({len(X)},), finite, ≥ 0 and not all zero. Got shape {tuple(w.shape)}, "
-            f"{float(w.min()) if w.numel() else math.nan:g} to {float(w.max()) if w.numel() else math.nan:g}."
-        )
-    return w / w.mean()
-
-
 def _lost(error: EquilibriumError, mine: Tensor) -> str:
     """Which samples have no equilibrium, by their rows in the training set; the error counts in the batch."""
     at = [int(mine[i]) for i in error.solution.failed_rows if i < len(mine)]
     more = f" and {len(at) - 5} more" if len(at) > 5 else ""
     return f"no equilibrium of {', '.join(f'row {i}' for i in at[:5])}{more}. In the batch: {error}"
-
-
-def _scalar(value: float, like: Tensor) -> Tensor:
-    return torch.tensor([value], dtype=torch.float64, device=like.device)

@@ -80,9 +80,7 @@ class ConvMonotoneReads(PooledReads):
         exact, self.claims = self.exact, (is_monotone(model.margin),)
         self.a, self.k = _norms(exact)
         mu = Interval(exact.margin)
-        self.injection = Interval(
-            conv_norm_upper(exact.U, exact.state[1:], 1, exact.U.shape[-1] // 2)
-        )
+        self.injection = Interval(conv_norm_upper(exact.U, exact.state[1:], 1, exact.U.shape[-1] // 2))
         self.norms = extractor_norms(exact)
         # ‖z − z*‖ ≤ (1 + ‖W‖/μ)‖z − f(z)‖
         self.factor = 1 + (abs(1 - mu) + self.a**2 + self.k) / mu
