@@ -210,7 +210,7 @@ def extracted(model: Any, norms: list[Interval], X: Tensor) -> tuple[Tensor, Int
 class ConvHead:
     """ŷ = V r(z) + v with r(z) = means of z, normalised or not; or V⋆z + v, resized."""
 
-    def __init__(self, model: ConvOptEq) -> None:
+    def __init__(self, model: Any) -> None:
         head, (h, w) = model.head, model.state[1:]
         self.factor = Interval(1.0)  # ≥ the Lipschitz constant of r, or of resizing
         self.linear, self.normalised = False, False
