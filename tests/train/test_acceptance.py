@@ -12,7 +12,7 @@ import torch
 import equipoise as eq
 from certifiable import instance
 from equipoise.linalg import frobenius
-from equipoise.train.guarded_run import Run, _directions, _feature_watch, _largest
+from equipoise.train.guarded_run import GuardedRun, _directions, _feature_watch, _largest
 from equipoise.train.last_good import LastGood
 from equipoise.train.readout import _by_svd
 
@@ -21,7 +21,7 @@ def start(family="ling2023", slack=0.0, **options):
     model, X, y = instance(family)
     certificate = eq.certify(model, X, y, theorem="safeguarded", slack=slack, **options)
     assert certificate.proved
-    return Run(model, X, y, certificate, None, "gradient"), certificate
+    return GuardedRun(model, X, y, certificate, None, "gradient"), certificate
 
 
 def judged(run, limit=1e9):

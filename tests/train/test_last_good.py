@@ -10,7 +10,7 @@ import torch
 import equipoise as eq
 from certifiable import FAMILIES, instance
 from equipoise.train.descent import DescentRun
-from equipoise.train.guarded_run import Run
+from equipoise.train.guarded_run import GuardedRun
 
 
 def weights(model):
@@ -41,7 +41,7 @@ def test_hidden_updates_that_overflow_are_left_out(family):
 def test_a_safeguarded_step_that_fails_half_way_is_not_seen(where, error, monkeypatch):
     model, X, y = instance("ling2023")
     certificate = eq.certify(model, X, y, theorem="safeguarded")
-    expected, inside, work = [], [], getattr(Run, where)
+    expected, inside, work = [], [], getattr(GuardedRun, where)
 
     def broken(self, *args):
         if len(expected) == 3:  # in the third step, once the hidden weights were changed
@@ -52,17 +52,17 @@ def test_a_safeguarded_step_that_fails_half_way_is_not_seen(where, error, monkey
             raise error
         return work(self, *args)
 
-    monkeypatch.setattr(Run, where, broken)
+    monkeypatch.setattr(GuardedRun, where, broken)
     seen = lambda k, loss: expected.append(k)
     after = []
-    step = Run.step
+    step = GuardedRun.step
 
     def counted(self):
         taken = step(self)
         after.append(weights(self.model))
         return taken
 
-    monkeypatch.setattr(Run, "step", counted)
+    monkeypatch.setattr(GuardedRun, "step", counted)
     with pytest.raises(error):
         eq.safeguarded_descent(model, X, y, 10, certificate, progress=seen)
     assert inside

@@ -18,7 +18,7 @@ from equipoise.theory.features import reachable_targets
 from equipoise.theory.instance import Instance
 from equipoise.theory.watch import FeatureWatch
 from equipoise.train import guarded_run
-from equipoise.train.guarded_run import Run
+from equipoise.train.guarded_run import GuardedRun
 from equipoise.train.safeguarded import accuracy
 
 TIGHT = eq.Stop(rtol=1e-13, max_steps=5000)
@@ -55,7 +55,7 @@ def test_every_accepted_step_is_safe(family, N, width, slack, readout, outputs):
     certificate = eq.certify(model, X, y, theorem="safeguarded", readout=readout, slack=slack)
     known = certificate.constants
     targets = reachable_targets(Instance(model, X, y), slack).y
-    run = Run(model, X, y, certificate, None, "gradient")
+    run = GuardedRun(model, X, y, certificate, None, "gradient")
     R0, before, moved = None, None, 0
     for k in range(25):
         Z = run.model.solve(X, stop=TIGHT).value

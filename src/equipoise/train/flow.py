@@ -120,6 +120,120 @@ def gradient_flow(
     A flow that loses its equilibria, slides along a kink, or whose solver gives up, ends there: `stopped`
     says so, `advice` what to try, and the model is left at the last good weights.
     """
+    _check(model, time, method, rtol, atol, max_evaluations, measure)
+    due = _due(points, float(time))
+    if certificate is not None:
+        certificate = check_certificate(certificate, model, X, y)
+    chosen = _loss(model, loss, certificate)
+    began = perf_counter()
+    run = FlowField(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
+    least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
+    recorder = DescentRecorder(run, _double(X_test), _double(y_test), 0, 0)
+    recorder.at = _Every(measure)  # type: ignore[assignment]
+    recorder.add(0, run.loss_at(run.start))
+    fastest = run.curvature(0.0, run.start).fastest
+    if method == "auto":
+        method = _automatic(model, time * fastest)
+    atols = 0.01 * rtol * run.tolerances(fastest) if atol is None else atol
+    course = _Course(run, _solver(method, run, float(time), rtol, atols), recorder, due, dense, progress)
+    try:
+        course.follow(max_evaluations)
+    finally:  # also of an error in `progress`, or Ctrl-C
+        run.write(course.theta, model)
+    last = len(course.times) - 1
+    if measure != 0 and not course.stopped and last not in recorder.maps["sigma_min"]:
+        with torch.no_grad():
+            recorder._measure(last)
+    history = recorder.history(course.stopped, perf_counter() - began)
+    history.times, history.least_loss, history.advice = np.array(course.times), least, course.advice
+    if certificate is not None:
+        gap = max(history.loss[0] - least, 1e-300)
+        floor = y.numel() * np.finfo(float).eps * least / gap  # the rounding of a loss near L*
+        history.promised = np.array([max(certificate.bound(t), floor) for t in course.times])
+    return FlowHistory(
+        **{f.name: getattr(history, f.name) for f in fields(History)},
+        method=method,
+        evaluations=run.evaluations,
+        path=course.path(model),
+    )
+
+
+@dataclass
+class _Course:
+    """The way of an ODE solver along the flow: what it reached and recorded, and why it ended early."""
+
+    run: FlowField
+    solver: OdeSolver
+    recorder: DescentRecorder
+    due: list[float] | None  # the times still to be recorded; None for the solver's own
+    dense: bool
+    progress: Callable[[float, float], None] | None
+    times: list[float] = field(default_factory=lambda: [0.0])
+    pieces: list[Any] = field(default_factory=list)  # interpolants between steps, if they are kept
+    stopped: str = ""
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        self.theta = self.run.start  # the last weights at which the loss is known
+
+    def follow(self, max_evaluations: int) -> None:
+        """Go to the end, or as far as the flow can be followed."""
+        while self.solver.status == "running" and not self.stopped:
+            try:
+                self._step(max_evaluations)
+            except EquilibriumError as error:
+                self._end(self.solver.t, f"no equilibrium. {error}", _LOST)
+        if self.stopped and self.due is not None and self.solver.t > self.times[-1]:
+            self._record(self.solver.t, self.solver.y.copy())  # what was reached between two points
+
+    def _step(self, max_evaluations: int) -> None:
+        message = self.solver.step()
+        if self.solver.status == "failed":
+            self._end(self.solver.t, self.run.lost or message, _LOST if self.run.lost else _SLOW)
+            return
+        if self.run.evaluations > max_evaluations:
+            self._end(self.solver.t, f"{max_evaluations} evaluations.", _SLOW)
+        t = self.solver.t
+        piece = self.solver.dense_output() if self.dense or self.due is not None else None
+        self.pieces += [piece] if self.dense else []
+        for at in [t] if self.due is None else _up_to(self.due, t):
+            found = self.solver.y.copy() if piece is None or at == t else piece(at)
+            if not self._record(at, found):
+                self._end(self.times[-1], self.run.lost or "the loss is not finite beyond.", _LOST)
+                return
+
+    def _record(self, t: float, theta: np.ndarray) -> bool:
+        """Whether the loss at θ(t) is finite; it is then recorded, and θ is the last that is good."""
+        value = self.run.loss_at(theta)
+        if not math.isfinite(value):
+            return False
+        self.theta = theta
+        self.recorder.add(len(self.times), value)
+        self.times.append(float(t))
+        if self.progress is not None:
+            self.progress(self.times[-1], value)
+        return True
+
+    def _end(self, t: float, why: str, advice: str) -> None:
+        self.stopped, self.advice = f"t = {t:.6g}: {why}", advice
+
+    def path(self, model: AffineFamily) -> Path | None:
+        """The whole path, if it was kept."""
+        if not self.pieces:
+            return None
+        return Path(self.run, OdeSolution([0.0, *(p.t for p in self.pieces)], self.pieces), model)
+
+
+def _check(
+    model: AffineFamily,
+    time: float,
+    method: str,
+    rtol: float,
+    atol: float | None,
+    max_evaluations: int,
+    measure: int | None,
+) -> None:
+    """Refuse what gradient_flow cannot work with, in words."""
     require_affine("gradient_flow", model)
     for name, number in (("time", time), ("rtol", rtol), ("atol", 1.0 if atol is None else atol)):
         if not (isinstance(number, int | float) and 0 < number < math.inf):
@@ -130,73 +244,6 @@ def gradient_flow(
         raise ValueError(f"max_evaluations must be an integer ≥ 1. Got {max_evaluations!r} instead.")
     if measure is not None and (not isinstance(measure, int) or measure < 0):
         raise ValueError(f"measure must be an integer ≥ 0, or None. Got {measure!r} instead.")
-    due = _due(points, float(time))
-    if certificate is not None:
-        certificate = check_certificate(certificate, model, X, y)
-    chosen = _loss(model, loss, certificate)
-    began, stopped, advice = perf_counter(), "", ""
-    run = FlowField(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
-    least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
-    recorder = DescentRecorder(run, _double(X_test), _double(y_test), 0, 0)
-    recorder.at = _Every(measure)  # type: ignore[assignment]
-    recorder.add(0, run.loss_at(run.start))
-    fastest = run.curvature(0.0, run.start).fastest
-    if method == "auto":
-        method = _automatic(model, time * fastest)
-    atols = 0.01 * rtol * run.tolerances(fastest) if atol is None else atol
-    solver = _solver(method, run, float(time), rtol, atols)
-    theta, times, pieces = run.start, [0.0], list[Any]()
-    try:
-        while solver.status == "running" and not stopped:
-            try:
-                message = solver.step()
-                if solver.status == "failed":
-                    stopped, advice = (
-                        f"t = {solver.t:.6g}: {run.lost or message}",
-                        _LOST if run.lost else _SLOW,
-                    )
-                    break
-                if run.evaluations > max_evaluations:
-                    stopped, advice = f"t = {solver.t:.6g}: {max_evaluations} evaluations.", _SLOW
-                piece = solver.dense_output() if dense or due is not None else None
-                pieces += [piece] if dense else []
-                for t in [solver.t] if due is None else _up_to(due, solver.t):
-                    found = solver.y.copy() if piece is None or t == solver.t else piece(t)
-                    value = run.loss_at(found)
-                    if not math.isfinite(value):
-                        stopped = f"t = {times[-1]:.6g}: {run.lost or 'the loss is not finite beyond.'}"
-                        advice = _LOST
-                        break
-                    theta = found
-                    recorder.add(len(times), value)
-                    times.append(float(t))
-                    if progress is not None:
-                        progress(float(t), value)
-            except EquilibriumError as error:
-                stopped, advice = f"t = {solver.t:.6g}: no equilibrium. {error}", _LOST
-        if stopped and due is not None and solver.t > times[-1]:  # what was reached between two points
-            value = run.loss_at(solver.y)
-            if math.isfinite(value):
-                theta = solver.y.copy()
-                recorder.add(len(times), value)
-                times.append(float(solver.t))
-    finally:  # also of an error in `progress`, or Ctrl-C
-        run.write(theta, model)
-    if measure != 0 and not stopped and len(times) - 1 not in recorder.maps["sigma_min"]:
-        with torch.no_grad():
-            recorder._measure(len(times) - 1)
-    history = recorder.history(stopped, perf_counter() - began)
-    history.times, history.least_loss, history.advice = np.array(times), least, advice
-    if certificate is not None:
-        gap = max(history.loss[0] - least, 1e-300)
-        floor = y.numel() * np.finfo(float).eps * least / gap  # the rounding of a loss near L*
-        history.promised = np.array([max(certificate.bound(t), floor) for t in times])
-    return FlowHistory(
-        **{f.name: getattr(history, f.name) for f in fields(History)},
-        method=method,
-        evaluations=run.evaluations,
-        path=Path(run, OdeSolution([0.0, *(p.t for p in pieces)], pieces), model) if pieces else None,
-    )
 
 
 def _automatic(model: AffineFamily, stiffness: float) -> Method:

@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Point:
+class GuardedPoint:
     """Equilibria of some hidden weights."""
 
     Z: Tensor  # (N, m)
@@ -67,16 +67,16 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Trial:
+class GuardedTrial:
     """A hidden update judged: `reach` is about the share of it that (S1) would have borne."""
 
     safe: bool
     reach: float
-    point: Point | None = None
+    point: GuardedPoint | None = None
     residual: Residual | None = None
 
 
-class Run:
+class GuardedRun:
     """The weights on their way, in float64, at values that the model's own dtype can hold."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Run:
             self.good.take()
         return taken
 
-    def _readout_step(self, point: Point) -> tuple[Tensor, Tensor, Residual, float]:
+    def _readout_step(self, point: GuardedPoint) -> tuple[Tensor, Tensor, Residual, float]:
         """(a⁺, e⁺), what they leave at the old Z, and how much (S1) allows to be left."""
         now = self._residual(point, self.readout.a, self.readout.e)
         a, e = self.readout.stepped(point.Z, now.value, self.eta)
@@ -199,29 +199,31 @@ class Run:
         self.stride.failed()
         return Step(tries=_TRIES, verified=True)
 
-    def _try(self, a: Tensor, e: Tensor, base: Residual, limit: float, start: Tensor, rtol: float) -> Trial:
+    def _try(
+        self, a: Tensor, e: Tensor, base: Residual, limit: float, start: Tensor, rtol: float
+    ) -> GuardedTrial:
         """Judge the hidden weights as they now are, with the readout (a, e)."""
         if not all(bool(torch.isfinite(p).all()) for p in self.hidden.values()):
-            return Trial(safe=False, reach=_SHRINK)
+            return GuardedTrial(safe=False, reach=_SHRINK)
         at = self._enclosure()
         known = bool(torch.isfinite(at.weight).all() and torch.isfinite(at.injection).all())
         if not (known and all(c.holds for c in at.unique) and at.resolvent.hi <= self.R_bar):  # (S4)
-            return Trial(safe=False, reach=_SHRINK)
+            return GuardedTrial(safe=False, reach=_SHRINK)
         point = self._equilibria(at, start, rtol)
         left = self._residual(point, a, e)
         reach = _largest(base.value, left.value - base.value, limit - (left.size.hi - left.norm))
         if not _within(left.size, limit):  # (S1)
-            return Trial(False, min(max(_MARGIN * reach, _SHRINK**2), 0.5), point, left)
+            return GuardedTrial(False, min(max(_MARGIN * reach, _SHRINK**2), 0.5), point, left)
         if not self.features.admits(point.Z, point.error):  # (S2), (S3)
-            return Trial(False, _SHRINK, point, left)
-        return Trial(True, _MARGIN * reach, point, left)
+            return GuardedTrial(False, _SHRINK, point, left)
+        return GuardedTrial(True, _MARGIN * reach, point, left)
 
     # -- what is needed for it ------------------------------------------------------------------------------
 
     def _enclosure(self) -> Enclosure:
         return self.facts.enclosure_near(self.X, self.weights)
 
-    def _equilibria(self, at: Enclosure, start: Tensor | None, rtol: float) -> Point:
+    def _equilibria(self, at: Enclosure, start: Tensor | None, rtol: float) -> GuardedPoint:
         """Z of the hidden weights as they now are, with a bound of its error whatever the solver says."""
         if start is not None and not bool(torch.isfinite(start).all()):
             start = None  # a forecast that overflowed
@@ -233,9 +235,9 @@ class Run:
         finite = bool(torch.isfinite(Z).all())
         error = Equilibria(self.model, at, Z).error if finite else math.inf
         gain = (1 + at.weight_norm * at.resolvent).hi
-        return Point(Z, error, at.weight_norm.hi, gain, int(solution.steps.max()))
+        return GuardedPoint(Z, error, at.weight_norm.hi, gain, int(solution.steps.max()))
 
-    def _residual(self, point: Point, a: Tensor, e: Tensor) -> Residual:
+    def _residual(self, point: GuardedPoint, a: Tensor, e: Tensor) -> Residual:
         kept, self.readout.a, self.readout.e = (self.readout.a, self.readout.e), a, e
         r = self.readout.residual(point.Z)
         self.readout.a, self.readout.e = kept
@@ -313,7 +315,7 @@ class Run:
             p.copy_(tensors[f"parameter.{name}"])
         self.good.take()
         self.readout.a, self.readout.e = tensors["a"], tensors["e"]
-        self.point = Point(tensors["Z"], *facts["point"])
+        self.point = GuardedPoint(tensors["Z"], *facts["point"])
         norm, *size = facts["residual"]
         self.residual = Residual(tensors["r"], norm, Interval(*size))
         self.stride = Stride(**facts["stride"])
@@ -356,7 +358,7 @@ class Stride:
         self.rest = min(2**self.failures, 16)
 
 
-def _feature_watch(point: Point, known: Mapping[str, Any]) -> FeatureWatch:
+def _feature_watch(point: GuardedPoint, known: Mapping[str, Any]) -> FeatureWatch:
     """(S2) and (S3) on Z alone: σ_min([Z, √λ I])² = σ_min(Z)² + λ; at the start, from the certificate."""
     slack, off = Interval(known["slack"]), Interval(0.0, point.error)
     below, above = Interval(known["sigma_floor"]) ** 2 - slack, Interval(known["S_bar"]) ** 2 - slack

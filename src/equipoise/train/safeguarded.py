@@ -24,7 +24,7 @@ from ..theory import Certificate
 from ..theory.certify import certify
 from .checkpoint import Checkpoint, Checkpoints
 from .descent import check_certificate
-from .guarded_run import Direction, Run, Step
+from .guarded_run import Direction, GuardedRun, Step
 
 
 def safeguarded_descent(
@@ -94,7 +94,7 @@ def safeguarded_descent(
     saved = None if checkpoints is None else _latest(checkpoints, about, steps)
     began = time.perf_counter()
     with torch.no_grad():
-        run = Run(model, X, y, certificate, hidden_step, direction)
+        run = GuardedRun(model, X, y, certificate, hidden_step, direction)
         recorder = _Recorder(run, certificate, steps, X_test, y_test, classes, measure, began)
         if saved is not None:
             run.restore(saved.tensors, saved.facts["run"])
@@ -151,7 +151,7 @@ class _Recorder:
 
     def __init__(
         self,
-        run: Run,
+        run: GuardedRun,
         certificate: Certificate,
         steps: int,
         X_test: Tensor | None,

@@ -3,6 +3,11 @@
 J = ∂ŷ/∂θ (Nk × parameters), C = diag ∂²ℓ/∂ŷ² ≥ 0 and K = JJᵀ, the tangent kernel. The field −∇L is
 differentiated as Gauss and Newton do, by −JᵀCJ: all that is stiff lies in it. Jᵀ is the family's pullback, K
 its gram, J the transpose of the pullback by autograd; only the dense methods form a Jacobian.
+
+scipy's BDF chooses orders and steps well, and takes Jacobians as matrices only. Here a Jacobian has a row
+for each parameter, and solving with it needs no more than the kernel, N × N for one output. So GaussNewton
+offers the few operations by which BDF forms and solves its Newton systems, 1 − c·J and `solve`, instead of
+the entries of a matrix.
 """
 
 from __future__ import annotations
