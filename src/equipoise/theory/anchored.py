@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..linalg import Interval
-from .anchored_objective import Objective, Rows, Terms
+from .anchored_objective import EnclosedLoss, Objective, Rows, Terms
 from .certificate import FLOAT64_TIER, Certificate, fingerprint
 from .claim import Claims
 from .convex_losses import CONVEX, TRUSTED, convex_loss
@@ -174,12 +174,15 @@ class Anchor:
             a = zero.cpu()
         stored, exact = objective.enclosed(held.blocks(), [a, free], gradient=True)
         lower = max((exact.F - exact.gap(objective.terms.ridge)).lo, 0.0)
+        without = objective.at_zero()
+        if not stored.F.hi <= without.lo:  # no readout is proved better than none, whose F is known exactly
+            a, stored = zero.cpu(), EnclosedLoss(without, without - objective.decay)
         return Anchor(
             a=a,
             F=stored.F,
             data=stored.data,
             lower=min(lower, stored.F.hi),
-            zero=objective.at_zero(),
+            zero=without,
             decay=objective.decay,
             error=held.error,
             work=objective.work,
