@@ -49,7 +49,7 @@ EACH = pytest.mark.parametrize("form", FORMATS)
 
 def untouchable(monkeypatch):
     """Let every reader of features fail the test."""
-    monkeypatch.setattr("equipoise.data.tables.read_numbers", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr("equipoise.data.tables.read_cells", lambda *_: pytest.fail("was read"))
     whole = __import__("equipoise.data.tables", fromlist=["read_member"]).read_member
     monkeypatch.setattr(
         "equipoise.data.tables.read_member",
@@ -115,10 +115,12 @@ def test_rows_that_are_not_chosen_may_be_anything_and_those_that_are_have_their_
     path.write_text("a,b,y\n1,2,0.5\nx,3,1.5\n1,,2.5\n4,3,3.5\n")
     got = read_table(path, choose=lambda *_: np.array([0, 3]))
     assert got.X.tolist() == [[1, 2], [4, 3]]
-    with pytest.raises(DataError, match="column 'b': missing value in line 4"):
-        read_table(path, choose=lambda *_: np.array([0, 2]))
+    with pytest.raises(DataError, match=r"column 'a': not a number in line 3 \('x'\)"):
+        read_table(path, choose=lambda *_: np.array([0, 1]))
     path.write_text("a,b,y\n1,2,0.5\n1,3,1.5\n2,,\n4,3,3.5\n")
-    assert read_table(path, choose=lambda *_: np.array([0, 1])).X[:, 0].tolist() == [1, 1]  # constant there
+    got = read_table(path, choose=lambda *_: np.array([0, 1]))
+    assert got.dropped == {"a": "constant (1 in every row)"}  # there
+    assert got.X.tolist() == [[2], [3]]
 
 
 def test_a_target_that_cannot_be_used_is_named_with_all_that_is_wrong(tmp_path, monkeypatch):
@@ -128,7 +130,7 @@ def test_a_target_that_cannot_be_used_is_named_with_all_that_is_wrong(tmp_path, 
     with pytest.raises(DataError) as error:
         read_table(path, choose=never)
     assert error.value.problems == (
-        "column 'a': not a number in line 3 ('z')",
+        "column 'a': not a number in line 3 ('z'); --categorical a would take every value as a category",
         "target 'y': not a number in line 4 ('oh')",
     )
     monkeypatch.setattr("equipoise.memory.available", lambda: 40.0)

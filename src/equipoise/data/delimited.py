@@ -16,6 +16,7 @@ from equipoise.data.errors import DataError, refuse, require_memory, some
 from equipoise.data.kinds import is_missing, to_number
 
 NAMED = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", " ": "a space"}
+_DECIMAL = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")  # a number with a decimal comma
 _PIECE = 1 << 20  # bytes looked at at a time
 _MANY, _TARGET = 1 << 20, 80  # targets that are made room for at a time; bytes of one, as text
 SIGNATURES = {
@@ -29,10 +30,10 @@ SIGNATURES = {
 
 
 class ColumnSurvey(NamedTuple):
-    """How many rows there are, their cells in one column, and what is wrong with rows left out."""
+    """How many rows there are, their cells in some columns, and what is wrong with the file."""
 
     total: int
-    cells: list[str]
+    cells: tuple[list[str], ...]  # of each column that was asked for
     problems: tuple[str, ...] = ()
 
 
@@ -42,8 +43,8 @@ class Cells(Protocol):
     path: Path
     names: tuple[str, ...]
 
-    def survey(self, column: int | None) -> ColumnSurvey:
-        """All rows, of which only the cells of one column are kept."""
+    def survey(self, columns: Sequence[int]) -> ColumnSurvey:
+        """All rows, of which only the cells of these columns are kept."""
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
         """(place, cells) of the rows of these numbers, which ascend."""
@@ -67,12 +68,14 @@ def require_room(path: Path, delimiter: str | None) -> None:
 class Delimited:
     """A CSV file: its header is read at once, its rows as often as they are asked for, and never held.
 
-    Blank lines are skipped, rows unlike the header in length are problems.
+    Blank lines are skipped, rows unlike the header in length are problems. Where a comma does not divide
+    cells, a number may have it as its decimal sign: 1,5 is given out as 1.5.
     """
 
     def __init__(self, path: Path, delimiter: str) -> None:
+        delimiter = "\t" if delimiter == r"\t" else delimiter  # as it is typed on a command line
         if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise DataError(f"delimiter must be one character such as ',' or ';'; got {delimiter!r}")
+            raise DataError(f"--delimiter must be one character such as ',' or ';'; got {delimiter!r}")
         self.path, self.delimiter = path, delimiter
         _require_text(path)
         records = _records(path, delimiter)
@@ -88,31 +91,50 @@ class Delimited:
         if below is None:
             raise DataError(f"{path.name} has a header and no data rows")
 
-    def survey(self, column: int | None) -> ColumnSurvey:
+    def survey(self, columns: Sequence[int]) -> ColumnSurvey:
+        """The number of whole rows, their cells in these columns, and the rows that are not whole."""
         ragged: dict[int, list[str]] = defaultdict(list)
-        count, cells, known = 0, [], dict[str, str]()
+        count, known = 0, dict[str, str]()
+        cells: tuple[list[str], ...] = tuple([] for _ in columns)
+        commas, points = dict[int, int](), dict[int, int]()  # column -> the first line with such a number
         for line, row in self._body():
             if len(row) != len(self.names):
                 ragged[len(row)].append(f"line {line}")
                 continue
             if count and count % _MANY == 0:
-                require_memory(_TARGET * _MANY, f"the targets of {self.path.name}")
+                require_memory(_TARGET * _MANY * max(1, len(columns)), f"the targets of {self.path.name}")
             count += 1
-            if column is not None:  # a word that is met again is held once
-                cells.append(known.setdefault(row[column], row[column]))
-        problems = tuple(
+            if self.delimiter != ",":
+                for j, cell in enumerate(row):
+                    if "," in cell and _DECIMAL.fullmatch(cell):
+                        commas.setdefault(j, line)
+                    elif "." in cell and not math.isnan(to_number(cell)):
+                        points.setdefault(j, line)
+                row = self._decimal(row)
+            for kept, j in zip(cells, columns, strict=True):  # a word that is met again is held once
+                kept.append(known.setdefault(row[j], row[j]))
+        problems = [
             f"{width} cells instead of the header's {len(self.names)} in {some(places)}"
             for width, places in ragged.items()
-        )
-        return ColumnSurvey(count, cells, problems)
+        ]
+        problems += [
+            f"column {self.names[j]!r} has a decimal comma in line {commas[j]} and a decimal point in line "
+            f"{points[j]}: use one of them"
+            for j in sorted(commas.keys() & points.keys())
+        ]
+        return ColumnSurvey(count, cells, tuple(problems))
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
+        """(place, cells) of the whole rows of these numbers, which ascend."""
         whole = ((line, row) for line, row in self._body() if len(row) == len(self.names))
         at = -1
         for i in wanted:
             for line, row in islice(whole, i - at - 1, i - at):
-                yield f"line {line}", row
+                yield f"line {line}", row if self.delimiter == "," else self._decimal(row)
             at = i
+
+    def _decimal(self, row: list[str]) -> list[str]:
+        return [c.replace(",", ".") if "," in c and _DECIMAL.fullmatch(c) else c for c in row]
 
     def _body(self) -> Iterator[tuple[int, list[str]]]:
         return islice(_records(self.path, self.delimiter), 1, None)
@@ -147,7 +169,7 @@ def _delimiter_problems(
         if len(divided) > 1 and (other != " " or (below and len(below[1][0].split()) == len(divided))):
             return [
                 f"line {line} is one column when divided at {NAMED.get(delimiter, repr(delimiter))}, "
-                f"and {len(divided)} when divided at {name}: pass delimiter={other!r}"
+                f"and {len(divided)} when divided at {name}: pass --delimiter {other!r}"
             ]
     return []
 

@@ -26,22 +26,34 @@ MOST_CLASSES = 20  # different integers that are still taken for classes
 
 
 class Targets(NamedTuple):
-    """y as in `Table`; `text` holds the cells that are no target: text in a regression, missing classes."""
+    """y as in `Table`; `text` holds by (row, output) the cells that are no target.
+
+    These are words in a regression, and missing classes.
+    """
 
     y: Array
     classes: tuple[str, ...]
     kind: Kind
-    text: dict[int, str]
+    text: dict[tuple[int, int], str]
 
     def take(self, rows: Array) -> Targets:
         """Those of some rows, of the same classes."""
         at = {int(i): k for k, i in enumerate(rows)} if self.text else {}
-        return Targets(
-            self.y[rows], self.classes, self.kind, {at[i]: c for i, c in self.text.items() if i in at}
-        )
+        text = {(at[i], j): cell for (i, j), cell in self.text.items() if i in at}
+        return Targets(self.y[rows], self.classes, self.kind, text)
+
+    def present(self) -> Array:
+        """The rows that have a target, or at least a word in the place of it."""
+        if self.kind == "classification":
+            gone = {i for i, _ in self.text}
+        else:
+            missing = np.argwhere(np.isnan(self.y.reshape(len(self.y), -1))).tolist()
+            gone = {i for i, j in missing if (i, j) not in self.text}
+        return np.array([i for i in range(len(self.y)) if i not in gone], dtype=np.intp)
 
 
 def is_missing(cell: str) -> bool:
+    """Whether a cell says that there is no value."""
     return cell.strip().lower() in MISSING
 
 
@@ -54,6 +66,7 @@ def to_number(cell: str) -> float:
 
 
 def read_targets(cells: Sequence[str], kind: Kind | None) -> Targets:
+    """The targets in the cells of a column: classes or numbers, as `kind` says or as is told from them."""
     values = np.array([to_number(cell) for cell in cells], dtype=np.float64)
     present = np.array([not is_missing(cell) for cell in cells], dtype=bool)
     number = present & ~np.isnan(values)
@@ -61,8 +74,9 @@ def read_targets(cells: Sequence[str], kind: Kind | None) -> Targets:
     if kind is None:
         kind = _decide(values[number], labels, int(present.sum()))
     if kind == "regression":
-        return Targets(values, (), kind, {i: cells[i] for i in np.flatnonzero(present & ~number).tolist()})
-    missing = {i: cells[i] for i in np.flatnonzero(~present).tolist()}
+        words = {(i, 0): cells[i] for i in np.flatnonzero(present & ~number).tolist()}
+        return Targets(values, (), kind, words)
+    missing = {(i, 0): cells[i] for i in np.flatnonzero(~present).tolist()}
     if np.isfinite(values[present]).all():
         levels = np.unique(values[present])
         names = tuple(str(int(v)) if v == int(v) else repr(v) for v in levels.tolist())
@@ -72,6 +86,13 @@ def read_targets(cells: Sequence[str], kind: Kind | None) -> Targets:
         index = {name: k for k, name in enumerate(names)}
         y = np.array([index.get(cell.strip(), -1) for cell in cells])
     return Targets(y.astype(np.int64), names, kind, missing)
+
+
+def read_several(columns: Sequence[Sequence[str]]) -> Targets:
+    """Several columns of numbers to predict at once, (N, k)."""
+    read = [read_targets(cells, "regression") for cells in columns]
+    text = {(i, j): cell for j, found in enumerate(read) for (i, _), cell in found.text.items()}
+    return Targets(np.column_stack([found.y for found in read]), (), "regression", text)
 
 
 def _decide(numbers: Array, labels: set[str], present: int) -> Kind:

@@ -32,11 +32,16 @@ class Parquet:
             raise refuse(path.name, problems)
         require_memory(max(groups, default=0), f"the largest group of rows of {path.name}")
 
-    def survey(self, column: int | None) -> ColumnSurvey:
-        found = [] if column is None else [cell for (cell,) in self._cells([self.names[column]])]
+    def survey(self, columns: Sequence[int]) -> ColumnSurvey:
+        """The number of rows, and their cells in these columns."""
+        found: tuple[list[str], ...] = tuple([] for _ in columns)
+        for row in self._cells([self.names[j] for j in columns]) if columns else ():
+            for kept, cell in zip(found, row, strict=True):
+                kept.append(cell)
         return ColumnSurvey(self.count, found)
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
+        """(place, cells) of the rows of these numbers, which ascend."""
         left = iter(wanted)
         i = next(left, None)
         for at, row in enumerate(self._cells(self.names)):
@@ -59,6 +64,7 @@ class Parquet:
 
 
 def as_cell(value: Any) -> str:
+    """A value as the text of a cell: none is empty, and true is 1."""
     if value is None:
         return ""
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,7 +1,8 @@
-"""`read_table(path)`: the user's own numbers, from CSV, Parquet, NPZ or a folder of images.
+"""`read_table(path)`: the user's own table, from CSV, Parquet, NPZ or a folder of images.
 
 Everything wrong with a file is reported at once, each problem with its line and column; nothing is repaired.
-`equipoise.data.kinds` says which cells are missing and which targets are classes.
+`equipoise.data.kinds` says which cells are missing and which targets are classes, `equipoise.data.columns`
+what the other columns hold.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from equipoise.data.archive import read_headers, read_member
+from equipoise.data.columns import Column, ColumnCells, ColumnOptions, refused, sift, tell
 from equipoise.data.dataset import Array
 from equipoise.data.delimited import Cells, Delimited, require_room
-from equipoise.data.errors import DataError, MissingData, require_memory
+from equipoise.data.errors import DataError, DataWarning, MissingData, require_memory, some
 from equipoise.data.images import read_image_folder
-from equipoise.data.kinds import Kind, Targets, is_missing, read_targets, to_number
+from equipoise.data.kinds import Kind, Targets, is_missing, read_several, read_targets, to_number
 from equipoise.data.parquet import Parquet, as_cell
 from equipoise.data.validate import Table, checked_table, validate
 from equipoise.memory import shortage
@@ -30,8 +34,19 @@ TEXT = (".csv", ".tsv", ".txt")
 
 # Of all targets and the number of features: the rows to read, ascending. Called before a feature is read.
 Choose = Callable[[Targets, int], Array]
-# With unreadable cells, problems so far, and whether these are all rows.
-Draft = tuple[Table, dict[tuple[int, int], str], Sequence[str], bool]
+# With the targets that could not be read by (row, output), and the problems so far.
+Draft = tuple[Table, dict[tuple[int, int], str], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked of a table."""
+
+    target: str | None
+    kind: Kind | None
+    labelled: bool
+    choose: Choose | None
+    options: ColumnOptions
 
 
 def read_table(
@@ -42,11 +57,13 @@ def read_table(
     delimiter: str | None = None,
     labelled: bool = True,
     choose: Choose | None = None,
+    options: ColumnOptions | None = None,
 ) -> Table:
     """Read and `validate` a table; one `DataError` lists whatever is wrong.
 
     - `.csv`, `.tsv`, `.txt`: UTF-8 text with a header; `delimiter` is "," (in .tsv a tab) unless given.
-      `target` names a column, the last one by default.
+      `target` names a column, the last one by default, or several columns of numbers, divided by commas.
+      What the other columns hold is told from their cells, or is as `options` says.
     - `.parquet`: the same, by pyarrow.
     - `.npz`: plain arrays x and y, X and y, or x_train and y_train; `target` names the array of targets, so
       that "y_test" reads x_test and y_test. Images are flattened.
@@ -56,32 +73,39 @@ def read_table(
 
     What a file claims to hold is looked at first: one that does not fit into memory is refused before it is
     read. With `choose`, a function from the targets of all rows and the number of features to the numbers of
-    the rows that are wanted, in ascending order, only these are held, and checked; a column may be constant
-    on them.
+    the rows that are wanted, in ascending order, only these are held, and checked.
     """
     path = Path(path)
     suffix = path.suffix.lower()
+    asked = _Request(target, kind, labelled, choose, options or ColumnOptions())
+    named = suffix in (*TEXT, ".parquet") and not path.is_dir()
     if kind not in (None, "regression", "classification"):
-        raise DataError(f"kind must be 'regression' or 'classification'; got {kind!r}")
+        raise DataError(f"--kind must be regression or classification; got {kind!r}")
     if not labelled and (target is not None or kind is not None):
-        raise DataError(f"labelled=False reads no targets; got target={target!r}, kind={kind!r} as well")
+        raise DataError(
+            f"without targets there is none to name; got target {target!r}, kind {kind!r} as well"
+        )
     if choose is not None and not labelled:
-        raise DataError("choose goes by the targets; got labelled=False as well")
+        raise DataError("rows are chosen by the targets, and there are none")
     if delimiter is not None and (suffix not in TEXT or path.is_dir()):
-        raise DataError(f"delimiter belongs to text files ({', '.join(TEXT)}); got {path.name}")
+        raise DataError(f"--delimiter belongs to text files ({', '.join(TEXT)}); got {path.name}")
     if not path.exists():
         raise MissingData(f"no such file or folder: {path}")
+    if not named and (given := asked.options.named()):
+        raise DataError(
+            f"{path.name} has no named columns: leave out {', '.join(sorted(set(given.values())))}"
+        )
     draft: Draft
     if path.is_dir():
         if target is not None or kind == "regression":
-            raise DataError(f"{path.name}: the sub-folders are the classes; target= and kind= do not apply")
-        draft = read_image_folder(path, labelled, choose), {}, (), False
+            raise DataError(f"{path.name}: its sub-folders are the classes; leave out --target and --kind")
+        draft = read_image_folder(path, labelled, choose), {}, ()
     elif suffix == ".npz":
-        draft = _from_npz(path, target, kind, labelled, choose)
+        draft = _from_npz(path, asked)
     else:
         if choose is None and suffix in TEXT:
             require_room(path, delimiter)
-        draft = _from_cells(path, open_cells(path, delimiter), target, kind, labelled, choose)
+        draft = _from_cells(open_cells(path, delimiter), asked)
     return checked_table(*draft)
 
 
@@ -96,58 +120,122 @@ def open_cells(path: Path, delimiter: str | None = None) -> Cells:
     return Delimited(path, delimiter or ("\t" if suffix == ".tsv" else ","))
 
 
-def _from_cells(
-    path: Path, cells: Cells, target: str | None, kind: Kind | None, labelled: bool, choose: Choose | None
-) -> Draft:
-    names = cells.names
-    if labelled and len(names) < 2:
-        raise DataError(f"{path.name}: a feature and a target are required; the only column is {names[0]!r}")
-    if target is not None and target not in names:
-        raise DataError(f"{path.name}: no column is called {target!r}{_hint(target, names)}")
-    if labelled and target is None:
-        target = names[-1]
-    features = [j for j, name in enumerate(names) if name != target]
-    survey = cells.survey(None if target is None else names.index(target))
-    wanted = np.arange(survey.total)
-    y: Array | None = None
-    classes: tuple[str, ...] = ()
-    strange: dict[int, str] = {}
-    if target is not None:
-        found = read_targets(survey.cells, kind)
-        wanted = _wanted(found, len(features), choose)
-        y, classes, kind, strange = found.take(wanted)
-    require_rows(path.name, len(wanted), len(features))
-    X, places, text = read_numbers(cells, features, wanted)
-    text |= {(i, -1): cell for i, cell in strange.items()}
-    named = tuple(names[j] for j in features)
-    table = Table(X, y, named, target, kind, classes, path.name, places)
-    return table, text, survey.problems, len(wanted) == survey.total
+def _from_cells(cells: Cells, asked: _Request) -> Draft:
+    targets, features = _roles(cells, asked)
+    names, options = cells.names, asked.options
+    survey = cells.survey([names.index(name) for name in targets])
+    table = Table(np.empty((0, 0)), None, (), None, None, source=cells.path.name)
+    wanted, text = np.arange(survey.total), dict[tuple[int, int], str]()
+    if targets:
+        found = read_targets(survey.cells[0], asked.kind) if len(targets) == 1 else read_several(survey.cells)
+        wanted = _wanted(found, len(features), asked)
+        y, classes, kind, text = found.take(wanted)
+        table = replace(table, y=y, classes=classes, kind=kind, target=",".join(targets))
+    require_rows(table.source, len(wanted), len(features))
+    weight = () if options.weight is None else (options.weight,)
+    X, columns, places, problems = read_columns(cells, (*features, *weight), wanted, options)
+    if weight:
+        table = replace(table, weights=X[:, -1].copy())
+        X, columns = X[:, :-1], columns[:-1]
+    dropped = dict.fromkeys(options.drop, "asked for")
+    if asked.labelled and options.known is None:
+        keep, useless = sift(X, columns, wanted, options)
+        dropped |= useless
+        if not keep and not problems:
+            told = "; ".join(f"{name!r} is {why}" for name, why in useless.items())
+            problems = [f"no column is left to learn from: {told}"]
+        elif keep:
+            X, columns = X[:, keep] if useless else X, tuple(columns[j] for j in keep)
+    named = tuple(column.name for column in columns)
+    table = replace(table, X=X, features=named, columns=columns, dropped=dropped, places=places)
+    return table, text, [*survey.problems, *problems]
 
 
-def read_numbers(
+def _roles(cells: Cells, asked: _Request) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the targets and of the features."""
+    names, options, where = cells.names, asked.options, cells.path.name
+    for name, option in options.named().items():
+        if name not in names:
+            raise DataError(f"{where}: no column is called {name!r} ({option}){_hint(name, names)}")
+    left = [name for name in names if name not in (*options.drop, options.weight)]
+    if asked.labelled and len(left) < 2:
+        only = f"the only column is {left[0]!r}" if left else "no column is left"
+        raise DataError(f"{where}: a feature and a target are required; {only}")
+    targets: tuple[str, ...] = ()
+    if asked.labelled:
+        targets = (asked.target or left[-1],)
+        if asked.target is not None and asked.target not in names:
+            targets = tuple(name.strip() for name in asked.target.split(","))
+        for name in targets:
+            if name not in names:
+                raise DataError(f"{where}: no column is called {name!r}{_hint(name, names)}")
+            if name not in left or targets.count(name) > 1:
+                raise DataError(f"{where}: the target {name!r} is given twice, or is dropped or the weight")
+        if len(targets) > 1 and asked.kind == "classification":
+            raise DataError(f"{where}: several targets are numbers; got --kind classification")
+    if options.known is None:
+        return targets, tuple(name for name in left if name not in targets)
+    if missing := [column.name for column in options.known if column.name not in names]:
+        raise DataError(
+            f"{where}: the columns trained on must be there. Missing: {some(missing, 10)}. "
+            f"Its columns: {some(names, 10)}"
+        )
+    return targets, tuple(column.name for column in options.known)
+
+
+def read_columns(
+    cells: Cells, names: Sequence[str], wanted: Array, options: ColumnOptions
+) -> tuple[Array, tuple[Column, ...], tuple[str, ...], list[str]]:
+    """Some columns of the wanted rows as a matrix, what they hold, the places of these rows, and the cells
+    that a column cannot hold."""
+    raw, places = read_cells(cells, [cells.names.index(name) for name in names], wanted)
+    known = {column.name: column for column in options.known or ()}
+    X, columns, problems = np.empty((len(wanted), len(names))), list[Column](), list[str]()
+    for j, name in enumerate(names):
+        given = "number" if name == options.weight else options.forced(name)
+        column = known.get(name) or tell(name, raw[j], given)
+        X[:, j], strange = column.read(raw[j])
+        advice = f"; --categorical {name} would take every value as a category"
+        told = name in known or column.type != "number" or given is not None
+        problems += [problem + ("" if told else advice) for problem in refused(column, strange, places)]
+        columns.append(column)
+    return X, tuple(columns), places, problems
+
+
+def read_cells(
     cells: Cells, columns: Sequence[int], wanted: Array
-) -> tuple[Array, tuple[str, ...], dict[tuple[int, int], str]]:
-    """Columns of the wanted rows as numbers, the places of these rows, and the cells that are no number."""
+) -> tuple[list[ColumnCells], tuple[str, ...]]:
+    """The cells of some columns in the wanted rows, and the places of these rows."""
     X = np.empty((len(wanted), len(columns)))
-    places, text = [], {}
+    rows: list[list[int]] = [[] for _ in columns]
+    codes: list[list[int]] = [[] for _ in columns]
+    words: list[dict[str, int]] = [{} for _ in columns]
+    places = []
     for i, (place, row) in enumerate(cells.rows(wanted.tolist())):
         places.append(place)
         X[i] = [to_number(row[j]) for j in columns]
         for j in np.flatnonzero(np.isnan(X[i])).tolist():
             if not is_missing(cell := row[columns[j]]):
-                text[i, j] = cell
+                rows[j].append(i)
+                codes[j].append(words[j].setdefault(cell.strip(), len(words[j])))
     if len(places) < len(wanted):
         raise DataError(f"{cells.path.name} has changed while it was read: read it again")
-    return X, tuple(places), text
+    found = [ColumnCells(X[:, j], tuple(words[j]), rows[j], codes[j]) for j in range(len(columns))]
+    return found, tuple(places)
 
 
-def _wanted(found: Targets, columns: int, choose: Choose | None) -> Array:
+def _wanted(found: Targets, columns: int, asked: _Request) -> Array:
     """The rows to read; where targets cannot be used all rows, or at least those, so that they are named."""
-    if choose is not None and not found.text:
-        return choose(found, columns)
-    if choose is not None and shortage(_bytes(len(found.y), columns)):
-        return np.array(sorted(found.text))
-    return np.arange(len(found.y))
+    rows = np.arange(len(found.y))
+    if asked.options.drop_missing_target and len(present := found.present()) < len(rows):
+        count = len(rows) - len(present)
+        warnings.warn(f"{count} rows without a target are left out", DataWarning, stacklevel=4)
+        rows, found = present, found.take(present)
+    if asked.choose is not None and not found.text:
+        return rows[asked.choose(found, columns)]
+    if asked.choose is not None and shortage(_bytes(len(found.y), columns)):
+        return rows[sorted({i for i, _ in found.text})]
+    return rows
 
 
 def require_rows(name: str, rows: int, columns: int) -> None:
@@ -168,9 +256,8 @@ def _hint(name: str, known: Sequence[str]) -> str:
     return f"{suggestion} Its columns: {', '.join(known)}"
 
 
-def _from_npz(
-    path: Path, target: str | None, kind: Kind | None, labelled: bool, choose: Choose | None
-) -> Draft:
+def _from_npz(path: Path, asked: _Request) -> Draft:
+    target, kind, labelled = asked.target, asked.kind, asked.labelled
     headers = read_headers(path)
     if target is not None and target not in headers:
         raise DataError(f"{path.name}: no array is called {target!r}{_hint(target, list(headers))}")
@@ -189,13 +276,13 @@ def _from_npz(
     rows, columns = np.arange(shape[0]), math.prod(shape[1:])
     y: Array | None = None
     classes: tuple[str, ...] = ()
-    text: dict[int, str] = {}
+    text: dict[tuple[int, int], str] = {}
     if labelled:
         require_memory(headers[pair[1]].bytes, f"{pair[1]} of {path.name}")
         targets = read_member(path, pair[1], headers[pair[1]])
         found = _array_targets(path, pair[1], targets, kind)
         if len(found.y) == shape[0]:  # else it is refused, and nothing can be chosen
-            rows = _wanted(found, columns, choose)
+            rows = _wanted(found, columns, asked)
             found = found.take(rows)
         y, classes, kind, text = found
     require_rows(path.name, len(rows), columns)
@@ -209,12 +296,11 @@ def _from_npz(
             kind=kind,
             classes=classes,
             source=path.name,
-            places=() if choose is None else tuple(f"row {i}" for i in rows.tolist()),
+            places=() if asked.choose is None else tuple(f"row {i}" for i in rows.tolist()),
             image_shape=shape[1:] if len(shape) > 2 else None,
         ),
-        {(i, -1): cell for i, cell in text.items()},
+        text,
         (),
-        len(rows) == shape[0],
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from equipoise.data.columns import Column
 from equipoise.data.dataset import Array
 from equipoise.data.errors import DataError, DataWarning, refuse, some
 from equipoise.data.kinds import Kind
@@ -19,12 +19,15 @@ SMALLEST = 2  # rows below which nothing can be learnt
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Numbers of the user: X (N, d) float64, and y.
+    """A table of the user: X (N, d) float64, and y.
 
-    Regression: y is float64, (N,) or (N, k). Classification: y is int64 (N,), indices into `classes`.
-    `y`, `target` and `kind` are None in a table without targets. `places` names each row as its owner
-    knows it ("line 7", "image cats/3.png"); where it is empty a row is named by its index, "row 5".
-    `image_shape` is set where the columns are pixels.
+    `columns` says what the columns of X hold, for X is a matrix of numbers whatever they hold; it is empty
+    where they are all plain numbers. A missing value is NaN. `dropped` names the columns of the file that are
+    not in X, and why. Regression: y is float64, (N,) or (N, k), and `target` names its columns, divided by
+    commas. Classification: y is int64 (N,), indices into `classes`. `y`, `target` and `kind` are None in a
+    table without targets. `weights` (N,) are those of the rows, if the table has them. `places` names each
+    row as its owner knows it ("line 7", "image cats/3.png"); where it is empty a row is named by its index,
+    "row 5". `image_shape` is set where the columns are pixels.
     """
 
     X: Array = field(repr=False)
@@ -36,31 +39,30 @@ class Table:
     source: str = "table"
     places: tuple[str, ...] = field(default=(), repr=False)
     image_shape: tuple[int, ...] | None = None
+    columns: tuple[Column, ...] = ()
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    weights: Array | None = field(default=None, repr=False)
 
     def place(self, row: int) -> str:
+        """The name of a row in messages."""
         return self.places[row] if self.places else f"row {row}"
-
-
-Cells = Mapping[tuple[int, int], str]  # (row, column) -> a text that is no number; column −1 is the target
 
 
 def validate(table: Table) -> Table:
     """The table itself if nothing is wrong with it; otherwise one `DataError` that lists everything.
 
-    Errors: missing or infinite values, a constant column (pixels may be constant), a constant target, a class
-    alone, labels outside the classes, fewer than 2 rows. Rows with equal inputs are a `DataWarning`: with
-    equal targets they are redundant, with different targets no model fits both; either way the tangent kernel
-    is singular. A table without targets, to predict from, may have one row, and constant columns.
+    Errors: infinite values, a missing or constant target, a class alone, labels outside the classes, weights
+    that are missing or negative, fewer than 2 rows. Rows with equal inputs are a `DataWarning`: with equal
+    targets they are redundant, with different targets no model fits both; either way the tangent kernel is
+    singular. A table without targets, to predict from, may have one row.
     """
     return checked_table(table, {}, [])
 
 
-def checked_table(table: Table, text: Cells, problems: Sequence[str], whole: bool = True) -> Table:
-    """`validate` for a reader: `problems` it met, `text` the cells it could not read (NaN in X and y).
-
-    A column may be constant on the rows of a table that are not the `whole` of it.
-    """
-    problems = [*problems, *_problems(table, text, whole)]
+def checked_table(table: Table, text: Mapping[tuple[int, int], str], problems: Sequence[str]) -> Table:
+    """`validate` for a reader: `problems` it met, and by (row, output) the `text` of targets it could not
+    read."""
+    problems = [*problems, *_problems(table, text)]
     if problems:
         raise refuse(table.source, problems)
     if message := _repeated_rows(table):
@@ -68,22 +70,35 @@ def checked_table(table: Table, text: Cells, problems: Sequence[str], whole: boo
     return table
 
 
-def _problems(table: Table, text: Cells, whole: bool) -> list[str]:
+def _problems(table: Table, text: Mapping[tuple[int, int], str]) -> list[str]:
     _check_shapes(table)
     problems = []
     required = 1 if table.y is None else SMALLEST
     if len(table.X) < required:
         problems.append(f"at least {required} data rows are required; got {len(table.X)}")
-    for j, name in enumerate(table.features):
-        problems += _bad_cells(table, table.X[:, j], f"column {name!r}", j, text, whole)
+    for infinite, name in zip(np.isinf(table.X).T, table.features, strict=True):
+        if infinite.any():
+            problems.append(f"column {name!r}: infinite value in {_places(table, np.flatnonzero(infinite))}")
     if table.kind == "classification":
-        problems += _bad_classes(table, text)
+        problems += _bad_classes(table, [i for i, _ in text])
     elif table.y is not None:
         y = table.y.reshape(len(table.y), -1)
+        names = str(table.target).split(",") if y.shape[1] > 1 else [str(table.target)]
         for j in range(y.shape[1]):
-            name = f"target {table.target!r}" + (f", output {j}" if table.y.ndim == 2 else "")
-            problems += _bad_cells(table, y[:, j], name, -1, text, whole)
+            given = len(names) == y.shape[1]
+            name = f"target {names[j]!r}" if given else f"target {table.target!r}, output {j}"
+            problems += _bad_numbers(
+                table, y[:, j], name, {i: cell for (i, k), cell in text.items() if k == j}
+            )
+    if table.weights is not None and len(
+        bad := np.flatnonzero(~(table.weights >= 0) | np.isinf(table.weights))
+    ):
+        problems.append(f"weights must be finite numbers ≥ 0; they are not in {_places(table, bad)}")
     return problems
+
+
+def _places(table: Table, rows: Array) -> str:
+    return some([table.place(int(i)) for i in rows])
 
 
 def _check_shapes(table: Table) -> None:
@@ -103,37 +118,34 @@ def _check_shapes(table: Table) -> None:
         raise DataError(f"{table.source}: y must hold indices into classes, integers; got {y.dtype}")
 
 
-def _bad_cells(table: Table, column: Array, name: str, j: int, text: Cells, whole: bool) -> list[str]:
-    """One message for each kind of trouble in a column, naming the first rows it is met in."""
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for i in np.flatnonzero(~np.isfinite(column)).tolist():
-        if (i, j) in text:
-            kinds["not a number"].append(f"{table.place(i)} ({text[i, j]!r})")
-        else:
-            kinds["missing value" if np.isnan(column[i]) else "infinite value"].append(table.place(i))
-    texts = kinds.get("not a number", [])
-    if len(texts) > 1 and not np.isfinite(column).any():
-        remedy = "encode it as numbers, or remove it" if j >= 0 else "for classes, kind='classification'"
-        return [f"{name} holds text, first in {texts[0]}: {remedy}"]
-    problems = [f"{name}: {kind} in {some(places)}" for kind, places in kinds.items()]
-    may_be_constant = table.y is None or (j >= 0 and (table.image_shape is not None or not whole))
-    if not problems and not may_be_constant and len(column) >= SMALLEST and (column == column[0]).all():
-        useless = "there is nothing to learn" if j < 0 else "it tells nothing: remove it"
-        problems.append(f"{name} is constant ({column[0]:g} in every row): {useless}")
+def _bad_numbers(table: Table, y: Array, name: str, text: Mapping[int, str]) -> list[str]:
+    """One message for each kind of trouble in a column of targets, naming the first rows it is met in."""
+    words = [f"{table.place(i)} ({cell!r})" for i, cell in sorted(text.items())]
+    if len(words) > 1 and not np.isfinite(y).any():
+        return [f"{name} holds text, first in {words[0]}: for classes, pass --kind classification"]
+    missing = np.array([i for i in np.flatnonzero(np.isnan(y)).tolist() if i not in text], dtype=int)
+    problems = [f"{name}: not a number in {some(words)}"] if words else []
+    if len(missing):
+        problems.append(f"{name}: missing value in {_places(table, missing)}{_LEAVE_OUT}")
+    if np.isinf(y).any():
+        problems.append(f"{name}: infinite value in {_places(table, np.flatnonzero(np.isinf(y)))}")
+    if not problems and len(y) >= SMALLEST and (y == y[0]).all():
+        problems.append(f"{name} is constant ({y[0]:g} in every row): there is nothing to learn")
     return problems
 
 
-def _bad_classes(table: Table, text: Cells) -> list[str]:
+_LEAVE_OUT = " (--drop-missing-target leaves such rows out)"
+
+
+def _bad_classes(table: Table, missing: Sequence[int]) -> list[str]:
     y, name = np.asarray(table.y), f"target {table.target!r}"
-    missing = [i for i, j in text if j == -1]
     strange = sorted(set(np.flatnonzero((y < 0) | (y >= len(table.classes))).tolist()) - set(missing))
     problems = []
     if missing:
-        problems.append(f"{name}: missing value in {some([table.place(i) for i in sorted(missing)])}")
+        problems.append(f"{name}: missing value in {_places(table, np.sort(missing))}{_LEAVE_OUT}")
     if strange:
-        problems.append(
-            f"{name}: label outside 0 … {len(table.classes) - 1} in {some([table.place(i) for i in strange])}"
-        )
+        outside = f"label outside 0 … {len(table.classes) - 1}"
+        problems.append(f"{name}: {outside} in {_places(table, np.array(strange))}")
     if not problems and len(y) >= SMALLEST and (y == y[0]).all():
         only = table.classes[y[0]]
         problems.append(f"{name} has one class only ({only!r} in every row): at least two are required")
