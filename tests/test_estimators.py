@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -158,3 +161,66 @@ def test_a_certificate_can_be_asked_for_without_slack():
     assert fitted.certificate_.constants["slack"] == 0
     with pytest.raises(ValueError, match="leave slack out"):
         EquilibriumRegressor(width=20, slack=0.0).fit(X[:30], y[:30])
+
+
+# -- data frames ---------------------------------------------------------------------------------------------
+
+
+def homes(rows: int = 60) -> tuple[pd.DataFrame, np.ndarray]:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "size": np.where(draw.random(rows) < 0.1, np.nan, draw.uniform(20, 90, rows)),
+            "city": pd.Categorical(draw.choice(["Rome", "Oslo"], rows)),
+            "floor": draw.choice(["low", "high", None], rows),
+            "garden": draw.random(rows) < 0.5,
+            "sold": pd.to_datetime("2020-01-01") + pd.to_timedelta(draw.integers(0, 700, rows), "D"),
+        }
+    )
+    price = 2 * frame["size"].fillna(50) + 100 * (frame.city == "Rome") + 50 * frame.garden
+    return frame, price.to_numpy()
+
+
+def test_a_frame_of_any_columns_is_fitted_and_answered_by_name():
+    frame, price = homes()
+    fitted = EquilibriumRegressor(width=40, steps=8, random_state=0).fit(frame, price)
+    assert fitted.score(frame, price) > 0.8
+    assert fitted.feature_names_in_.tolist() == list(frame.columns)
+    assert fitted.n_features_in_ == 5
+    said = fitted.predict(frame)
+    assert np.array_equal(fitted.predict(frame[list(frame.columns)[::-1]].assign(other=1)), said)
+    with pytest.warns(UserWarning, match="feature names"):  # an array has the columns in their order
+        assert np.array_equal(fitted.predict(frame.to_numpy()), said)
+    assert np.isfinite(fitted.predict(frame.assign(city="Paris", sold=pd.NaT))).all()
+    with pytest.raises(ValueError, match=r"column 'size': not a number in row 0 \('big'\)"):
+        fitted.predict(frame.assign(size="big"))
+    with pytest.raises(ValueError, match=r"Missing: garden"):
+        fitted.predict(frame.drop(columns="garden"))
+    again = pickle.loads(pickle.dumps(fitted))
+    assert np.array_equal(again.predict(frame), said)
+
+
+def test_missing_numbers_of_an_array_are_filled_in():
+    X, y = load_diabetes(return_X_y=True)
+    X, y = X[:80].copy(), y[:80]
+    X[::9, 2] = np.nan
+    fitted = EquilibriumRegressor(width=40, steps=5, random_state=0).fit(X, y)
+    encoding = fitted.fitted_.preparation.encoding
+    assert encoding.names[-1] == "x2 is missing"
+    assert encoding.treated[2].fill == np.nanmedian(X[:, 2])
+    assert np.isfinite(fitted.predict(X)).all()
+
+
+def test_balanced_classes_are_rows_repeated():
+    X, y = load_iris(return_X_y=True)
+    X, y = X[50:], y[50:]
+    few = np.r_[0:48:4, 50:98]  # 12 of one class, 48 of the other
+    options = {"width": 30, "steps": 5, "random_state": 0, "slack": 1e-3}
+    fitted = EquilibriumClassifier(class_weight="balanced", **options).fit(X[few], y[few])
+    given = EquilibriumClassifier(class_weight={1: 2.5, 2: 0.625}, **options).fit(X[few], y[few])
+    weights = np.where(y[few] == 1, 2.5, 0.625)
+    weighted = EquilibriumClassifier(**options).fit(X[few], y[few], sample_weight=weights)
+    assert np.array_equal(fitted.decision_function(X), weighted.decision_function(X))
+    assert np.array_equal(given.decision_function(X), weighted.decision_function(X))
+    with pytest.raises(ValueError, match="class_weight is of classes"):
+        EquilibriumRegressor(class_weight="balanced").fit(X, y)

@@ -9,10 +9,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
+from .data.columns import Column, is_frame, read_frame
+from .data.encoding import Encoding
 from .history import History
 from .models import AffineFamily
 from .recipe import Kind, Recipe
@@ -41,6 +50,9 @@ class _EquilibriumEstimator(BaseEstimator):
     certificate_: Certificate
     fitted_: Fitted
     n_features_in_: int
+    class_weight: str | dict[Any, float] | None
+    _columns: tuple[Column, ...]
+    _names: list[str] | None  # of a data frame's columns
 
     def __init__(self, model: str = "auto", **options: Any) -> None:
         for name, parameter in _SIGNATURE.items():
@@ -52,23 +64,53 @@ class _EquilibriumEstimator(BaseEstimator):
         [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *_SIGNATURE.values()]
     )
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
     def _recipe(self) -> Recipe:
         given = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        if isinstance(given["class_weight"], dict):  # which is part of the weights of the rows
+            del given["class_weight"]
         seed = int(check_random_state(given.pop("random_state")).randint(2**31 - 1))
         return Recipe(**given, seed=seed)
 
+    def _checked(self, X: Any, y: Any, **how: Any) -> tuple[Array, Array]:
+        """X as a matrix, and y. A data frame is read by the types of its columns, which are kept."""
+        rows, self._columns = read_frame(X) if is_frame(X) else (X, ())
+        rows, y = validate_data(
+            self, rows, y, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2, **how
+        )
+        self._names = None
+        if is_frame(X):
+            _check_feature_names(self, X, reset=True)
+            self._names = [str(name) for name in X.columns]
+        elif np.isnan(rows).any():
+            self._columns = tuple(Column(f"x{j}") for j in range(rows.shape[1]))
+        return rows, y
+
     def _train(self, X: Array, y: Array, kind: Kind, sample_weight: Any) -> None:
-        weights = None
+        weights, used = None, X
         if sample_weight is not None:
             weights = _check_sample_weight(
                 sample_weight, X, dtype=np.float64, ensure_non_negative=True, allow_all_zero_weights=False
             )
-        self.fitted_ = fit(X, y, kind, self._recipe(), sample_weight=weights)
+            used = X[weights > 0]
+        encoding = Encoding.of(used, self._columns) if self._columns else None
+        self.fitted_ = fit(X, y, kind, self._recipe(), sample_weight=weights, encoding=encoding)
         self.certificate_ = self.fitted_.certificate or self.fitted_.wellposed
 
     def _rows(self, X: Any) -> Array:
         check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        if self._names is not None and is_frame(X):
+            return read_frame(X, self._columns)[0]
+        if self._names is not None:
+            X = np.asarray(X)
+            validate_data(self, np.zeros(X.shape), reset=False)  # which counts rows and columns
+            return read_frame(X, self._columns, self._names)[0]
+        finite = "allow-nan" if self._columns else True
+        return validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
 
     @property
     def model_(self) -> AffineFamily:
@@ -107,6 +149,9 @@ _PARAMETERS = f"""
     n_features_in_, feature_names_in_, n_iter_
         As everywhere in scikit-learn.
 
+    A data frame may hold numbers, words, dates, true and false, and missing values; it is read by the names
+    of its columns, in any order. An array may hold numbers and NaN, which stands for a missing value.
+
     A sample weight multiplies the loss of its row, and the certificate is about the weighted loss: a row of
     weight 2 is the same as two rows."""
 
@@ -120,9 +165,7 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows X (n, d) and numbers y, (n,) or (n, k)."""
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
-        )
+        X, y = self._checked(X, y, multi_output=True, y_numeric=True)
         self._train(X, y, "regression", sample_weight)
         return self
 
@@ -145,9 +188,14 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows X (n, d) and labels y (n,)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        X, y = self._checked(X, y)
         check_classification_targets(y)
-        self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        y = column_or_1d(y, warn=True)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if isinstance(self.class_weight, dict):
+            sample_weight = compute_sample_weight(self.class_weight, y) * (
+                1.0 if sample_weight is None else np.asarray(sample_weight)
+            )
         self._train(X, codes, "classification", sample_weight)
         return self
 

@@ -77,6 +77,7 @@ class Recipe:
     weight_decay: float | None = _option(FREE, "≥ 0.")
     clip: float | None = _option(FREE, "Largest norm of a gradient.")
     patience: int | None = _option(FREE, "Epochs without progress before it stops.")
+    class_weight: str | None = _option(NETWORK, "balanced: every class weighs as much as any other.")
     dtype: str = _option(NETWORK, "float64 (by default) or float32.", "float64")
     seed: int = _option(NETWORK, "Of weights, batches and split; 0 by default.", 0)
 
@@ -110,6 +111,7 @@ class Recipe:
             ("loss", (*LOSSES, "hinge", "cross_entropy")),
             ("optimiser", tuple(OPTIMISERS)),
             ("schedule", tuple(SCHEDULES)),
+            ("class_weight", ("balanced",)),
         ):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)

@@ -103,8 +103,9 @@ class EstimatorContract:
         fitted = self.made().fit(frame, pd.Series(y))
         assert fitted.feature_names_in_.tolist() == frame.columns.tolist()
         assert np.array_equal(fitted.predict(frame), self.made().fit(X, y).predict(X))
-        with pytest.raises(ValueError, match="feature names"):
-            fitted.predict(frame[frame.columns[::-1]])
+        assert np.array_equal(fitted.predict(frame[frame.columns[::-1]]), fitted.predict(frame))  # by name
+        with pytest.raises(ValueError, match="Missing: c0"):
+            fitted.predict(frame.rename(columns={"c0": "d0"}))
 
     def test_weights_are_repetitions(self):
         X, y, *_ = self.data()

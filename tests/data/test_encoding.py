@@ -165,7 +165,7 @@ def test_rare_levels_share_an_input_and_new_ones_count_as_rare():
     new, _ = read_frame(pd.DataFrame({"c": ["z", "a", None], "n": [1, 2, None]}), made.columns)
     assert made.transform(new)[:, 1:].tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
     level, value, number = made.surprises(new)
-    assert level == "column 'c': 1 row with a level that training did not have (row 0): they count as rare"
+    assert level == "column 'c': 1 row with a level that training did not have (row 0): it counts as rare"
     assert value == "column 'c': 1 missing value, where training had none, taken as rare"
     assert number == "column 'n': 1 missing value, where training had none, taken as 10.5"
     assert made.surprises(read_frame(frame)[0]) == []

@@ -294,7 +294,7 @@ def test_columns_are_told_from_their_cells(table):
 
 def test_a_file_is_read_again_by_the_columns_known(table):
     first = table(PEOPLE.replace(";\n", ";7\n"), delimiter=";", options=ColumnOptions(drop=("name",)))
-    assert first.dropped == {"name": "asked for"}
+    assert first.dropped == {"name": "by --drop"}
     known = ColumnOptions(known=first.columns)
     again = table(
         "city,weight,born,height,member\nOslo,3,2020-02-02,2,0\nBern,,,,no\n", labelled=False, options=known

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 import safetensors.numpy
 import torch
@@ -11,6 +14,8 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.data import DataError
+from equipoise.data.columns import read_frame
+from equipoise.data.encoding import Encoding
 from equipoise.files import Damaged
 from equipoise.recipe import FAMILIES
 from equipoise.tasks import Preparation, Recipe
@@ -264,3 +269,50 @@ def test_damaged_metadata_are_said_to_be_damaged(tmp_path, changes):
     safetensors.numpy.save_file(arrays, path, about)
     with pytest.raises(Damaged, match=r"p\.safetensors is damaged"):
         Preparation.load(path)
+
+
+# -- tables that are not all numbers -------------------------------------------------------------------------
+
+
+def mixed() -> tuple[pd.DataFrame, Encoding]:
+    frame = pd.DataFrame(
+        {
+            "size": [1.5, None, 2.5, 4.0, 3.0],
+            "city": ["a", "b", None, "a", "b"],
+            "sold": pd.to_datetime(["2020-02-29", "1969-12-31", "2000-01-01", "2021-07-01", "2022-01-01"]),
+        }
+    )
+    return frame, Encoding.of(*read_frame(frame))
+
+
+def test_an_encoding_is_part_of_the_preparation_and_of_its_file(tmp_path):
+    frame, encoding = mixed()
+    X, y, w = read_frame(frame)[0], np.arange(5.0), np.ones(5)
+    made = Preparation.of(X, y, "regression", w, encoding=encoding)
+    inputs = made.apply(X)
+    assert inputs.shape == (5, len(encoding.names) + 1)
+    assert torch.isfinite(inputs).all()
+    assert torch.allclose(inputs[:, :-1].mean(dim=0), torch.zeros(len(encoding.names), dtype=torch.float64))
+    made.save(tmp_path / "p.safetensors")
+    again = Preparation.load(tmp_path / "p.safetensors")
+    assert again.encoding == encoding
+    assert torch.equal(again.apply(X), inputs)
+    assert torch.equal(again.apply(frame[["sold", "city", "size"]]), inputs)  # a frame is read by name
+    again.save(tmp_path / "q.safetensors")
+    assert (tmp_path / "q.safetensors").read_bytes() == (tmp_path / "p.safetensors").read_bytes()
+    damaged = replace(made, mean=made.mean[:-1], scale=made.scale[:-1])
+    damaged.save(tmp_path / "d.safetensors")
+    with pytest.raises(Damaged, match="encoded columns have means of shape"):
+        Preparation.load(tmp_path / "d.safetensors")
+
+
+def test_an_infinite_value_and_one_too_large_are_named_by_their_column():
+    frame, encoding = mixed()
+    X = read_frame(frame)[0]
+    made = Preparation.of(X, np.arange(5.0), "regression", np.ones(5), encoding=encoding)
+    with pytest.raises(DataError, match="row 0, column 0: inf is NaN or infinite"):
+        made.apply(np.where(X == 1.5, np.inf, X))
+    huge = pd.DataFrame({"a": [1e200, -1e200]})
+    rows, columns = read_frame(huge)
+    with pytest.raises(DataError, match="column 'a': its numbers are too large to be squared"):
+        Preparation.of(rows, np.arange(2.0), "regression", np.ones(2), encoding=Encoding.of(rows, columns))

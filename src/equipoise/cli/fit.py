@@ -37,7 +37,7 @@ def fit(
     output: Output,
     given: dict[str, Any],
     data: Annotated[str | None, typer.Argument(help=_ANY, metavar="DATA", show_default=False)] = None,
-    target: Annotated[str | None, option("Column to predict; the last by default.", panel="Data")] = None,
+    target: Annotated[str | None, option("Column to predict, or several (a,b).", panel="Data")] = None,
     kind: Annotated[
         str | None, option("classification or regression; else told from the target.", panel="Data")
     ] = None,
@@ -49,6 +49,17 @@ def fit(
     rows: Annotated[
         int | None, option("Train on about so many, drawn at random.", panel="Data", min=2)
     ] = None,
+    weight: Annotated[str | None, option("Column that holds the weight of each row.", panel="Data")] = None,
+    drop: Annotated[list[str] | None, option("Column not to use; may be given often.", panel="Data")] = None,
+    categorical: Annotated[
+        list[str] | None, option("Column of categories that look like numbers.", panel="Data")
+    ] = None,
+    numeric: Annotated[
+        list[str] | None, option("Column of numbers, kept even if it counts the rows.", panel="Data")
+    ] = None,
+    drop_missing_target: Annotated[
+        bool, option("Leave out rows without a target.", "--drop-missing-target", panel="Data")
+    ] = False,
     data_dir: Annotated[
         Path | None, option("Where named data lie; else EQUIPOISE_DATA.", panel="Data")
     ] = None,
@@ -74,6 +85,9 @@ def fit(
         given["certified"] = False
     places: dict[str, Any] = {"target": target, "kind": kind, "delimiter": delimiter, "test": test}
     places |= {"test_share": test_share, "rows": rows, "data_dir": data_dir}
+    lists = {"drop": drop, "categorical": categorical, "numeric": numeric}
+    places |= {"weight": weight, "drop_missing_target": drop_missing_target or None}
+    places |= {name: tuple(value) if value else None for name, value in lists.items()}
     if resume is not None:
         besides = {"data": data, "out": out, **places, **given}
         _resume(resume, [name for name, value in besides.items() if value is not None], output, not no_report)

@@ -72,7 +72,8 @@ def landscape(
     from ..tasks import Stored
 
     stored = Stored.load(run, data_dir)
-    model, loss = stored.fitted.model, measured(stored.fitted, *stored.sample.train, stored.sample.kind, rows)
+    model, sample = stored.fitted.model, stored.sample
+    loss = measured(stored.fitted, *sample.train, sample.kind, rows, sample.weights)
     if path:
         found = survey_path(model, _repeated(stored, output), loss, grid)
     elif to is not None:
@@ -124,9 +125,8 @@ def _repeated(stored: Stored, output: Output) -> TrainingPath:
     recipe = Recipe.from_dict(run.config["recipe"])
     try:
         with watch.bar:  # Ctrl-C stops at once: there is nothing to save
-            return repeated_path(
-                fitted, *sample.train, sample.kind, recipe, test=sample.test, record=watch.record
-            )
+            how = {"sample_weight": sample.weights, "encoding": sample.encoding, "test": sample.test}
+            return repeated_path(fitted, *sample.train, sample.kind, recipe, record=watch.record, **how)
     except Unrepeated as error:
         other = [f"{name} {words}" for name, words in changes(run.status["versions"]).items()]
         since = f" Changed since: {'; '.join(other)}." if other else ""

@@ -55,7 +55,9 @@ def predict(
             "An option does not fit", f"--out must end in .csv or .npz. Got {out.name}.", code=Code.USAGE
         )
     stored = Stored.load(run)
-    rows = read_rows(data, stored.run.data, delimiter, data_dir)
+    encoding = stored.fitted.preparation.encoding
+    rows = read_rows(data, stored.run.data, encoding.columns if encoding else (), delimiter, data_dir)
+    notes = encoding.surprises(rows.X, rows.places) if encoding else []
     answers = _answers(stored.fitted, rows.X, rows.target)
     found: dict[str, float | None] = {}
     if rows.y is not None:
@@ -70,6 +72,8 @@ def predict(
         write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else as_csv(columns).encode())
     elif not output.json:
         typer.echo(plain(as_csv(columns)), nl=False)
+    for note in notes if output.talks else ():
+        typer.echo(plain(f"note: {note}"), err=True)
     if output.talks:
         told = "".join(f"; {name} {value:.4g}" for name, value in found.items())
         where = f" in {out}" if out else ""
@@ -80,6 +84,7 @@ def predict(
             "rows": len(rows.X),
             "out": str(out) if out else None,
             "score": found,
+            "notes": notes,
             **({} if out else {"answers": columns}),
         }
     )
@@ -91,7 +96,10 @@ def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
     if fitted.preparation.classes is None:
         if said.ndim == 1:
             return {target: said}
-        return {f"{target}_{j}": said[:, j] for j in range(said.shape[1])}
+        names = target.split(",")
+        if len(names) != said.shape[1]:
+            names = [f"{target}_{j}" for j in range(said.shape[1])]
+        return {name: said[:, j] for j, name in enumerate(names)}
     names, shares = fitted.preparation.classes.tolist(), fitted.predict_proba(X)
     p = "probability" if target in {f"p({name})" for name in names} else "p"
     return {target: said, **{f"{p}({name})": shares[:, j] for j, name in enumerate(names)}}

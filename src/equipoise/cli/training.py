@@ -7,15 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from ..files import write_atomically
+from ..plain import plain
 from ..report import findings, headline
 from ..report import write as write_report
 from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
 from .failures import Code, Ended, Failure, explain
-from .output import Output, duration, number, percent
+from .output import Output, duration, number, percent, table
 from .watching import Watch
 
+_LONG = 20  # columns that are all shown
 _MANY = 10_000  # rows beyond which a certified step takes minutes
 
 
@@ -42,6 +46,8 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
                     y,
                     sample.kind,
                     recipe,
+                    sample_weight=sample.weights,
+                    encoding=sample.encoding,
                     test=sample.test,
                     checkpoints=run.checkpoints,
                     record=record,
@@ -76,11 +82,26 @@ def _announce(run: Run, sample: Sample, output: Output, fresh: bool, certified: 
     notes = list(about["warnings"])
     if certified and about["rows"] > _MANY:
         notes.append("certified training takes every row at every step; --rows or --uncertified is quicker.")
+    if about.get("described"):
+        _show_columns(about["described"], output)
     for note in notes:
         output.say(f"  note: {note}")
     steps = run.checkpoints.steps()
     after = f", after step {steps[-1]}" if steps else ""
     output.say(f"  {'training' if fresh else 'going on'} in {run.path}{after}")
+
+
+def _show_columns(described: list[dict[str, str]], output: Output) -> None:
+    """What the columns hold and what is done with each; of a long list, those that are only standardised are
+    counted."""
+    told = [c for c in described if len(described) <= _LONG or c["treatment"] != "standardised"]
+    shown = table("column", "holds", "values", "what is done with it", fold=("what is done with it",))
+    for column in told:
+        shown.add_row(*(Text(plain(cell)) for cell in column.values()))
+    if told:
+        output.say(shown)
+    if len(told) < len(described):
+        output.say(f"  {len(described) - len(told)} columns of numbers are standardised")
 
 
 def _interrupted(run: Run) -> Failure:

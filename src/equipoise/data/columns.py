@@ -227,21 +227,24 @@ def is_frame(X: Any) -> bool:
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 
-def read_frame(frame: Any, known: Sequence[Column] | None = None) -> tuple[Array, tuple[Column, ...]]:
+def read_frame(
+    frame: Any, known: Sequence[Column] | None = None, names: Sequence[str] | None = None
+) -> tuple[Array, tuple[Column, ...]]:
     """A data frame as a matrix (N, d) of numbers, and its columns; the columns of `known` by their names.
 
-    One DataError names every cell that its column cannot hold.
+    An array has its columns named by `names`. One DataError names every cell that its column cannot hold.
     """
-    names = [str(name) for name in frame.columns]
-    if len(set(names)) < len(names):
-        raise DataError(f"the columns of a frame must have names of their own. Got {', '.join(names)}.")
+    each = list(frame.T) if names is not None else [frame.iloc[:, j] for j in range(frame.shape[1])]
+    names = [str(name) for name in (frame.columns if names is None else names)]
+    if len(set(names)) < len(names) or len(each) != len(names):
+        raise DataError(f"{len(each)} columns need names of their own. Got {', '.join(names)}.")
     if known is not None and (missing := [c.name for c in known if c.name not in names]):
         raise DataError(
             f"the columns trained on must be there. Missing: {', '.join(missing)}. Got {', '.join(names)}."
         )
     found, columns, problems = list[Array](), list[Column](), list[str]()
     for name in names if known is None else [column.name for column in known]:
-        cells, given = series_cells(frame.iloc[:, names.index(name)])
+        cells, given = series_cells(each[names.index(name)])
         column = tell(name, cells, given) if known is None else known[len(columns)]
         values, strange = column.read(cells)
         problems += refused(column, strange, [f"row {i}" for i in range(len(values))])
@@ -265,14 +268,19 @@ def series_cells(series: Any) -> tuple[ColumnCells, Type | None]:
     """The cells of a column of a data frame, and its type where the frame says it."""
     kind = getattr(series.dtype, "kind", "O")
     if kind in "biuf":
-        numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        if isinstance(series, np.ndarray):
+            numbers = series.astype(np.float64)
+        else:
+            numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
         return ColumnCells(numbers), "boolean" if kind == "b" else "number"
     if kind == "M":
-        moments, codes = np.unique(series.to_numpy(dtype="datetime64[us]"), return_inverse=True)
+        moments, codes = np.unique(np.asarray(series, dtype="datetime64[us]"), return_inverse=True)
         rows = np.flatnonzero(~np.isnat(moments)[codes])
         words = tuple(np.datetime_as_string(moments).tolist())
         return ColumnCells(np.full(len(series), np.nan), words, rows.tolist(), codes[rows].tolist()), "date"
-    values = [None if gone else value for value, gone in zip(series, series.isna(), strict=True)]
+    values = series.tolist()
+    if not isinstance(series, np.ndarray):
+        values = [None if gone else value for value, gone in zip(values, series.isna(), strict=True)]
     return cells_of(values), "category" if str(series.dtype) == "category" else None
 
 

@@ -151,7 +151,7 @@ class Encoding:
             if t.column.type == "category":
                 coded = np.where(gone, len(t.column.levels), x)
                 met = np.flatnonzero(~np.isin(coded, [*t.frequent, *t.rare]) & ~gone)
-                taken = "they count as rare" if t.rare else "they are none of the known ones"
+                taken = "it counts as rare" if t.rare else "it is none of the known ones"
                 if len(met):
                     where = some([places[i] if len(places) else f"row {i}" for i in met.tolist()])
                     found.append(

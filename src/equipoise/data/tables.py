@@ -137,7 +137,7 @@ def _from_cells(cells: Cells, asked: _Request) -> Draft:
     if weight:
         table = replace(table, weights=X[:, -1].copy())
         X, columns = X[:, :-1], columns[:-1]
-    dropped = dict.fromkeys(options.drop, "asked for")
+    dropped = dict.fromkeys(options.drop, "by --drop")
     if asked.labelled and options.known is None:
         keep, useless = sift(X, columns, wanted, options)
         dropped |= useless

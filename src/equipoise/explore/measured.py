@@ -48,7 +48,7 @@ def loss_name(fitted: Fitted) -> str:
     return fitted.history.loss_name.removeprefix("mean ").replace("smoothed_hinge", "hinge")
 
 
-def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int) -> Measured:
+def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int, weights: Any = None) -> Measured:
     """Of the raw rows (X, y) that a network was trained on, on at most so many, spread evenly over them.
 
     Certified training takes the sum over every different row, of the predictions alone (`plain_loss`, where
@@ -56,10 +56,10 @@ def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int) -> Measured:
     """
     recipe, name, logged = fitted.recipe, loss_name(fitted), "loss"
     if recipe.certified:
-        X, y = fitted.training(X, y)
+        X, y = fitted.training(X, y, weights)
         logged = "loss" if fitted.history.plain_loss is None else "plain_loss"
     else:
-        rows = Rows.of(X, y, kind)
+        rows = Rows.of(X, y, kind, encoding=fitted.preparation.encoding)
         rows = rows if recipe.patience is None else held_out(rows, recipe.seed)[0]
         X, y = tensors(fitted.model, fitted.preparation, rows)
     at = torch.linspace(0, len(X) - 1, min(most, len(X)), dtype=torch.float64).round().long()

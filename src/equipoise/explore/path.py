@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..history import History
 from ..recipe import Kind, Recipe
-from ..tasks.fitting import Fitted, Record, fit
+from ..tasks.fitting import Fitted, fit
 from ..train.checkpoint import Checkpoints
 
 MOMENTS = 30  # of a training that is repeated, at which its weights are kept
@@ -70,16 +70,15 @@ def training_path(
     kind: Kind,
     recipe: Recipe,
     *,
-    test: tuple[Any, Any] | None = None,
     every: int = 1,
-    record: Record | None = None,
+    **how: Any,
 ) -> TrainingPath:
     """Train as `fit` does, and keep the weights every so many steps, or epochs of free training, in memory.
 
-    Where patience has returned to earlier weights, the path ends there.
+    `how` are keywords of `fit`. Where patience has returned to earlier weights, the path ends there.
     """
     kept = Moments()
-    fitted = fit(X, y, kind, recipe, test=test, checkpoints=kept, every=every, record=record)
+    fitted = fit(X, y, kind, recipe, checkpoints=kept, every=every, **how)
     start = fitted.start()
     end = last_moment(fitted.history)
     names = [name for name, _ in start.named_parameters()]
@@ -93,13 +92,14 @@ def repeated_path(
     y: Any,
     kind: Kind,
     recipe: Recipe,
-    *,
-    test: tuple[Any, Any] | None = None,
-    record: Record | None = None,
+    **how: Any,
 ) -> TrainingPath:
-    """The path of a training that led to `fitted`, at about 30 moments; `Unrepeated` if it ends elsewhere."""
+    """The path of a training that led to `fitted`, at about 30 moments; `Unrepeated` if it ends elsewhere.
+
+    `how` are the keywords that `fit` was given.
+    """
     every = -(-last_moment(fitted.history) // MOMENTS)
-    path = training_path(X, y, kind, recipe, test=test, every=every, record=record)
+    path = training_path(X, y, kind, recipe, every=every, **how)
     differs = departure(path.fitted.model, fitted.model)
     if not differs <= AGREES:
         raise Unrepeated(differs)

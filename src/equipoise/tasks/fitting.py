@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from .. import memory
+from ..data.encoding import Encoding
 from ..data.errors import DataError
 from ..history import History
 from ..models.affine import AffineFamily
@@ -77,7 +78,9 @@ class Fitted:
     def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
         """(√w x̃, √w y), every different row once: of the rows trained on, what `certificate` is about."""
         kind: Kind = "regression" if self.preparation.classes is None else "classification"
-        return training_tensors(self.model, self.preparation, Rows.of(X, y, kind, sample_weight).gathered())
+        rows = Rows.of(X, y, kind, sample_weight, self.preparation.encoding)
+        rows = rows.balanced() if self.recipe.class_weight else rows
+        return training_tensors(self.model, self.preparation, rows.gathered())
 
     def start(self) -> AffineFamily:
         """The network as it was before the first step."""
@@ -114,6 +117,7 @@ def fit(
     recipe: Recipe | None = None,
     *,
     sample_weight: Any = None,
+    encoding: Encoding | None = None,
     test: tuple[Any, Any] | None = None,
     checkpoints: Checkpoints | None = None,
     every: int = 5,
@@ -126,6 +130,7 @@ def fit(
         kind: "classification" or "regression".
         recipe: what to train and how; by default everything is chosen.
         sample_weight: (N,), ≥ 0. A row of weight 2 is the same as two rows.
+        encoding: what X holds besides numbers, and what is made of it; it becomes part of the preparation.
         test: raw rows and targets that are measured along the way, and decide nothing.
         checkpoints, every, record, progress: handed to the training loop. A run that is resumed makes the
             same choices again, for they depend on the data and the recipe alone.
@@ -133,7 +138,8 @@ def fit(
     Certified training whose certificate is not proved raises NotProved, before any step.
     """
     recipe = recipe or Recipe()
-    data = Rows.of(X, y, kind, sample_weight)
+    data = Rows.of(X, y, kind, sample_weight, encoding)
+    data = data.balanced() if recipe.class_weight else data
     data = data.gathered() if recipe.certified else data
     recipe = recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
     check_memory(recipe, *data.X.shape)
@@ -147,7 +153,9 @@ def fit(
 
 
 def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
-    preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype)
+    preparation = Preparation.of(
+        data.X, data.y, data.kind, data.weights, recipe.torch_dtype, encoding=data.encoding
+    )
     model = recipe.build(preparation.inputs, preparation.outputs)
     A, B = training_tensors(model, preparation, data)
     weights = torch.from_numpy(data.weights)
@@ -168,7 +176,7 @@ def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     if not certificate.proved:
         raise NotProved(_not_proved(certificate, recipe), certificate)
     assert recipe.steps is not None
-    test = loop.test_rows(data.kind)
+    test = loop.test_rows(data)
     A_test, B_test = (None, None) if test is None else tensors(model, preparation, test)
     history = safeguarded_descent(
         model,
@@ -256,10 +264,12 @@ def _fit_free(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     """`Trainer` on mini-batches; with patience, a fifth of the rows is held out to say when to stop."""
     assert recipe.loss is not None
     data, held = (data, None) if recipe.patience is None else held_out(data, recipe.seed)
-    preparation = Preparation.of(data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss)
+    preparation = Preparation.of(
+        data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss, data.encoding
+    )
     model = recipe.build(preparation.inputs, preparation.outputs)
     A, B = tensors(model, preparation, data)
-    measured = held or loop.test_rows(data.kind)
+    measured = held or loop.test_rows(data)
     trainer = Trainer(
         model,
         recipe.loss,
@@ -323,13 +333,16 @@ class Rows:
     y: Array
     weights: Array
     kind: Kind
+    encoding: Encoding | None = None
 
     @classmethod
-    def of(cls, X: Any, y: Any, kind: Kind, sample_weight: Any = None) -> Rows:
+    def of(
+        cls, X: Any, y: Any, kind: Kind, sample_weight: Any = None, encoding: Encoding | None = None
+    ) -> Rows:
         """Check raw rows, targets and weights; whatever is wrong with them is a DataError that says so."""
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind must be 'classification' or 'regression'. Got {kind!r} instead.")
-        rows = as_rows(X)
+        rows = as_rows(X, encoding)
         targets = as_labels(y) if kind == "classification" else as_numbers(y)
         if len(targets) != len(rows):
             raise DataError(f"X and y must have the same number of rows. Got {len(rows)} and {len(targets)}.")
@@ -344,7 +357,16 @@ class Rows:
                 raise DataError(f"weights must be finite and ≥ 0. Got {weights[wrong[0]]} in row {wrong[0]}.")
         if not np.any(weights > 0):
             raise DataError(f"at least one row of weight > 0 is required to train on. Got {len(rows)} rows.")
-        return cls(rows, targets, weights, kind)
+        return cls(rows, targets, weights, kind, encoding)
+
+    def balanced(self) -> Rows:
+        """The same rows, weighted besides so that every class weighs as much as any other."""
+        if self.kind != "classification":
+            raise ValueError("class_weight is of classes, and the targets are numbers: leave it out.")
+        _, codes = np.unique(self.y, return_inverse=True)
+        sums = np.bincount(codes, weights=self.weights)
+        share = np.divide(self.weights.sum() / np.count_nonzero(sums), sums, where=sums > 0, out=0 * sums)
+        return replace(self, weights=self.weights * share[codes])
 
     def gathered(self) -> Rows:
         """Every different row once, with the sum of its weights."""
@@ -366,6 +388,6 @@ class _Loop:
     record: Record | None
     progress: Progress | None
 
-    def test_rows(self, kind: Kind) -> Rows | None:
+    def test_rows(self, data: Rows) -> Rows | None:
         """The rows that are measured along the way, checked."""
-        return None if self.test is None else Rows.of(*self.test, kind)
+        return None if self.test is None else Rows.of(*self.test, data.kind, encoding=data.encoding)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..data.columns import is_frame, read_frame
+from ..data.encoding import Encoding
 from ..data.errors import DataError
 from ..files import Damaged, in_fixed_order, write_atomically
 from ..recipe import Kind
 
 Array = NDArray[Any]
 
-_FORMAT = "equipoise.preparation.1"
+_FORMATS = "equipoise.preparation.1", "equipoise.preparation.2"  # without an encoding, and with one
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -35,11 +37,14 @@ _EPS = float(np.finfo(np.float64).eps)
 class Preparation:
     """How raw rows become the network's inputs and targets, and its outputs answers.
 
+    Raw rows are numbers, or what `encoding` makes numbers of: the matrix of a table with words, dates and
+    missing values, or a data frame.
+
     The targets are numbers, standardised by column; of classes `high` where a row is of the class and `low`
     where not, in one column for two classes (which says whether it is the second) or in one for each.
     """
 
-    mean: Array  # (d,) of the columns
+    mean: Array  # (d,) of the columns, after they are encoded
     scale: Array  # (d,) 1/deviation, 0 for a constant column: it says nothing, whatever it is later
     target_mean: Array  # (k,), of numbers
     target_scale: Array  # (k,), their deviation
@@ -50,6 +55,7 @@ class Preparation:
     high: float = 1.0
     sharpness: float = 1.0  # p = softmax(sharpness·ŷ)
     dtype: torch.dtype = torch.float64
+    encoding: Encoding | None = None
 
     # -- made from data -------------------------------------------------------------------------------------
 
@@ -62,9 +68,12 @@ class Preparation:
         weights: Array,
         dtype: torch.dtype = torch.float64,
         loss: str = "square",
+        encoding: Encoding | None = None,
     ) -> Preparation:
         """Measured on the rows, each counted with its weight; the targets as the loss has them."""
-        mean, deviation = _moments(X, weights, "column")
+        if encoding is not None:
+            X = encoding.transform(X)
+        mean, deviation = _moments(X, weights, "column", encoding.names if encoding else ())
         with np.errstate(divide="ignore"):
             scale = np.where(deviation > 0, 1 / deviation, 0.0)
         if kind == "classification":
@@ -76,11 +85,13 @@ class Preparation:
                 )
             outputs, low, high = _coding(loss, len(classes))
             none = np.zeros(0)
-            return cls(mean, scale, none, none, classes, outputs, True, low, high, dtype=dtype)
+            made = cls(mean, scale, none, none, classes, outputs, True, low, high, dtype=dtype)
+            return replace(made, encoding=encoding)
         columns = y.reshape(len(y), -1).astype(np.float64)
         t_mean, t_scale = _moments(columns, weights, "target")
         t_scale = np.where(t_scale > 0, t_scale, 1.0)
-        return cls(mean, scale, t_mean, t_scale, None, columns.shape[1], y.ndim == 1, dtype=dtype)
+        flat = y.ndim == 1
+        return cls(mean, scale, t_mean, t_scale, None, columns.shape[1], flat, dtype=dtype, encoding=encoding)
 
     # -- applied --------------------------------------------------------------------------------------------
 
@@ -91,7 +102,9 @@ class Preparation:
 
     def apply(self, X: Any) -> Tensor:
         """x̃, (N, d + 1)."""
-        rows = as_rows(X)
+        rows = as_rows(X, self.encoding)
+        if self.encoding is not None:
+            rows = self.encoding.transform(rows)
         if rows.shape[1] != len(self.mean):
             raise DataError(
                 f"rows must have {len(self.mean)} columns, as in training. Got {rows.shape[1]} instead."
@@ -152,12 +165,14 @@ class Preparation:
         if self.classes is not None:
             labels = {"labels": self.classes.tolist(), "kind": self.classes.dtype.kind}
         about = {
-            "format": _FORMAT,
+            "format": _FORMATS[self.encoding is not None],
             "classes": json.dumps(labels),
             "outputs": json.dumps(self.outputs),
             "flat": json.dumps(self.flat),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+        if self.encoding is not None:
+            about["encoding"] = json.dumps(self.encoding.to_dict(), allow_nan=False)
         write_atomically(path, in_fixed_order(safetensors.numpy.save(tensors, about)))
 
     @classmethod
@@ -169,12 +184,16 @@ class Preparation:
                 arrays = {name: file.get_tensor(name) for name in list(file.keys())}
         except safetensors.SafetensorError as error:
             raise Damaged(f"{path} is not a safetensors file: {error}") from None
-        if about.get("format") != _FORMAT:
-            raise ValueError(f"{path} must be of format {_FORMAT!r}. Got {about.get('format')!r} instead.")
+        if about.get("format") not in _FORMATS:
+            known = " or ".join(map(repr, _FORMATS))
+            raise ValueError(f"{path} must be of format {known}. Got {about.get('format')!r} instead.")
         try:
             labels = json.loads(about["classes"])
             classes = None if labels is None else np.array(labels["labels"], dtype=_LABELS[labels["kind"]])
             low, high, sharpness = arrays.pop("low, high, sharpness").tolist()
+            encoding = None
+            if about["format"] == _FORMATS[1]:
+                encoding = Encoding.from_dict(json.loads(about["encoding"]))
             found = cls(
                 **arrays,
                 classes=classes,
@@ -184,6 +203,7 @@ class Preparation:
                 high=high,
                 sharpness=sharpness,
                 dtype=_DTYPES[about["dtype"]],
+                encoding=encoding,
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise Damaged(f"{path} is damaged: its metadata cannot be used ({error!r})") from None
@@ -196,6 +216,8 @@ class Preparation:
         columns, targets, classes = self.mean.shape, self.target_mean.shape, self.classes
         if self.scale.shape != columns or len(columns) != 1 or self.target_scale.shape != targets:
             return "means and scales are not of the same columns"
+        if self.encoding is not None and columns != (len(self.encoding.names),):
+            return f"{len(self.encoding.names)} encoded columns have means of shape {columns}"
         if type(self.flat) is not bool or type(self.outputs) is not int or self.outputs < 1:
             return f"{self.outputs!r} outputs (flat: {self.flat!r}) are not a count of columns"
         if classes is None and targets != (self.outputs,):
@@ -227,21 +249,28 @@ def _coding(loss: str, classes: int) -> tuple[int, float, float]:
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def as_rows(X: Any) -> Array:
+def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
     """X as float64 (N, d), a row a sample, or an error that says what is wrong in which row.
+
+    With an encoding a value may be missing, and a data frame is read by the names of its columns.
 
     Rows lie one after another in memory, whether they came from an array or from a table that keeps its
     columns together: the last bit of a product may depend on the layout.
     """
     try:
+        if encoding is not None and is_frame(X):
+            X = read_frame(X, encoding.columns)[0]
         rows = np.asarray(X, dtype=np.float64, order="C")
+    except DataError:
+        raise
     except (TypeError, ValueError) as error:
         raise DataError(f"X must be numbers, a row a sample. Got something else: {error}") from None
     if rows.ndim > 2:  # images
         rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise DataError(f"X must be (N, d), a row a sample, d ≥ 1. Got shape {rows.shape} instead.")
-    refuse_nonfinite(rows, "is NaN or infinite: remove or fill in the row")
+    given = rows if encoding is None else np.where(np.isnan(rows), 0.0, rows)
+    refuse_nonfinite(given, "is NaN or infinite: remove or fill in the row")
     return rows
 
 
@@ -294,15 +323,14 @@ def refuse_nonfinite(rows: Array, what: str, column: str = "column") -> None:
         raise DataError(f"{where}: {rows[i, j]} {what}.")
 
 
-def _moments(X: Array, weights: Array, name: str) -> tuple[Array, Array]:
+def _moments(X: Array, weights: Array, what: str, names: Sequence[str] = ()) -> tuple[Array, Array]:
     """Mean and deviation of each column; a deviation within rounding of a constant column is 0."""
     share = weights / weights.sum()
     with np.errstate(over="ignore", invalid="ignore"):
         mean = share @ X
         deviation = np.sqrt(share @ (X - mean) ** 2)
     if len(wrong := np.flatnonzero(~np.isfinite(deviation))):
-        raise DataError(
-            f"{name} {wrong[0]}: its numbers are too large to be squared. Divide it by a constant."
-        )
+        name = repr(names[wrong[0]]) if names else wrong[0]
+        raise DataError(f"{what} {name}: its numbers are too large to be squared. Divide it by a constant.")
     constant = (X == X[:1]).all(axis=0) | (deviation <= 10 * len(X) * _EPS * np.abs(mean))
     return np.where(constant, X[0], mean), np.where(constant, 0.0, deviation)

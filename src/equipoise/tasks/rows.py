@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..data import DataError, Table, load, read_table
+from ..data import DataError, load, read_table
+from ..data.columns import Column, ColumnOptions
 from ..data.dataset import Array
 from ..data.kinds import is_missing, to_number
-from ..data.tables import open_cells, read_numbers, require_rows
-from ..data.validate import checked_table
+from ..data.tables import open_cells
 from .sources import flat, is_named, resolve, select
 
 
@@ -25,12 +25,20 @@ class NewRows:
     target: str
     y: Array | None = field(default=None, repr=False)
     images: tuple[str, ...] = field(default=(), repr=False)  # their files
+    places: tuple[str, ...] = field(default=(), repr=False)  # the rows' names in messages
 
 
 def read_rows(
-    source: str, trained: Mapping[str, Any], delimiter: str | None = None, data_dir: Path | None = None
+    source: str,
+    trained: Mapping[str, Any],
+    columns: tuple[Column, ...] = (),
+    delimiter: str | None = None,
+    data_dir: Path | None = None,
 ) -> NewRows:
-    """The columns that a run was trained on (`trained` is its data.json), in that order, from DATA."""
+    """The columns that a run was trained on (`trained` is its data.json), in that order, from DATA.
+
+    `columns` says what they hold, where they are not all numbers.
+    """
     target = trained.get("target") or "y"
     source = resolve(source)
     if is_named(source):
@@ -45,13 +53,13 @@ def read_rows(
             return NewRows(select(table, tuple(features)), target)
         images = tuple(p.removeprefix("image ") for p in table.places) if path.is_dir() else ()
         return NewRows(_as_many(table.X, trained, table.source), target, images=images)
+    known = columns or tuple(Column(name) for name in features)
+    table = read_table(path, labelled=False, delimiter=delimiter, options=ColumnOptions(known=known))
     cells = open_cells(path, delimiter)
-    at = _columns(path, cells.names, features)
-    targets = cells.survey(cells.names.index(target) if target in cells.names else None)
-    require_rows(path.name, targets.total, len(at))
-    X, places, text = read_numbers(cells, at, np.arange(targets.total))
-    table = Table(X, None, tuple(features), None, None, (), path.name, places)
-    return NewRows(checked_table(table, text, targets.problems).X, target, _targets(targets.cells, trained))
+    names = [target] if target in cells.names else target.split(",")
+    found = [cells.names.index(name) for name in names if name in cells.names]
+    said = _targets(cells.survey(found).cells, trained) if len(found) == len(names) else None
+    return NewRows(table.X, target, said, places=table.places)
 
 
 def _as_many(X: Array, trained: Mapping[str, Any], source: str) -> Array:
@@ -65,22 +73,16 @@ def _as_many(X: Array, trained: Mapping[str, Any], source: str) -> Array:
     return X
 
 
-def _columns(path: Path, names: tuple[str, ...], features: list[str]) -> list[int]:
-    """Only the columns trained on are read as numbers: whatever stands in the others does not matter."""
-    if any(name not in names for name in features):
-        known = Table(np.zeros((0, len(names))), None, names, None, None, source=path.name)
-        select(known, tuple(features))
-    return [names.index(name) for name in features]
-
-
-def _targets(cells: list[str], trained: Mapping[str, Any]) -> Array | None:
+def _targets(columns: tuple[list[str], ...], trained: Mapping[str, Any]) -> Array | None:
     """The targets, if the file has them for every row."""
-    if not cells or any(is_missing(cell) for cell in cells):
+    if any(is_missing(cell) for cells in columns for cell in cells):
         return None
     if trained.get("kind") == "classification":
-        return np.array([_label(cell, trained["classes"]) for cell in cells])
-    numbers = np.array([to_number(cell) for cell in cells])
-    return numbers if np.isfinite(numbers).all() else None
+        return np.array([_label(cell, trained["classes"]) for cell in columns[0]])
+    numbers = np.array([[to_number(cell) for cell in cells] for cells in columns]).T
+    if not np.isfinite(numbers).all():
+        return None
+    return numbers if numbers.shape[1] > 1 else numbers[:, 0]
 
 
 def _label(cell: str, classes: list[str]) -> str:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..data import DataError, Dataset, DataWarning, Table, load, read_table
+from ..data.columns import Column, ColumnOptions
 from ..data.dataset import Array
 from ..data.delimited import require_room
+from ..data.encoding import Encoding
 from ..data.formats import sha256
 from ..data.kinds import Targets
 from ..data.load import names
@@ -41,6 +43,11 @@ class Asked:
     rows: int | None = None  # to train on, where not all
     split_seed: int | None = None
     data_dir: str | None = None
+    weight: str | None = None  # the names of columns, here and below
+    drop: Sequence[str] | None = None
+    categorical: Sequence[str] | None = None
+    numeric: Sequence[str] | None = None
+    drop_missing_target: bool | None = None
 
     @classmethod
     def of(
@@ -77,7 +84,14 @@ class Asked:
 
     def to_dict(self) -> dict[str, Any]:
         """What was given, as TOML and JSON hold it."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+    @property
+    def options(self) -> ColumnOptions:
+        """What is said of the columns."""
+        names = {n: tuple(getattr(self, n) or ()) for n in ("drop", "categorical", "numeric")}
+        return ColumnOptions(**names, weight=self.weight, drop_missing_target=bool(self.drop_missing_target))
 
     @property
     def stem(self) -> str:
@@ -88,13 +102,18 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Raw rows to train on and to test with. Labels are the words of the file; numbers are float64."""
+    """Raw rows to train on and to test with. Labels are the words of the file; numbers are float64.
+
+    `encoding` is what is made of the columns of a table, decided on the rows to train on; None where they are
+    plain numbers. `weights` (N,) are those of the rows to train on.
+    """
 
     kind: Kind
     train: Pair = field(repr=False)  # X (N, d) float64, y (N,) or (N, k)
     test: Pair | None = field(repr=False)
-    features: tuple[str, ...] = field(repr=False)
     provenance: dict[str, Any]
+    encoding: Encoding | None = field(default=None, repr=False)
+    weights: Array | None = field(default=None, repr=False)
 
 
 def is_named(source: str) -> bool:
@@ -133,7 +152,9 @@ def read(asked: Asked, check: Check | None = None) -> Sample:
 
 
 def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
-    for name, value in (("--target", asked.target), ("--test", asked.test), ("--delimiter", asked.delimiter)):
+    given = {"--target": asked.target, "--test": asked.test, "--delimiter": asked.delimiter}
+    given |= dict.fromkeys(asked.options.named().values(), "")
+    for name, value in given.items():
         if value is not None:
             raise WrongOption(f"{name} is of a table. {data.name} has targets and a test part of its own.")
     y, y_test = (np.array(data.classes)[v] if data.classes else v for v in (data.y_train, data.y_test))
@@ -147,7 +168,6 @@ def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
         kind="classification" if data.classes else "regression",
         train=(X, y),
         test=(X_test, y_test),
-        features=tuple(f"x{j}" for j in range(X.shape[1])),
         provenance={
             "name": data.name,
             "source": about.source,
@@ -178,8 +198,12 @@ def _table(asked: Asked, check: Check | None) -> Sample:
             check(len(parts[0].rows), columns)
         return parts[0].wanted
 
-    table = read_table(path, asked.target, choose=choose, **how)
+    table = read_table(path, asked.target, choose=choose, options=asked.options, **how)
     train, test = parts[0].divide(table.X, targets(table))
+    weights = None
+    if table.weights is not None:
+        (weights, _), _ = parts[0].divide(table.weights, table.weights)
+    encoding = _encoding(table, train[0], weights)
     split = _split(table, asked, test is not None)
     if asked.test is not None:
         test = _test_file(table, asked.test, how)
@@ -189,20 +213,31 @@ def _table(asked: Asked, check: Check | None) -> Sample:
         kind="classification" if table.kind == "classification" else "regression",
         train=train,
         test=test,
-        features=table.features,
+        encoding=encoding,
+        weights=weights,
         provenance={
             "name": path.name,
             "source": str(path),
             "files": [{"name": f.name, "sha256": sha256(f)} for f in files if f.is_file()],
             "split": split,
-            **_sizes(train, test),
+            **_sizes(train, test, weights),
             "kind": table.kind,
             "target": table.target,
             "classes": list(table.classes),
             "features": list(table.features) if table.image_shape is None else None,
+            "described": [d._asdict() for d in encoding.describe()] if encoding else [],
             "image_shape": list(table.image_shape) if table.image_shape else None,
         },
     )
+
+
+def _encoding(table: Table, X: Array, weights: Array | None) -> Encoding | None:
+    """What is made of the columns, decided on the rows X to train on that have a weight."""
+    columns = table.columns
+    if not columns and np.isnan(table.X).any():
+        columns = tuple(Column(name) for name in table.features)
+    rows = X if weights is None else X[weights > 0]
+    return Encoding.of(rows, columns, table.dropped) if columns and len(rows) else None
 
 
 def _split(table: Table, asked: Asked, tested: bool) -> str:
@@ -217,10 +252,11 @@ def _split(table: Table, asked: Asked, tested: bool) -> str:
 
 def _test_file(table: Table, path: str, how: Mapping[str, Any]) -> Pair:
     target = table.target if table.image_shape is None else None
-    other = read_table(path, target, **{**how, "kind": table.kind})
+    options = ColumnOptions(known=table.columns) if table.columns else None
+    other = read_table(path, target, options=options, **{**how, "kind": table.kind})
     if table.kind == "classification":
         _same_classes(table, other)
-    return select(other, table.features), targets(other)
+    return other.X if table.columns else select(other, table.features), targets(other)
 
 
 def select(table: Table, features: tuple[str, ...]) -> Array:
@@ -260,9 +296,9 @@ def flat(x: Array) -> Array:
     return x.reshape(len(x), -1).astype(np.float64)
 
 
-def _sizes(train: Pair, test: Pair | None) -> dict[str, Any]:
+def _sizes(train: Pair, test: Pair | None, weights: Array | None = None) -> dict[str, Any]:
     digest = hashlib.sha256()
-    for part in (*train, *(test or ())):
+    for part in (*train, *(test or ()), *(() if weights is None else (weights,))):
         digest.update(f"{part.dtype.str}|{part.shape}|".encode())
         digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     return {

@@ -53,7 +53,7 @@ class Stored:
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
         """What the run's certificates are about: X (N, d) and y like the network's output, each row once."""
-        return self.fitted.training(*self.sample.train)
+        return self.fitted.training(*self.sample.train, self.sample.weights)
 
 
 def stored_sample(run: Run, data_dir: Path | None = None) -> Sample:
