@@ -1,10 +1,22 @@
-"""The memory there is, asked before anything large is allocated, so that the answer can be given in words."""
+"""The memory there is, asked before anything large is allocated, so that the answer can be given in words.
+
+What would take much of it is kept in a nameless file instead (`room`) and worked on piece by piece (`spans`).
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+HELD = 1 << 28  # bytes: larger arrays lie on the disk
+PIECE = 1 << 22  # numbers worked on at a time
 _GROUPS = (  # (limit, in use) of a container: control groups of version 2, then of version 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -20,6 +32,41 @@ def shortage(need: float, have: float | None = None) -> str | None:
     """None if `need` bytes fit into `have` (by default those available), else what is lacking, in words."""
     have = available() if have is None else have
     return None if need <= have else f"{amount(need)} of memory; {amount(have)} can be had"
+
+
+def disk() -> float:
+    """Bytes that are free where temporary files go."""
+    return float(shutil.disk_usage(tempfile.gettempdir()).free)
+
+
+def room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """An array to be filled: in memory, or a large one in a file that goes with the last reference to it."""
+    import numpy as np
+
+    size = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+    if size <= HELD or (size > disk() and not shortage(size)):
+        return np.empty(shape, dtype)
+    if size > disk():
+        raise MemoryError(f"{amount(size)} are needed in memory or on the disk of {tempfile.gettempdir()}")
+    with tempfile.TemporaryFile() as file:
+        file.truncate(size)
+        if hasattr(os, "posix_fallocate"):  # so that a full disk is an error here, and no crash later
+            os.posix_fallocate(file.fileno(), 0, size)
+        return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
+
+
+def spans(rows: int, width: int) -> Iterator[slice]:
+    """The rows of a matrix of this width, some millions of numbers at a time."""
+    step = max(1, PIECE // max(1, width))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def taken(X: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    """X[rows], in a `room`."""
+    found = room((len(rows), *X.shape[1:]), X.dtype)
+    for span in spans(len(rows), X[:1].size):
+        found[span] = X[rows[span]]
+    return found
 
 
 def amount(size: float) -> str:

@@ -61,6 +61,7 @@ def untouchable(monkeypatch):
 def test_a_table_that_does_not_fit_into_memory_is_refused_before_it_is_read(form, tmp_path, monkeypatch):
     path = FORMATS[form](tmp_path)
     monkeypatch.setattr("equipoise.memory.available", lambda: 16.0 * N * D - 1)
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     untouchable(monkeypatch)
     with pytest.raises(
         DataError,
@@ -74,6 +75,7 @@ def test_a_table_that_does_not_fit_into_memory_is_refused_before_it_is_read(form
 def test_only_the_chosen_rows_are_read(form, tmp_path, monkeypatch):
     path = FORMATS[form](tmp_path)
     monkeypatch.setattr("equipoise.memory.available", lambda: 16.0 * N * D - 1)  # not the whole of it
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     seen = []
 
     def choose(targets, columns):
@@ -134,6 +136,7 @@ def test_a_target_that_cannot_be_used_is_named_with_all_that_is_wrong(tmp_path, 
         "target 'y': not a number in line 4 ('oh')",
     )
     monkeypatch.setattr("equipoise.memory.available", lambda: 40.0)
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     with pytest.raises(DataError, match=r"target 'y': not a number in line 4 \('oh'\)"):
         read_table(path, choose=never)
 
@@ -151,6 +154,7 @@ def test_images_that_are_not_chosen_are_not_opened(tmp_path, monkeypatch):
     assert got.X[:, 0].tolist() == [1, 3]
     assert got.places == ("image cats/1.png", "image dogs/1.png")
     monkeypatch.setattr("equipoise.memory.available", lambda: 107.0)
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     with pytest.raises(DataError, match="pets, 2 images, is too large to be read here: it needs 108 bytes"):
         read_table(tmp_path / "pets", choose=lambda *_: np.array([1, 3]))
 
@@ -181,9 +185,11 @@ def test_a_shape_that_is_not_that_of_the_content_is_refused_without_allocating(s
 def test_an_archive_that_does_not_fit_is_refused(tmp_path, monkeypatch):
     path = npz(tmp_path / "a.npz")
     monkeypatch.setattr("equipoise.memory.available", lambda: 8.0 * N * (D + 1) - 1)
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     with pytest.raises(DataError, match=r"a\.npz is too large to be read here: it needs 99.2 kB of memory"):
         read_npz(path)
     monkeypatch.setattr("equipoise.memory.available", lambda: 8.0 * N * (D + 1))
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     assert np.array_equal(read_npz(path)["x"], X)
 
 
@@ -309,6 +315,7 @@ def test_a_file_that_is_far_too_large_is_refused_by_its_size(delimiter, tmp_path
     monkeypatch.setattr("equipoise.data.delimited._PIECE", 110)
     monkeypatch.setattr("equipoise.data.delimited._require_text", lambda _: pytest.fail("went on to read"))
     monkeypatch.setattr("equipoise.memory.available", lambda: 8 * 2900.0)
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     with pytest.raises(DataError, match=r"t\.csv, of about 3\S*e\+03 numbers, is too large"):
         read_table(path, delimiter=delimiter)
 
@@ -318,5 +325,6 @@ def test_targets_that_are_too_many_are_refused_while_they_are_counted(tmp_path, 
     monkeypatch.setattr("equipoise.data.delimited._MANY", 100)
     left = iter([8000.0, 8000.0, 7999.0])
     monkeypatch.setattr("equipoise.memory.available", lambda: next(left))
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     with pytest.raises(DataError, match=r"the targets of t\.csv is too large to be read here"):
         read_table(path, choose=lambda *_: WANTED)

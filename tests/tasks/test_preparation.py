@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.data import DataError
+from equipoise.data import DataError, read_table
 from equipoise.data.columns import read_frame
 from equipoise.data.encoding import Encoding
 from equipoise.files import Damaged
+from equipoise.memory import room
 from equipoise.recipe import FAMILIES
 from equipoise.tasks import Preparation, Recipe
 from equipoise.tasks.preparation import as_labels, as_numbers, as_rows, gathered
+from equipoise.tasks.splitting import Split
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 5.0, size=(30, 4))
@@ -316,3 +318,28 @@ def test_an_infinite_value_and_one_too_large_are_named_by_their_column():
     rows, columns = read_frame(huge)
     with pytest.raises(DataError, match="column 'a': its numbers are too large to be squared"):
         Preparation.of(rows, np.arange(2.0), "regression", np.ones(2), encoding=Encoding.of(rows, columns))
+
+
+def test_rows_on_the_disk_are_prepared_piece_by_piece_as_in_memory(monkeypatch, tmp_path):
+    """A table of any size needs the memory of a piece; what comes out is the same bit for bit."""
+    lines = [f"{i * i}.25,{'ab'[i % 2]},{'' if i % 3 else i},7,{i % 7}.5" for i in range(50)]
+    (tmp_path / "t.csv").write_text("\n".join(["n,c,m,same,y", *lines]))
+
+    def prepared():
+        table = read_table(tmp_path / "t.csv")
+        (rows, y), _ = Split(None, 50, 0).divide(table.X, table.y)
+        encoding = Encoding.of(rows, table.columns)
+        made = Preparation.of(rows, y, "regression", np.ones(50), encoding=encoding)
+        return made.apply(rows)
+
+    whole = prepared()
+    monkeypatch.setattr("equipoise.memory.HELD", 0)
+    mapped = prepared()
+    assert torch.equal(mapped, whole)
+    monkeypatch.setattr("equipoise.memory.PIECE", 12)
+    assert torch.allclose(prepared(), whole, rtol=0, atol=1e-12)  # the means are sums of other pieces
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 10.0)
+    assert isinstance(room((4, 4), np.float64), np.ndarray)  # where the disk is full, in memory
+    monkeypatch.setattr("equipoise.memory.available", lambda: 10.0)
+    with pytest.raises(MemoryError, match="128 bytes are needed in memory or on the disk"):
+        room((4, 4), np.float64)

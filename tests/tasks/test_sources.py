@@ -50,6 +50,7 @@ def test_what_rows_cost_is_asked_before_they_are_read(table, rows, monkeypatch):
 
 def test_rows_are_read_of_a_table_that_does_not_fit_as_a_whole(table, monkeypatch):
     monkeypatch.setattr("equipoise.memory.available", lambda: 16.0 * 3 * 40)
+    monkeypatch.setattr("equipoise.memory.disk", lambda: 0.0)
     assert len(read(Asked(str(table[0]), test_share=0.2, rows=20, split_seed=0)).train[0]) == 20
     with pytest.raises(ValueError, match="of which 90 rows of 3 numbers are wanted, is too large"):
         read(Asked(str(table[0]), test_share=0.2, split_seed=0))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import zipfile
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 
 from equipoise.data.dataset import Array
 from equipoise.data.errors import DataError, require_memory
+from equipoise.memory import room
 from equipoise.plain import hidden
 
 _PIECE = 1 << 22  # bytes read at a time
@@ -26,6 +27,7 @@ class Header(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """The length of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -73,12 +75,15 @@ def _header(stream: IO[bytes]) -> Header:
     return header
 
 
-def read_member(path: Path, name: str, header: Header, rows: Array | None = None) -> Array:
-    """The array `name`, or those of its rows that `rows` lists (ascending), read piece by piece."""
+def read_member(path: Path, name: str, header: Header, rows: Array | None = None, dtype: Any = None) -> Array:
+    """The array `name`, or those of its rows that `rows` lists (ascending), read piece by piece.
+
+    A large one lies in a file that is mapped into memory; its numbers are of `dtype`, or of their own.
+    """
     count = header.shape[0] if header.shape else 1
     rows = np.arange(count) if rows is None else rows
     width = math.prod(header.shape[1:])
-    out = np.empty((len(rows), width), header.dtype)
+    out = room((len(rows), width), dtype or header.dtype)
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as stream:
             _header(stream)

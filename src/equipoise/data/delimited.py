@@ -62,7 +62,7 @@ def require_room(path: Path, delimiter: str | None) -> None:
     cells = piece.count(between.encode()) + piece.count(b"\n")
     about = path.stat().st_size * cells / max(1, len(piece))
     advice = "Train on some of the rows (--rows), or on fewer columns."
-    require_memory(8 * about, f"{path.name}, of about {about:.2g} numbers,", advice)
+    require_memory(8 * about, f"{path.name}, of about {about:.2g} numbers,", advice, on_disk=True)
 
 
 class Delimited:

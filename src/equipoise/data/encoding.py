@@ -19,7 +19,9 @@ from torch import Tensor
 from equipoise.data.columns import Column
 from equipoise.data.dataset import Array
 from equipoise.data.errors import DataError, some
+from equipoise.memory import room, spans
 
+MOST_ROWS = 100_000  # that medians and frequent levels are found from
 MOST_LEVELS = 50  # columns that one column of categories may become
 RARE = (
     0.01,
@@ -73,16 +75,19 @@ class Encoding:
         """What is to be done with the columns, decided on the rows X to be trained on."""
         if len(X) == 0:
             raise DataError("a table needs rows to be encoded. Got none.")
-        transformer = _transformer(len(X), columns).fit(_coded(X, columns))
+        some_rows = X[:: -(-len(X) // MOST_ROWS)]
+        transformer = _transformer(len(some_rows), columns).fit(_coded(some_rows, columns))
         fills = dict(zip(_at(columns, _FILLED), _statistics(transformer, "filled"), strict=True))
-        groups = dict(zip(_at(columns, ("category",)), _levels(transformer), strict=True))
+        frequent = dict(zip(_at(columns, ("category",)), _frequent(transformer), strict=True))
         treated = []
         for j, column in enumerate(columns):
             present = X[~np.isnan(X[:, j]), j]
             low, high = (float(present.min()), float(present.max())) if len(present) else (0.0, 0.0)
             missing = len(X) - len(present)
-            if j in groups:
-                treated.append(Treated(column, missing, frequent=groups[j][0], rare=groups[j][1]))
+            if j in frequent:
+                met = {*map(int, np.unique(present)), *([len(column.levels)] if missing else ())}
+                rare = tuple(sorted(met - set(frequent[j])))
+                treated.append(Treated(column, missing, frequent=frequent[j], rare=rare))
             elif not math.isfinite(fills[j]) or not math.isfinite(high - low):
                 raise DataError(
                     f"column {column.name!r}: its numbers are too large. Divide it by a constant."
@@ -121,7 +126,10 @@ class Encoding:
         """The inputs, (N, D) float64, of rows X (N, d) whose columns are `columns`."""
         if X.ndim != 2 or X.shape[1] != len(self.treated):
             raise DataError(f"rows must have {len(self.treated)} columns, as in training. Got {X.shape}.")
-        return self(torch.from_numpy(np.array(X, dtype=np.float64, order="C"))).numpy()
+        found = room((len(X), len(self.names)), np.float64)
+        for span in spans(len(X), found[:1].size):
+            found[span] = self(torch.from_numpy(np.array(X[span], dtype=np.float64, order="C"))).numpy()
+        return found
 
     def __call__(self, X: Tensor) -> Tensor:
         """`transform` of a float64 tensor, of operations that an exported network may hold."""
@@ -238,16 +246,11 @@ def _statistics(transformer: Any, name: str) -> Array:
     return np.zeros(0) if made is None else made.statistics_
 
 
-def _levels(transformer: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of each column of categories the frequent and the rare levels."""
+def _frequent(transformer: Any) -> list[tuple[int, ...]]:
+    """Of each column of categories the levels that are frequent."""
     encoder = transformer.named_transformers_.get("categories")
-    found = []
-    for known, few in (
-        zip(encoder.categories_, encoder.infrequent_categories_, strict=True) if encoder else ()
-    ):
-        rare = set() if few is None else {int(k) for k in few}
-        found.append((tuple(int(k) for k in known if k not in rare), tuple(sorted(rare))))
-    return found
+    pairs = zip(encoder.categories_, encoder.infrequent_categories_, strict=True) if encoder else ()
+    return [tuple(int(k) for k in known if few is None or k not in few) for known, few in pairs]
 
 
 # -- dates ---------------------------------------------------------------------------------------------------

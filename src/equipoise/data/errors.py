@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
+from equipoise import memory
 from equipoise.memory import shortage
 
 SHOWN = 10  # problems listed in a message; `DataError.problems` holds them all
@@ -39,9 +40,9 @@ def refuse(what: str, problems: Sequence[str]) -> DataError:
     return DataError("\n".join([f"{what}: {count}", *lines]), problems)
 
 
-def require_memory(need: float, what: str, advice: str = "") -> None:
-    """A DataError, before anything is read, unless so many bytes can be had."""
-    if lacking := shortage(need):
+def require_memory(need: float, what: str, advice: str = "", on_disk: bool = False) -> None:
+    """A DataError, before anything is read, unless so many bytes can be had: in memory, or `on_disk`."""
+    if (lacking := shortage(need)) and not (on_disk and need <= memory.disk()):
         raise DataError(f"{what} is too large to be read here: it needs {lacking}.{advice and ' '}{advice}")
 
 

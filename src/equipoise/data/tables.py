@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise import memory
 from equipoise.data.archive import read_headers, read_member
 from equipoise.data.columns import Column, ColumnCells, ColumnOptions, refused, sift, tell
 from equipoise.data.dataset import Array
@@ -26,7 +27,7 @@ from equipoise.data.images import read_image_folder
 from equipoise.data.kinds import Kind, Targets, is_missing, read_several, read_targets, to_number
 from equipoise.data.parquet import Parquet, as_cell
 from equipoise.data.validate import Table, checked_table, validate
-from equipoise.memory import shortage
+from equipoise.memory import room, shortage, spans
 
 __all__ = ["Table", "read_table", "validate"]
 
@@ -145,7 +146,9 @@ def _from_cells(cells: Cells, asked: _Request) -> Draft:
             told = "; ".join(f"{name!r} is {why}" for name, why in useless.items())
             problems = [f"no column is left to learn from: {told}"]
         elif keep:
-            X, columns = X[:, keep] if useless else X, tuple(columns[j] for j in keep)
+            for span in spans(*X.shape) if useless else ():  # in place: a large table is held once
+                X[span, : len(keep)] = X[span][:, keep]
+            X, columns = X[:, : len(keep)], tuple(columns[j] for j in keep)
     named = tuple(column.name for column in columns)
     table = replace(table, X=X, features=named, columns=columns, dropped=dropped, places=places)
     return table, text, [*survey.problems, *problems]
@@ -188,9 +191,10 @@ def read_columns(
 ) -> tuple[Array, tuple[Column, ...], tuple[str, ...], list[str]]:
     """Some columns of the wanted rows as a matrix, what they hold, the places of these rows, and the cells
     that a column cannot hold."""
-    raw, places = read_cells(cells, [cells.names.index(name) for name in names], wanted)
+    X = room((len(wanted), len(names)), np.float64)
+    raw, places = read_cells(cells, [cells.names.index(name) for name in names], wanted, X)
     known = {column.name: column for column in options.known or ()}
-    X, columns, problems = np.empty((len(wanted), len(names))), list[Column](), list[str]()
+    columns, problems = list[Column](), list[str]()
     for j, name in enumerate(names):
         given = "number" if name == options.weight else options.forced(name)
         column = known.get(name) or tell(name, raw[j], given)
@@ -203,10 +207,9 @@ def read_columns(
 
 
 def read_cells(
-    cells: Cells, columns: Sequence[int], wanted: Array
+    cells: Cells, columns: Sequence[int], wanted: Array, X: Array
 ) -> tuple[list[ColumnCells], tuple[str, ...]]:
-    """The cells of some columns in the wanted rows, and the places of these rows."""
-    X = np.empty((len(wanted), len(columns)))
+    """The cells of some columns in the wanted rows, whose numbers go into X, and the places of these rows."""
     rows: list[list[int]] = [[] for _ in columns]
     codes: list[list[int]] = [[] for _ in columns]
     words: list[dict[str, int]] = [{} for _ in columns]
@@ -233,16 +236,19 @@ def _wanted(found: Targets, columns: int, asked: _Request) -> Array:
         rows, found = present, found.take(present)
     if asked.choose is not None and not found.text:
         return rows[asked.choose(found, columns)]
-    if asked.choose is not None and shortage(_bytes(len(found.y), columns)):
+    if asked.choose is not None and shortage(
+        _bytes(len(found.y), columns), max(memory.available(), memory.disk())
+    ):
         return rows[sorted({i for i, _ in found.text})]
     return rows
 
 
 def require_rows(name: str, rows: int, columns: int) -> None:
-    """A DataError unless rows of so many numbers fit into memory twice: as read, and divided or prepared."""
+    """A DataError unless rows of so many numbers fit into memory, or onto the disk, twice: as read, and
+    divided or prepared."""
     about = f"{name}, of which {rows} rows of {columns} numbers are wanted,"
     advice = "Train on some of the rows (--rows), with fewer to test on (--test-share), or on fewer columns."
-    require_memory(_bytes(rows, columns), about, advice)
+    require_memory(_bytes(rows, columns), about, advice, on_disk=True)
 
 
 def _bytes(rows: int, columns: int) -> int:
@@ -286,7 +292,7 @@ def _from_npz(path: Path, asked: _Request) -> Draft:
             found = found.take(rows)
         y, classes, kind, text = found
     require_rows(path.name, len(rows), columns)
-    X = read_member(path, pair[0], header, rows).reshape(len(rows), -1).astype(np.float64, copy=False)
+    X = read_member(path, pair[0], header, rows, np.float64).reshape(len(rows), -1)
     return (
         Table(
             X=X,

@@ -15,6 +15,7 @@ from equipoise.data.errors import DataError, DataWarning, refuse, some
 from equipoise.data.kinds import Kind
 
 SMALLEST = 2  # rows below which nothing can be learnt
+MANY = 200_000  # rows beyond which equal ones are not looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +77,9 @@ def _problems(table: Table, text: Mapping[tuple[int, int], str]) -> list[str]:
     required = 1 if table.y is None else SMALLEST
     if len(table.X) < required:
         problems.append(f"at least {required} data rows are required; got {len(table.X)}")
-    for infinite, name in zip(np.isinf(table.X).T, table.features, strict=True):
-        if infinite.any():
-            problems.append(f"column {name!r}: infinite value in {_places(table, np.flatnonzero(infinite))}")
+    for j, name in enumerate(table.features):
+        if len(infinite := np.flatnonzero(np.isinf(table.X[:, j]))):
+            problems.append(f"column {name!r}: infinite value in {_places(table, infinite)}")
     if table.kind == "classification":
         problems += _bad_classes(table, [i for i, _ in text])
     elif table.y is not None:
@@ -153,7 +154,7 @@ def _bad_classes(table: Table, missing: Sequence[int]) -> list[str]:
 
 
 def _repeated_rows(table: Table) -> str | None:
-    if table.y is None:
+    if table.y is None or len(table.y) > MANY:
         return None
     first: dict[bytes, int] = {}
     same: list[str] = []

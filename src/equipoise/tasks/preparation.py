@@ -25,6 +25,7 @@ from ..data.columns import is_frame, read_frame
 from ..data.encoding import Encoding
 from ..data.errors import DataError
 from ..files import Damaged, in_fixed_order, write_atomically
+from ..memory import room, spans
 from ..recipe import Kind
 
 Array = NDArray[Any]
@@ -103,16 +104,17 @@ class Preparation:
     def apply(self, X: Any) -> Tensor:
         """x̃, (N, d + 1)."""
         rows = as_rows(X, self.encoding)
-        if self.encoding is not None:
-            rows = self.encoding.transform(rows)
-        if rows.shape[1] != len(self.mean):
-            raise DataError(
-                f"rows must have {len(self.mean)} columns, as in training. Got {rows.shape[1]} instead."
-            )
-        with np.errstate(over="ignore"):
-            rows = (rows - self.mean) * self.scale
-        refuse_nonfinite(rows, "is too far from the training data to be represented")
-        return torch.tensor(np.column_stack([rows, np.ones(len(rows))]), dtype=self.dtype)
+        columns = len(self.mean) if self.encoding is None else len(self.encoding.columns)
+        if rows.shape[1] != columns:
+            raise DataError(f"rows must have {columns} columns, as in training. Got {rows.shape[1]} instead.")
+        found = torch.from_numpy(room((len(rows), self.inputs), str(self.dtype).removeprefix("torch.")))
+        for span in spans(len(rows), self.inputs):
+            part = rows[span] if self.encoding is None else self.encoding.transform(rows[span])
+            with np.errstate(over="ignore"):
+                part = (part - self.mean) * self.scale
+            refuse_nonfinite(part, "is too far from the training data to be represented", first=span.start)
+            found[span] = torch.from_numpy(np.column_stack([part, np.ones(len(part))])).to(self.dtype)
+        return found
 
     def targets(self, y: Any) -> Tensor:
         """What the network is to put out, (N,) for one output and else (N, k)."""
@@ -269,8 +271,9 @@ def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
         rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise DataError(f"X must be (N, d), a row a sample, d ≥ 1. Got shape {rows.shape} instead.")
-    given = rows if encoding is None else np.where(np.isnan(rows), 0.0, rows)
-    refuse_nonfinite(given, "is NaN or infinite: remove or fill in the row")
+    for span in spans(*rows.shape):
+        part = rows[span] if encoding is None else np.where(np.isnan(rows[span]), 0.0, rows[span])
+        refuse_nonfinite(part, "is NaN or infinite: remove or fill in the row", first=span.start)
     return rows
 
 
@@ -314,23 +317,26 @@ def gathered(X: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
     return X[first], y[first], np.bincount(same.reshape(-1), weights=weights)
 
 
-def refuse_nonfinite(rows: Array, what: str, column: str = "column") -> None:
-    """A DataError that names the first entry that is not finite."""
+def refuse_nonfinite(rows: Array, what: str, column: str = "column", first: int = 0) -> None:
+    """A DataError that names the first entry that is not finite; the rows are counted from `first`."""
     finite = np.isfinite(rows)
     if not finite.all():
         i, j = np.argwhere(~finite)[0]
-        where = f"row {i}, {column} {j}"
+        where = f"row {first + i}, {column} {j}"
         raise DataError(f"{where}: {rows[i, j]} {what}.")
 
 
 def _moments(X: Array, weights: Array, what: str, names: Sequence[str] = ()) -> tuple[Array, Array]:
     """Mean and deviation of each column; a deviation within rounding of a constant column is 0."""
     share = weights / weights.sum()
+    parts = list(spans(*X.shape))
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = share @ X
-        deviation = np.sqrt(share @ (X - mean) ** 2)
+        mean = sum((share[part] @ X[part] for part in parts), np.zeros(X.shape[1]))
+        square = sum((share[part] @ (X[part] - mean) ** 2 for part in parts), np.zeros(X.shape[1]))
+        deviation = np.sqrt(square)
     if len(wrong := np.flatnonzero(~np.isfinite(deviation))):
         name = repr(names[wrong[0]]) if names else wrong[0]
         raise DataError(f"{what} {name}: its numbers are too large to be squared. Divide it by a constant.")
-    constant = (X == X[:1]).all(axis=0) | (deviation <= 10 * len(X) * _EPS * np.abs(mean))
+    same = np.all([(X[part] == X[:1]).all(axis=0) for part in parts], axis=0)
+    constant = same | (deviation <= 10 * len(X) * _EPS * np.abs(mean))
     return np.where(constant, X[0], mean), np.where(constant, 0.0, deviation)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory import taken
+
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
@@ -36,7 +38,7 @@ class Split:
     def divide(self, X: Array, y: Array) -> tuple[Pair, Pair | None]:
         """Of the wanted rows, those to train on and those to test with."""
         train, test = (np.searchsorted(self.wanted, rows) for rows in (self.rows, self.test))
-        return (X[train], y[train]), (X[test], y[test]) if len(test) else None
+        return (taken(X, train), y[train]), (taken(X, test), y[test]) if len(test) else None
 
 
 def held_out(labels: Array | None, rows: int, share: float, seed: int) -> Array:
