@@ -78,6 +78,7 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         equilibrium_error,
         lipschitz_bound,
         unroll,
+        verify_predictions,
     )
     from .theory.certify import certify
     from .theory.suggest import suggest
@@ -170,6 +171,7 @@ __all__ = [
     "train_many",
     "unroll",
     "verify",
+    "verify_predictions",
 ]
 
 _HOMES = ("solve", "differentiate", "models", "kernels", "history", "theory", "train", "estimators")

@@ -11,6 +11,7 @@ from .safeguarded import Safeguarded
 from .suggest import Suggestion, suggest
 from .trajectory import Flight, Recorder
 from .two_timescale import TwoTimescale
+from .verify import VerifiedPredictions, verify_predictions
 from .wellposed import WellPosed, equilibrium_error
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Theorem",
     "TwoTimescale",
     "UnrolledNetwork",
+    "VerifiedPredictions",
     "WellPosed",
     "certified_radius",
     "certify",
@@ -46,5 +48,6 @@ __all__ = [
     "suggest",
     "trust_region",
     "unroll",
+    "verify_predictions",
     "xie2021",
 ]

@@ -27,6 +27,7 @@ from .lipschitz import AffineBounds, Bounds, no_bounds
 from .read_features import AffineReads, ReadFeatures
 from .register import facts, facts_of, find_facts, is_about, unknown
 from .rigorous import BallEnclosure, RigorousInstance
+from .verify.network import UnitNetwork
 from .watch import WeightWatch
 from .wellposed import WellPosed, check_shape
 
@@ -86,6 +87,13 @@ class Facts(ABC):
     def bounds(self) -> Bounds:
         """Lipschitz constants of the outputs."""
         raise no_bounds(self.model)
+
+    def unit_network(self) -> UnitNetwork:
+        """The form in which predictions are verified; an error where a family or a model has none."""
+        raise TypeError(
+            f"predictions are verified of the affine families, OptEq and DeepOptEq. Got "
+            f"{type(self.model).__name__} instead."
+        )
 
 
 class AffineFacts(Facts):
@@ -163,6 +171,10 @@ class AffineFacts(Facts):
         """
         raise self._missing("how the iteration contracts", "iteration(weight, shift)")
 
+    def units(self, known: AffineBounds) -> UnitNetwork:
+        """p = W z + U x + u, of the exact model whose bounds are `known`."""
+        raise self._missing("how u(x; θ) is made of units", "units(known), such as known.units(U, u)")
+
     def predictor(self, at: Enclosure) -> tuple[Tensor, Interval] | None:
         """M (k, d) with ŷ = Mx and a bound of its error; None where outputs are not linear in x."""
         return None
@@ -197,6 +209,13 @@ class AffineFacts(Facts):
     def bounds(self) -> Bounds:
         """Lipschitz constants of the outputs, from R, `input_map` or the `predictor`."""
         return AffineBounds(self.model)
+
+    def unit_network(self) -> UnitNetwork:
+        """W, U and the readout with their rounding, and R by the family's reason or a Cholesky witness."""
+        known = AffineBounds(self.model)
+        if known.obstacle or known.enclosure is None:
+            raise ValueError(f"nothing can be verified of this model: {known.obstacle}")
+        return known.facts.units(known)
 
     def _missing(self, what: str, method: str, more: str = "") -> TypeError:
         return TypeError(

@@ -23,6 +23,7 @@ from ..models.affine import AffineFamily
 from ..solve import RELU
 from .enclosure import product_rounding
 from .instance import Instance
+from .verify.network import UnitNetwork
 
 Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves
 DOWN = 1 - 2.0**-48  # a few roundings of a subtraction and a quotient
@@ -127,9 +128,9 @@ class AffineBounds(Bounds):
         """R‖u'‖, on all units or on those of a mask."""
         if self.obstacle:
             return math.inf
-        return (self._resolvent(units) * self._injection(units)).hi
+        return (self.resolvent(units) * self._injection(units)).hi
 
-    def _resolvent(self, units: Tensor | None) -> Interval:
+    def resolvent(self, units: Tensor | None = None) -> Interval:
         """R = 1/λ_min(sym(I − W_SS)), or what the family's reason gives where that is better."""
         at = self.enclosure
         assert at is not None
@@ -139,6 +140,23 @@ class AffineBounds(Bounds):
         margin = Interval(symmetric_part_margin_lower(W)) - at.weight_error
         known = Interval(at.resolvent.hi)
         return minimum(known, 1 / Interval(margin.lo)) if margin.lo > 0 else known
+
+    def units(self, U: Tensor, offset: Tensor | None = None) -> UnitNetwork:
+        """p = W z + U x + u, z = σ(p), ŷ = z a + c, of exact U (m, d) and u (m,)."""
+        at, model = self.enclosure, self.model
+        assert at is not None
+        shift = model.readout_bias
+        return UnitNetwork(
+            weight=at.weight.detach(),
+            weight_error=at.weight_error,
+            inputs=U.detach().contiguous(),
+            offset=U.new_zeros(len(U)) if offset is None else offset.detach(),
+            readout=self.a.detach().T.contiguous(),
+            readout_error=0.0,
+            shift=self.a.new_zeros(self.a.shape[1]) if shift is None else shift.detach(),
+            resolvent=self.resolvent().hi,
+            activation=model.activation,
+        )
 
     def _injection(self, units: Tensor | None) -> Interval:
         """≥ ‖u'‖."""

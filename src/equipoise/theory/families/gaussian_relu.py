@@ -17,7 +17,9 @@ from ...models.norms import spectral_norm
 from ..enclosure import product_rounding
 from ..geometry import Contracting, input_norm, inverse_gap
 from ..instance import Instance
+from ..lipschitz import AffineBounds
 from ..register import facts_of
+from ..verify.network import UnitNetwork
 from .contracting import ContractingFacts, Singular
 
 
@@ -54,3 +56,7 @@ class GaussianReLUFacts(ContractingFacts):
         factor = to / spectral_norm(self.model.W)
         self.model.W.mul_(factor)
         return f"W multiplied by {factor:.3g}, so that ‖W‖ = {to:g}", {"W": factor}
+
+    def units(self, known: AffineBounds) -> UnitNetwork:
+        """As it stands."""
+        return known.units(self.model.U)

@@ -21,9 +21,11 @@ from ..enclosure import EXACT, Enclosure, Iteration, product_rounding
 from ..facts import AffineFacts
 from ..geometry import Ball, Geometry, Number, larger
 from ..instance import Instance
+from ..lipschitz import AffineBounds
 from ..register import facts_of
 from ..rigorous import BallEnclosure, ball_enclosure, precision
 from ..rigorous import frobenius as frobenius_of_balls
+from ..verify.network import UnitNetwork
 
 _UNDERFLOW = 746  # beyond −746 exp is below every float
 
@@ -150,6 +152,10 @@ class LinearFacts(AffineFacts):
         rounded = float(shift.abs().sum(dim=0).amax()) * (1 + 2.0**-40) + m * 2.0**-1000
         error = gamma(m + softmax_units(self.model.A) + 8) * g + rounded
         return Iteration(1.0, g + error, math.sqrt(m) * (1 + 1e-15), error)
+
+    def units(self, known: AffineBounds) -> UnitNetwork:
+        """φ(x) = x, and no unit is ever off."""
+        return known.units(torch.eye(self.model.width, dtype=torch.float64))
 
     def predictor(self, at: Enclosure) -> tuple[Tensor, Interval]:
         """M ≈ B Umat⁻¹ (k, m), and a bound of the error: (M Umat − B) Umat⁻¹."""

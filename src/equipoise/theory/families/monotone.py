@@ -20,9 +20,11 @@ from ..enclosure import EXACT, Enclosure, Iteration, product_rounding, stored_er
 from ..facts import AffineFacts
 from ..geometry import Ball, Geometry, Number, input_norm, larger
 from ..instance import Instance
+from ..lipschitz import AffineBounds
 from ..register import facts_of
 from ..rigorous import BallEnclosure, ball_enclosure, precision
 from ..rigorous import frobenius as frobenius_of_balls
+from ..verify.network import UnitNetwork
 
 
 def is_monotone(margin: float) -> Claim:
@@ -131,3 +133,7 @@ class MonotoneFacts(AffineFacts):
     def input_map(self) -> Tensor:
         """U."""
         return self.model.U
+
+    def units(self, known: AffineBounds) -> UnitNetwork:
+        """As it stands, with its bias."""
+        return known.units(self.model.U, self.model.bias)

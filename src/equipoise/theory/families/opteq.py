@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -34,14 +35,16 @@ from ...solve import Stop
 from ..certificate import FLOAT64_TIER, RIGOROUS_TIER, Certificate, fingerprint
 from ..claim import Claim
 from ..common import FEATURES, declared, not_finite, unknown_layer
-from ..enclosure import SVD, product_rounding
+from ..enclosure import SVD, margin_of, product_rounding
 from ..facts import Facts
 from ..lipschitz import Bounds, score_error
 from ..read_features import ReadFeatures
 from ..register import facts_of, has_own_facts
+from ..verify.network import UnitNetwork
 from ..wellposed import check_shape
 
 Network = OptEq | DeepOptEq
+_VERIFIED = ("relu", "identity")
 _ULPS = 16  # of an activation or a property, as computed
 _UNSCALED = 63 / 64  # of the bound: a smaller W is used as it is stored, in float32 too
 
@@ -132,6 +135,53 @@ class ProximalFacts(Facts):
     def bounds(self) -> OptEqBounds:
         """Lipschitz constants of the outputs."""
         return OptEqBounds(self)
+
+    @torch.no_grad()
+    def unit_network(self) -> UnitNetwork:
+        """The units of all layers, h_l = σ(W_l z_{l−1} + U_l x + b_l), stacked: z is linear in them.
+
+        z_l = (α/μ)W_lᵀh_l + (1 − α)z_{l−1} goes round, so z_l = Σ_j κ_{(l−j) mod L} W_jᵀh_j with
+        κ_i = (α/μ)(1 − α)^i/(1 − (1 − α)^L), which are exact rational numbers, rounded once.
+        """
+        known = OptEqBounds(self)
+        if known.obstacle:
+            raise ValueError(f"nothing can be verified of this model: {known.obstacle}")
+        model, W = known.model, known.model.weights()
+        if model.regulariser is not None or model.bound is not None or model.activation.name not in _VERIFIED:
+            raise ValueError(
+                f"predictions are verified of OptEq and DeepOptEq with the activation "
+                f"{' or '.join(_VERIFIED)}, without a regulariser and without bound=. Got {model} instead: "
+                f"project_(0.99) keeps free weights well-posed."
+            )
+        L, alpha, rest = len(W), Fraction(model.alpha), 1 - Fraction(model.alpha)
+        share = [float(alpha / Fraction(model.mu) * rest**i / (1 - rest**L)) for i in range(L)]
+        error, out_error, rows, V = Interval(0.0), Interval(0.0), [], known.a.T
+        for before in range(L):  # layer `before` + 1 reads z_before
+            parts = [share[(before - 1 - j) % L] * (W[before] @ Wj.T) for j, Wj in enumerate(W)]
+            rows.append(torch.cat(parts, dim=1))
+            for j, Wj in enumerate(W):
+                rounded = product_rounding(W[before], Wj.T) * share[(before - 1 - j) % L]
+                error = error + rounded * (1 + gamma(4)) + gamma(4) * frobenius(parts[j])
+        readout = [share[L - 1 - j] * (V @ Wj.T) for j, Wj in enumerate(W)]
+        for j, Wj in enumerate(W):
+            rounded = product_rounding(V, Wj.T) * share[L - 1 - j]
+            out_error = out_error + rounded * (1 + gamma(4)) + gamma(4) * frobenius(readout[j])
+        weight = torch.cat(rows)
+        gap = 1 - (Interval(norm_upper(weight)) + error)
+        margin = max(gap.lo, margin_of(weight, error.hi))
+        if not margin > 0:
+            raise ValueError("predictions are verified where every ‖W_l‖ < √μ: project_(0.99) makes it so.")
+        return UnitNetwork(
+            weight=weight,
+            weight_error=error.hi,
+            inputs=torch.cat([layer.U for layer in model.blocks]),
+            offset=torch.cat([layer.b for layer in model.blocks]),
+            readout=torch.cat(readout, dim=1),
+            readout_error=out_error.hi,
+            shift=known.a.new_zeros(known.a.shape[1]),
+            resolvent=(1 / Interval(margin)).hi,
+            activation=model.activation,
+        )
 
     def inputs_of(self, X: Tensor) -> Tensor:
         """X beside the exact model, in float64 where it holds numbers with a point."""

@@ -6,8 +6,10 @@ The effective weight is γAᵀ, each entry rounded once. The equilibrium is uniq
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...linalg import Interval, frobenius, gamma
@@ -17,8 +19,10 @@ from ...models.norms import spectral_norm
 from ..enclosure import product_rounding
 from ..geometry import Contracting, input_norm, inverse_gap
 from ..instance import Instance
+from ..lipschitz import AffineBounds
 from ..register import facts_of
 from ..rigorous import relu_of_balls
+from ..verify.network import UnitNetwork
 from .contracting import ContractingFacts, Singular
 
 
@@ -61,3 +65,19 @@ class ScaledReLUFacts(ContractingFacts):
         """γ = to/‖A‖."""
         self.model.gamma = to / spectral_norm(self.model.A)
         return f"gamma = {self.model.gamma:.6g}, so that γ‖A‖ = {to:g}", {"gamma": self.model.gamma}
+
+    def units(self, known: AffineBounds) -> UnitNetwork:
+        """The units y = relu(Wᵀx) of the injection are stacked below those of z = relu(γAᵀz + y).
+
+        With injections b of both, ‖z − z'‖ ≤ R(‖b₁ − b₁'‖ + ‖b₂ − b₂'‖), so that 1 + √2R bounds the stack.
+        """
+        net, m = known.units(self.model.W.T), self.model.width
+        zero, eye = torch.zeros(m, m, dtype=torch.float64), torch.eye(m, dtype=torch.float64)
+        return replace(
+            net,
+            weight=torch.cat([torch.cat([net.weight, eye], dim=1), torch.cat([zero, zero], dim=1)]),
+            inputs=torch.cat([torch.zeros_like(net.inputs), net.inputs]),
+            offset=torch.zeros(2 * m, dtype=torch.float64),
+            readout=torch.cat([net.readout, torch.zeros_like(net.readout)], dim=1),
+            resolvent=(1 + Interval(2.0).sqrt() * net.resolvent).hi,
+        )

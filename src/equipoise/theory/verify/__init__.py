@@ -1,0 +1,11 @@
+"""Certificates about predictions: whether answers hold on whole sets of inputs, by duality and branching.
+
+- `network`: the form in which a family is verified. `sets`, `outputs`: where, and what is wanted.
+- `bounds`: (V1), which turns any multiplier into a bound; `tighten`, `ascend`: multipliers worth having.
+- `branch`: splitting on the signs of units. `attack`: counterexamples. `predictions`: all of it together.
+"""
+
+from .predictions import verify_predictions
+from .result import VerifiedPredictions
+
+__all__ = ["VerifiedPredictions", "verify_predictions"]

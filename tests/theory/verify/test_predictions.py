@@ -1,0 +1,220 @@
+"""What is proved is true, what is refuted is broken, and the two meet where activation patterns are few."""
+
+import pytest
+import torch
+from verified_networks import FAMILIES, inputs, least_values, network, outputs
+
+import equipoise as eq
+from equipoise.models.proximal.properties import L1
+from equipoise.theory.register import facts
+from equipoise.theory.verify.attack import attacked
+from equipoise.theory.verify.bounds import Problem
+from equipoise.theory.verify.outputs import Wanted
+from equipoise.theory.verify.sets import InputSets
+
+LOW, HIGH = torch.tensor(0.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+
+
+def classes(model, X):
+    return outputs(model, X).argmax(dim=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_form_in_which_a_family_is_verified_has_its_outputs(family):
+    model, X = network(family), inputs()
+    net = facts(model).unit_network()
+    b, error = net.injection(X)
+    h = net.equilibria(b)
+    scores, off = net.scores(h, net.equilibrium_error(h, b, error))
+    assert torch.allclose(scores, outputs(model, X).reshape(scores.shape), atol=1e-9)
+    assert float(off.max()) < 1e-9
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("epsilon", [0.05, 0.4])
+def test_branching_agrees_with_every_activation_pattern(family, epsilon):
+    model, X = network(family), inputs(N=4)
+    net = facts(model).unit_network()
+    sets = InputSets.around(X, epsilon, "linf", LOW, HIGH)
+    # A threshold between the least values of the rows: some hold it, some do not.
+    Q = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    least = least_values(net, sets.lower, sets.upper, Q, 0.0)
+    q = -float(least.min() + least.max()) / 2
+    found = eq.verify_predictions(
+        model,
+        X,
+        epsilon=epsilon,
+        box=(0.0, 1.0),
+        inequalities=(Q[None], torch.tensor([q], dtype=torch.float64)),
+    )
+    assert found.proved.tolist() == (least + q > 0).tolist()
+    assert found.refuted.tolist() == (least + q < 0).tolist()
+    assert bool((found.margin <= least + q + 1e-9).all())
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("family", ["monotone", "scaled", "deep"])
+def test_no_proved_row_is_ever_attacked(family, norm):
+    proved = 0
+    for seed in range(2):
+        model, X = network(family, d=4, n=6, seed=seed), inputs(4, 8, seed)
+        y = classes(model, X)
+        epsilon = 0.1 if norm == "linf" else 0.2
+        found = eq.verify_predictions(model, X, y, epsilon=epsilon, norm=norm, box=(0.0, 1.0), nodes=200)
+        proved += int(found.proved.sum())
+        rows = torch.nonzero(found.proved).flatten()
+        sets = InputSets.around(X[rows], epsilon, norm, LOW, HIGH)
+        problem = Problem.of(facts(model).unit_network(), sets)
+        x = attacked(problem, Wanted(3, labels=y[rows]), steps=10, restarts=3, seed=seed)
+        assert torch.equal(classes(model, x), y[rows])
+        draw = torch.rand(
+            len(rows), 200, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
+        for k in range(200):
+            point = sets.projected(sets.lower + draw[:, k] * (sets.upper - sets.lower))
+            assert torch.equal(classes(model, point), y[rows]) if k % 20 == 0 else True
+        bad = torch.nonzero(found.refuted).flatten()
+        assert bool((classes(model, found.counterexample[bad]) != y[bad]).all())
+    assert proved >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_thousand_proved_rows_withstand_strong_attacks(family, norm):
+    proved, seed = 0, 0
+    while proved < 1000:
+        seed += 1
+        model, X = (
+            network(family, d=6, n=10, k=4 if family != "linear" else 3, seed=seed),
+            inputs(6, 200, seed),
+        )
+        y = classes(model, X)
+        epsilon = 0.05 if norm == "linf" else 0.1
+        found = eq.verify_predictions(model, X, y, epsilon=epsilon, norm=norm, box=(0.0, 1.0), nodes=50)
+        rows = torch.nonzero(found.proved).flatten()
+        proved += len(rows)
+        if not len(rows):
+            continue
+        sets = InputSets.around(X[rows], epsilon, norm, LOW, HIGH)
+        problem = Problem.of(facts(model).unit_network(), sets)
+        x = attacked(
+            problem, Wanted(outputs(model, X).shape[1], labels=y[rows]), steps=50, restarts=10, seed=seed
+        )
+        assert torch.equal(classes(model, x), y[rows])
+
+
+def test_a_row_that_is_misclassified_is_its_own_counterexample():
+    model, X = network("monotone"), inputs()
+    wrong = (classes(model, X) + 1) % 3
+    found = eq.verify_predictions(model, X, wrong, epsilon=0.01)
+    assert bool(found.refuted.all())
+    assert torch.equal(found.counterexample, X)
+    assert not bool(found.proved.any() | found.unknown.any())
+    right = eq.verify_predictions(model, X, classes(model, X), epsilon=0.0)
+    assert bool(right.proved.all())
+    assert bool(right.counterexample.isnan().all())
+
+
+def test_limits_leave_rows_unknown_and_results_repeat():
+    model, X = network("monotone", d=4, n=10, seed=3), inputs(4, 8)
+    y = classes(model, X)
+    hard = {"epsilon": 0.3, "box": (0.0, 1.0), "attack": (0, 1)}
+    few = eq.verify_predictions(model, X, y, nodes=1, **hard)
+    many = eq.verify_predictions(model, X, y, nodes=3000, **hard)
+    assert bool(few.unknown.any())
+    assert bool((few.nodes == 1).all())
+    assert bool((many.proved >= few.proved).all())
+    assert int(many.proved.sum() + many.refuted.sum()) > int(few.proved.sum())
+    again = eq.verify_predictions(model, X, y, nodes=3000, **hard)
+    for name in ("proved", "refuted", "nodes", "margin"):
+        assert torch.equal(getattr(many, name), getattr(again, name)), name
+    late = eq.verify_predictions(model, X, y, seconds=0.0, **hard)
+    assert torch.equal(late.proved, few.proved)
+
+
+def test_inputs_of_any_float_dtype_are_the_numbers_they_are():
+    model, X = network("gaussian"), inputs()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        narrow = X.to(dtype)
+        y = classes(model, narrow.double())
+        a = eq.verify_predictions(model, narrow, y, epsilon=0.05)
+        b = eq.verify_predictions(model, narrow.double(), y, epsilon=0.05)
+        assert torch.equal(a.proved, b.proved)
+        assert torch.equal(a.margin, b.margin)
+    images = eq.verify_predictions(model.float(), X.reshape(6, 1, 3), y, epsilon=0.05)
+    assert images.counterexample.shape == (6, 1, 3)
+
+
+def test_boxes_of_a_users_own_and_one_output():
+    model = network("gaussian", k=1)
+    X = inputs(N=4)
+    y = torch.where(outputs(model, X) > 0, 1, -1)
+    low, high = X - torch.tensor([0.0, 0.2, 0.0]), X + torch.tensor([0.1, 0.0, 0.0])
+    found = eq.verify_predictions(model, X, y, box=(low, high))
+    net = facts(model).unit_network()
+    least = [least_values(net, low[i : i + 1], high[i : i + 1], y[i : i + 1].double(), 0.0) for i in range(4)]
+    assert found.proved.tolist() == (torch.cat(least) > 0).tolist()
+    flipped = eq.verify_predictions(model, X, -y, box=(low, high))
+    assert bool(flipped.refuted.all())
+    same = eq.verify_predictions(model, X, y, epsilon=10.0, box=(low, high))
+    assert torch.equal(same.proved, found.proved)
+
+
+def test_a_ball_proves_more_than_the_box_around_it_and_less_than_a_smaller_one():
+    model, X = network("monotone", d=6, n=8, seed=2), inputs(6, 20)
+    y = classes(model, X)
+    few, some, most = (
+        eq.verify_predictions(model, X, y, epsilon=e, norm=norm, nodes=100).proved
+        for e, norm in ((0.2, "linf"), (0.2, "l2"), (0.1, "l2"))
+    )
+    assert bool((few <= some).all())
+    assert bool((some <= most).all())
+    assert int(most.sum()) > int(few.sum())
+    radii = eq.certified_radius(model, X, y)
+    assert bool((most >= (radii.radius > 0.1)).all())  # no ball of a global constant is missed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"X": [[0.0]]}, "X must be a tensor of floats"),
+        ({"X": torch.zeros(2, 4)}, r"X must be \(N, 3\)"),
+        ({"X": torch.zeros(3)}, r"X\[None\]"),
+        ({"X": torch.zeros(0, 3)}, "at least one row"),
+        ({"X": torch.tensor([[0.0, 1.0, torch.nan]] * 2)}, "infinity in row 0"),
+        ({"X": torch.tensor([[0.0, 1.0, 2.0]] * 2)}, "Row 0 lies outside"),
+        ({"y": torch.tensor([0, 3])}, "Got 3 in row 1"),
+        ({"y": torch.tensor([0])}, r"y must be \(2,\)"),
+        ({"y": None}, "either y or inequalities"),
+        ({"epsilon": -1.0}, "epsilon must be"),
+        ({"epsilon": None, "box": None}, "Got neither"),
+        ({"norm": "l1"}, "norm must be"),
+        ({"nodes": 0}, "nodes must be"),
+        ({"box": (torch.zeros(2, 2), 1.0)}, "box must be numbers"),
+        ({"y": None, "inequalities": (torch.zeros(1, 2), torch.zeros(1))}, r"Q \(T, 3\)"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_words(change, words):
+    asked = {"X": torch.full((2, 3), 0.5), "y": torch.tensor([0, 1]), "epsilon": 0.1, "box": (0.0, 1.0)}
+    asked |= change
+    with pytest.raises((ValueError, TypeError), match=words):
+        eq.verify_predictions(network("gaussian"), asked.pop("X"), asked.pop("y"), **asked)
+
+
+def test_models_that_cannot_be_verified_say_why():
+    X, y = inputs(), torch.zeros(6, dtype=torch.long)
+    wide = network("gaussian")
+    with torch.no_grad():
+        wide.W.mul_(100)
+    refused = {
+        "uniqueness of the equilibrium": wide,
+        "relu or identity": network("opteq", activation="tanh"),
+        "without a regulariser": network("opteq", regulariser=L1(0.1)),
+        "without bound=": network("deep", bound=0.9),
+    }
+    for words, model in refused.items():
+        with pytest.raises(ValueError, match=words):
+            eq.verify_predictions(model, X, y, epsilon=0.1)
+    with pytest.raises(TypeError, match="affine families"):
+        eq.verify_predictions(torch.nn.Linear(3, 3), X, y, epsilon=0.1)
