@@ -213,7 +213,7 @@ class ProximalContract(ModelContract):
                 p.mul_(10)
         for W in model.weights():
             norm = torch.linalg.matrix_norm(W, 2).item()
-            assert norm == pytest.approx(0.7 * model.limit, rel=1e-12)
+            assert norm == pytest.approx(0.7 * model.proximal_norm, rel=1e-12)
         raw = [layer.W.detach().clone() for layer in model.blocks]
         model(X).sum().backward()  # the gradient is of what is used: scaling W changes nothing
         for layer, W in zip(model.blocks, raw, strict=True):
@@ -233,8 +233,8 @@ class ProximalContract(ModelContract):
                 model.project_(bound)
                 for layer, W in zip(model.blocks, before, strict=True):
                     upper = eq.linalg.norm_upper(layer.W)
-                    assert upper <= bound * model.limit
-                    assert upper > bound * model.limit * (1 - 1e-5)
+                    assert upper <= bound * model.proximal_norm
+                    assert upper > bound * model.proximal_norm * (1 - 1e-5)
                     scaled = layer.W * (W.norm() / layer.W.norm())
                     torch.testing.assert_close(scaled, W, rtol=1e-5, atol=1e-6)
         with torch.no_grad():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.theory.hieu2022 import certified_start
 
 F64 = torch.float64
 TIGHT = eq.Stop(rtol=1e-13, max_steps=5000)
@@ -29,7 +30,7 @@ def certified(kind, seed=0, N=1):
     with torch.no_grad():
         model.A.mul_(0.3)
         model.B.mul_(0.3)
-    radii = model.certified_start(X, y, kind=kind)
+    radii = certified_start(model, X, y, kind=kind)
     return model, X, y, radii
 
 

@@ -10,6 +10,7 @@ import torch
 import equipoise as eq
 from equipoise.linalg import singular_bounds
 from equipoise.linalg.ball import singular_values_above
+from equipoise.theory.hieu2022 import certified_start
 from equipoise.theory.instance import Instance
 from equipoise.theory.rigorous import RigorousInstance, frobenius, singular
 
@@ -157,7 +158,7 @@ def starts():
     yield "ling2023", gaussian, 3**0.5 * X, y, {"delta": 0.02}
     for kind in ("flow", "descent"):
         monotone = eq.Monotone(3, 6, margin=1.0, dtype=F64, generator=generator)
-        radii = monotone.certified_start(X, y, kind=kind)
+        radii = certified_start(monotone, X, y, kind=kind)
         yield f"hieu2022.{kind}", monotone, X, y, {"radii": radii}
     linear = eq.LinearEquilibrium(3, dtype=F64, generator=generator)
     X, y = torch.randn(5, 3, dtype=F64, generator=generator), torch.ones(5, 1, dtype=F64)

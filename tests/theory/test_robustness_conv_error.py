@@ -23,6 +23,7 @@ from equipoise.theory.conv_robustness import (
     _resize_norm,
     conv_rounding,
 )
+from equipoise.theory.conv_wellposed import images_wellposed
 from equipoise.theory.families.conv_opteq import ConvOptEqFacts
 
 # -- the error of equilibria ---------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ def test_the_error_of_equilibria_is_never_above_its_bound(case, dtype):
     X = drawn(5, *IMAGE, seed=2).to(dtype)
     rtol = 1e-13 if model.regulariser is None else 1e-12
     truth = exact.solve(X.double(), stop=eq.Stop(rtol=rtol, max_steps=20000)).raise_if_failed().value
-    q = exact.wellposed().contraction
+    q = images_wellposed(exact).contraction
     for size in (1.0, 1e-3, 1e-7, 1e-10):
         Z = (truth + size * drawn(*truth.shape, seed=6)).to(dtype)
         off = float((Z.double() - truth).norm())

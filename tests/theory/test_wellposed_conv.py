@@ -6,9 +6,11 @@ import torch
 import equipoise as eq
 from equipoise.linalg import Interval
 from equipoise.models.proximal import ConvOptEq
-from equipoise.models.proximal.properties import L1, GradientStep, differentiable, selection
+from equipoise.models.proximal.properties import L1, GradientStep, differentiable
 from equipoise.models.zoo import OptEqSegmenter
 from equipoise.solve import Activation
+from equipoise.theory.conv_wellposed import images_wellposed
+from equipoise.theory.xie2021 import selection
 
 IMAGE = (2, 5, 6)
 
@@ -92,7 +94,7 @@ def test_a_segmenter_has_the_layers_and_so_the_certificate():
     net = OptEqSegmenter(IMAGE, 3, (4,), 2, norm=0.9, dtype=torch.float64)
     found = eq.certify(net.eval(), images())
     assert found.proved
-    assert found.constants["rate"] == net.wellposed().contraction
+    assert found.constants["rate"] == images_wellposed(net).contraction
 
 
 def test_batch_norms_in_training_make_an_image_depend_on_those_beside_it():

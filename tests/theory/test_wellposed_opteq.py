@@ -31,7 +31,7 @@ def layer(size=0.9, mu=1.0, n=6, m=4, activation="relu", seed=0, **options):
     model = OptEq(3, m, n, mu, activation=activation, dtype=torch.float64, **options)
     with torch.no_grad():
         W = draw(seed, n, m)
-        model.W.copy_(size * model.limit * W / torch.linalg.matrix_norm(W, 2))
+        model.W.copy_(size * model.proximal_norm * W / torch.linalg.matrix_norm(W, 2))
         model.b.copy_(draw(seed + 1, n))
     return model, draw(seed + 2, 5, 3)
 

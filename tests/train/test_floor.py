@@ -7,6 +7,7 @@ import torch
 
 import equipoise as eq
 from certifiable import FAMILIES, instance
+from equipoise.theory.hieu2022 import certified_start
 
 
 def kept(family, theorem="two_timescale", steps=60, scale=1.0, N=5, width=3, outputs=1, seed=0, **options):
@@ -85,7 +86,7 @@ def near_solved(theorem, distance):
         model, more = eq.ScaledReLU(3, 50, init="section5.1", **options), {"C": (0.01, 0.1, 0.1)}
     else:
         model = eq.Monotone(3, 6, margin=1.0, **options)
-        more = {"radii": model.certified_start(X, torch.ones(1, dtype=torch.float64), kind="descent")}
+        more = {"radii": certified_start(model, X, torch.ones(1, dtype=torch.float64), kind="descent")}
     with torch.no_grad():
         model.readout_weight.copy_(1e-4 * torch.rand(model.width, dtype=torch.float64, generator=generator))
         y = model.readout(model.equilibrium(X, stop=eq.Stop(rtol=4e-15, max_steps=5000))) * (1 + distance)

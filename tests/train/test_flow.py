@@ -12,6 +12,7 @@ import torch
 
 import equipoise as eq
 from certifiable import FAMILIES, data, instance, network
+from equipoise.theory.hieu2022 import certified_start
 from equipoise.train import gradient_flow
 from equipoise.train.flow_field import FlowField
 from equipoise.train.stiff import GaussNewtonBDF, flatten
@@ -163,7 +164,7 @@ def hieu():
     with torch.no_grad():
         model.A.mul_(0.3)
         model.B.mul_(0.3)
-    return model, X, y, "hieu2022.flow", {"radii": model.certified_start(X, y)}
+    return model, X, y, "hieu2022.flow", {"radii": certified_start(model, X, y)}
 
 
 @pytest.mark.parametrize("method", ["auto", "BDF"])

@@ -21,7 +21,8 @@ from torch.nn.utils import parametrize
 OUTSIDE = ("feature_map", "extractor", "scales", "last_norm", "head")
 _SOURCES = ("_orig", "_v")  # of spectral_norm and prune, of weight_norm: the parameter that W is computed of
 # What a subclass may say anew of itself without computing anything otherwise.
-_FREE = {"__init__", "__repr__", "__str__", "extra_repr", "config", *vars(type("Empty", (), {}))}
+_FREE = {"__init__", "__repr__", "__str__", *vars(type("Empty", (), {}))}
+_FREE |= {"extra_repr", "described", "config", "settings"}
 _FREE |= {"__annotations__", "__annotate__", "__annotate_func__", "__static_attributes__", "__firstlineno__"}
 _FREE |= {"__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__qualname__"}
 _SEALED: dict[type, dict[str, Any]] = {}  # the members that a family of the library was defined with

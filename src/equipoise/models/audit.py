@@ -56,6 +56,7 @@ class AuditRow:
     held: bool  # whether `ok` asks exactness of it: it is the layer's own, or promises so
 
     def ok(self, tolerance: float) -> bool:
+        """Whether the error is within the tolerance, or within what differences can tell."""
         return self.error <= max(tolerance, self.resolution)
 
 
@@ -85,6 +86,7 @@ class Audit:
         return not self.lost and all(row.ok(tolerance) for row in self.rows if row.held)
 
     def print(self, console: Console | None = None) -> None:
+        """Show the table in the terminal."""
         (console or Console()).print(self)
 
     def __str__(self) -> str:

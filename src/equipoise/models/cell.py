@@ -55,6 +55,7 @@ class Equilibrium(EquilibriumModel):
         refuse_splitting(self.method)
 
     def begin(self) -> None:
+        """One step of each power iteration that normalises a weight of the cell."""
         advance_parametrisations(self.cell)
 
     def equation(
@@ -109,6 +110,7 @@ class Equilibrium(EquilibriumModel):
         return not bool((row_distances(one, two) > 1e-3 * row_norms(one)).any())
 
     def extra_repr(self) -> str:
+        """The equation, and how it is solved and differentiated."""
         solver = self.method.solver or "Anderson()"
         return f"z = cell(z, x), solver={solver}, gradient={self.gradient}"
 
@@ -154,6 +156,8 @@ def _zeros(state: Shape | Sequence[Shape] | None, x: Any, like: Tensor | None) -
 
 
 def checked_shapes(state: Any) -> Shape | Sequence[Shape] | None:
+    """`state`, which must be a shape, a list of shapes, or None."""
+
     def is_shape(s: Any) -> bool:
         return isinstance(s, Sequence) and all(isinstance(n, int) and n > 0 for n in s)
 

@@ -40,9 +40,11 @@ class SharedDropout(nn.Module):
 
     @property
     def active(self) -> bool:
+        """Whether anything is dropped: in training, with p > 0."""
         return self.training and self.p > 0
 
     def forward(self, h: Tensor) -> Tensor:
+        """h ∘ mask / (1 − p)."""
         if not self.active:
             return h
         mask = self.mask
@@ -61,6 +63,7 @@ class SharedDropout(nn.Module):
         return {**self.__dict__, "mask": None, "held": False}
 
     def extra_repr(self) -> str:
+        """The probability."""
         return f"p={self.p}"
 
 
@@ -148,6 +151,7 @@ class CellEquation(Equation):
         return [*tensors[: self.inputs_batched], *tensors[self.batched : tail]]
 
     def name(self, index: int) -> str:
+        """Which tensor this is, in words."""
         tail = self.batched + len(self.slots) - self.inputs_batched
         if index >= tail:
             return f"parameter `{self.names[index - tail]}`"
@@ -156,6 +160,7 @@ class CellEquation(Equation):
         return f"input {index}" if index < self.inputs_batched else "dropout mask"
 
     def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
+        """The Solution, or a RuntimeError where evaluating the cell has changed one of its own tensors."""
         named = dict(zip(self.names, tensors[len(tensors) - len(self.names) :], strict=True))
         before = {name: t._version for name, t in named.items() if not t.is_inference()}
         solution = super().solve(start, tensors, ahead)

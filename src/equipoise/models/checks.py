@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..differentiate.equation import under_transform
+from ..solve import Solution
 
 
 def refuse_nonfinite(name: str, T: Tensor) -> None:
@@ -109,3 +110,76 @@ def bounding(**norms: float | None) -> None:
     for name, value in norms.items():
         if value is not None and not 0 < value <= 1:
             raise ValueError(f"{name} must lie in (0, 1]: it bounds ‖W_l‖. Got {value} instead.")
+
+
+def finite_matrix(name: str, M: Tensor) -> None:
+    """A ValueError that names the first entry of M (n, m) that is NaN or infinite."""
+    if not bool(torch.isfinite(M).all()):
+        i, j = torch.nonzero(~torch.isfinite(M))[0].tolist()
+        raise ValueError(f"{name} must be finite. Got {M[i, j].item()} at [{i}, {j}] instead.")
+
+
+# -- what a model is called with -------------------------------------------------------------------------
+
+
+def check_rows(X: Tensor, inputs: int, like: Tensor) -> None:
+    """X must be (N, d), finite, and of the parameters' dtype and device."""
+    if not isinstance(X, Tensor):
+        raise TypeError(f"X must be a tensor, (N, {inputs}). Got {type(X).__name__} instead.")
+    if X.ndim != 2 or X.shape[1] != inputs:
+        hint = " A single sample is X[None]." if X.ndim == 1 else ""
+        raise ValueError(
+            f"X must be (N, {inputs}), a row a sample. Got shape {tuple(X.shape)} instead.{hint}"
+        )
+    same_place("X", X, like)
+    refuse_nonfinite("X", X)
+
+
+def same_place(name: str, X: Tensor, like: Tensor) -> None:
+    """A ValueError unless X has the dtype and the device of the parameters."""
+    if X.dtype != like.dtype or X.device != like.device:
+        raise ValueError(
+            f"{name} must be {like.dtype} on {like.device} like the parameters. "
+            f"Got {X.dtype} on {X.device} instead: {name}.to(…) or model.to(…) makes them agree."
+        )
+
+
+def given_start(start: Any, shape: tuple[int, ...], name: str = "start") -> Tensor | None:
+    """The state that a start holds, detached, which must be of this shape; None where there is none."""
+    value = start.value if isinstance(start, Solution) else start
+    if value is None:
+        return None
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} must be {shape}, {shape[0]} rows like X. Got {got} instead.")
+    return value.detach()
+
+
+# -- feature maps ----------------------------------------------------------------------------------------
+
+
+def checked_map(feature_map: Any, features: int) -> Any:
+    """`feature_map`, which must be callable or None."""
+    if feature_map is not None and not callable(feature_map):
+        raise TypeError(
+            f"feature_map must be a function from X to (N, {features}). Got {feature_map!r} instead; a "
+            f"file holds its name alone, so pass it to load(path, feature_map=…)."
+        )
+    return feature_map
+
+
+def features_of(feature_map: Callable[[Tensor], Tensor], X: Tensor, features: int) -> Tensor:
+    """φ(X), which must be (N, features) and finite."""
+    Phi = feature_map(X)
+    if tuple(Phi.shape) != (len(X), features):
+        raise ValueError(
+            f"feature_map must return {(len(X), features)}, a row a sample. "
+            f"Got shape {tuple(Phi.shape)} instead."
+        )
+    refuse_nonfinite("feature_map(X)", Phi)
+    return Phi
+
+
+def name_of(function: Any) -> str:
+    """What a file keeps of a function: its name, or that of its class."""
+    return getattr(function, "__name__", type(function).__name__)

@@ -66,6 +66,7 @@ class Diagnosis:
         return self.trials[0].solves_all and self.audit is not None and self.audit.ok()
 
     def print(self, console: Console | None = None) -> None:
+        """Show what was found in the terminal."""
         (console or Console()).print(self)
 
     def __str__(self) -> str:

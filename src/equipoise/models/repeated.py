@@ -32,6 +32,7 @@ class Repeat(nn.Module):
         self.state = state if callable(state) else checked_shapes(_own(state))
 
     def forward(self, x: Tensor, *args: Any) -> Any:
+        """z_K."""
         z = self._start(x)
         layout, rows = Layout.of(z), len(z[0] if isinstance(z, tuple) else z)
         for k in range(1, self.times + 1):
@@ -52,6 +53,7 @@ class Repeat(nn.Module):
         return tuple(x.new_zeros((len(x), *shape)) for shape in shapes)
 
     def extra_repr(self) -> str:
+        """The recursion, and how often it is applied."""
         return f"z_k = cell(z_(k-1), x), k = 1…{self.times}"
 
 

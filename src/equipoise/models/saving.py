@@ -23,6 +23,8 @@ class Saved(nn.Module):
     """What a family needs to be written to a file and read back: `config()`, its constructor's keywords."""
 
     families: ClassVar[dict[str, type[Saved]]] = {}
+    settings: ClassVar[tuple[str, ...]] = ()  # keywords of the constructor that are attributes as well
+    described: ClassVar[str] = ""  # what repr says of the model; {0.width} stands for its attribute
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -39,11 +41,18 @@ class Saved(nn.Module):
             super().__setattr__(name, value)
 
     def config(self) -> dict[str, Any]:
-        """The keywords that construct this model again, as JSON holds them."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must have config(), which returns the keywords that construct it again: "
-            f"files and certificates tell a model by them."
-        )
+        """The keywords that construct this model again, as JSON holds them: those of `settings`, and more."""
+        if not self.settings:
+            raise NotImplementedError(
+                f"{type(self).__name__} must have config(), which returns the keywords that construct it "
+                f"again: files and certificates tell a model by them."
+            )
+        values = {name: getattr(self, name) for name in self.settings}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def extra_repr(self) -> str:
+        """The equation and the sizes of the model, as its repr shows them."""
+        return self.described.format(self)
 
     def save(self, path: str | Path) -> None:
         """Write parameters and configuration to one safetensors file: whole, or not at all.

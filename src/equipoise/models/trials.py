@@ -51,15 +51,18 @@ class Trial:
 
     @property
     def name(self) -> str:
+        """The solver, or the chain of them, as one would write it."""
         chain = [self.solver] if isinstance(self.solver, Solver) else self.solver
         return " → ".join(_name(one) for one in chain)
 
     @property
     def converged(self) -> int:
+        """How many samples it solves."""
         return int(self.solution.converged.sum())
 
     @property
     def solves_all(self) -> bool:
+        """Whether it solves every sample."""
         return self.converged == len(self.solution.status)
 
     @property
@@ -69,6 +72,7 @@ class Trial:
 
     @property
     def failures(self) -> str:
+        """How many samples ended in which other way."""
         names = Counter(Status(int(s)).name for s in self.solution.status[~self.solution.converged])
         return ", ".join(f"{count} {name}" for name, count in names.most_common())
 
@@ -99,6 +103,7 @@ class Problem:
 
     @classmethod
     def of(cls, layer: nn.Module, inputs: Sequence[Any], shared: Sequence[Any]) -> Problem:
+        """The equation of a layer on these inputs."""
         if not isinstance(layer, EquilibriumModel):
             raise TypeError(
                 f"layer must be an Equilibrium or a model family. Got {type(layer).__name__} instead; "
@@ -116,14 +121,17 @@ class Problem:
         return cls(f, f.start, args, rest, layout, method.solver or Anderson(), method.stop, method.precision)
 
     def take(self, rows: Tensor) -> Problem:
+        """The same for some of the samples."""
         f = self.f.take(rows) if isinstance(self.f, AffineMap) else self.f
         args = tuple(a[rows] if isinstance(a, Tensor) else a for a in self.args)
         return replace(self, f=f, start=self.start[rows], args=args)
 
     def map(self) -> Map:
+        """f as the solvers see it, with its evaluations counted."""
         return make_map(self.f, self.start, self.args, self.shared)
 
     def solve(self, solver: Solver | Sequence[Solver], stop: Stop, **how: Any) -> Solution:
+        """The Solution by a solver of the caller's choice."""
         return fixed_point(self.f, self.start, self.args, self.shared, solver=solver, stop=stop, **how)
 
     def trials(self) -> tuple[Trial, ...]:

@@ -37,6 +37,7 @@ from ..models.proximal.properties import Proximal
 from ..solve import Stop
 from .claim import Claim
 from .common import not_finite
+from .conv_wellposed import images_wellposed
 from .lipschitz import Part
 from .read_features import LinearReadout, ReadFeatures, normalised
 from .register import has_own_facts, is_about
@@ -63,7 +64,7 @@ class ConvNetwork:
         self.model = solved_double(model)
         self.obstacle = _obstacle(model, self.model)
         if not self.obstacle:
-            proved = self.model.wellposed()
+            proved = images_wellposed(self.model)
             self.norms, self.q = [Interval(n) for n in proved.norms], Interval(proved.contraction)
             if not self.q.certainly_lt(1):
                 self.obstacle = f"uniqueness of the equilibrium is not proved: {proved.explain()}"

@@ -39,12 +39,13 @@ from .common import (
     step_exists,
     well_posed,
 )
+from .families.monotone_start import certified_start as certified_start
 from .features import plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
 
 BLOCKS = ("A", "B", "U", "u")
-_REMEDY = "Monotone.certified_start(X, y), or theorem='safeguarded'"
+_REMEDY = "theory.hieu2022.certified_start(model, X, y), or theorem='safeguarded'"
 _BALL, _SPECTRUM = "the weights stay in the ball", "σ_N(Z) stays above λ₀/2"
 
 

@@ -267,18 +267,18 @@ def _(theorem: ling2023.Descent, draft: _Draft) -> _Draft:
 @_change.register(hieu2022.Flow)
 @_change.register(hieu2022.Descent)
 def _(theorem: hieu2022.Flow | hieu2022.Descent, draft: _Draft) -> _Draft:
-    """Monotone.certified_start."""
+    """The start of `hieu2022.certified_start`."""
     model = draft.model
     before = spectral_norm(model.U)
     try:
-        radii = model.certified_start(draft.X, draft.y, kind=theorem.kind)
+        radii = hieu2022.certified_start(model, draft.X, draft.y, kind=theorem.kind)
     except ValueError as error:
         draft.why_not = str(error)
         return draft
     factor = spectral_norm(model.U) / before
     draft.theorem = dataclasses.replace(theorem, radii=radii)
     draft.also(
-        f"model.certified_start(X, y, kind={theorem.kind!r}), which multiplies U by {factor:.4g} and sets "
+        f"certified_start(model, X, y, kind={theorem.kind!r}), which multiplies U by {factor:.4g} and sets "
         f"u = 0, and the radii it returns",
         U=factor,
         u=0.0,

@@ -23,6 +23,8 @@ from torch import Tensor
 from ..linalg import Interval, frobenius, maximum, minimum, singular_bounds
 from .certificate import Certificate
 from .claim import Claim
+from .selection import Selection as Selection
+from .selection import selection as selection
 
 OBSTACLE = (
     "Theorem 5 is false as printed: its Lemma 16 bounds the wrong singular value. Two equal inputs with "

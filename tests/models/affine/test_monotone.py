@@ -9,6 +9,7 @@ import equipoise as eq
 from contracts.model import TIGHT, ModelContract
 from equipoise.models.affine import Monotone
 from equipoise.models.norms import spectral_norm
+from equipoise.theory.hieu2022 import certified_start
 from problems import exact_affine
 
 
@@ -195,7 +196,7 @@ def test_the_certified_start_satisfies_the_conditions(kind, margin):
     model, X = draw(3, n=40, d=8, N=6, margin=margin)
     y = torch.randn(6, dtype=X.dtype, generator=torch.Generator().manual_seed(1))
     A, B = model.A.detach().clone(), model.B.detach().clone()
-    radii = model.certified_start(X, y, kind)
+    radii = certified_start(model, X, y, kind)
     assert torch.equal(model.A.detach(), A)
     assert torch.equal(model.B.detach(), B)
     assert model.u.abs().max() == 0
@@ -225,20 +226,20 @@ def test_the_certified_start_says_what_it_needs():
     model, X = draw(n=8, N=4)
     y = torch.ones(4, dtype=X.dtype)
     with pytest.raises(ValueError, match=r"kind must be one of 'flow', 'descent'"):
-        model.certified_start(X, y, kind="newton")
+        certified_start(model, X, y, kind="newton")
     with pytest.raises(ValueError, match=r"y must be \(4,\).* Got shape \(3,\)"):
-        model.certified_start(X, y[:3])
+        certified_start(model, X, y[:3])
     with pytest.raises(ValueError, match=r"y must not be zero"):
-        model.certified_start(X, 0 * y)
+        certified_start(model, X, 0 * y)
     with pytest.raises(ValueError, match=r"independent equilibria"):
-        model.certified_start(X[[0, 1, 1, 2]], y)
+        certified_start(model, X[[0, 1, 1, 2]], y)
     small, _ = draw(n=3)
     with pytest.raises(ValueError, match=r"Got N = 4 and n = 3"):
-        small.certified_start(X, y)
+        certified_start(small, X, y)
     for options in ({"outputs": 2}, {"bias": True}):
         other, _ = draw(n=8, **options)
         with pytest.raises(ValueError, match="one output and no bias"):
-            other.certified_start(X, y)
+            certified_start(other, X, y)
 
 
 # -- what is held between calls -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 import equipoise as eq
 from equipoise.linalg import singular_bounds
 from equipoise.models.proximal import OptEq
-from equipoise.models.proximal.properties import selection
+from equipoise.theory.xie2021 import selection
 
 PRECISIONS = (torch.float32, torch.float64)
 

@@ -27,7 +27,7 @@ def layer(activation="relu", n=6, m=4, seed=0, size=0.9, **options):
     model = OptEq(3, m, n, activation=activation, dtype=torch.float64, **options)
     with torch.no_grad():
         W = draw(seed, n, m)
-        model.W.copy_(size * model.limit * W / torch.linalg.matrix_norm(W, 2))
+        model.W.copy_(size * model.proximal_norm * W / torch.linalg.matrix_norm(W, 2))
         model.U.copy_(draw(seed + 1, n, 3))
         model.b.copy_(draw(seed + 2, n))
     return model, draw(seed + 3, 5, 3)
@@ -38,7 +38,7 @@ def deep(hidden=(5, 4), alpha=0.4, seed=0, size=0.9, **options):
     with torch.no_grad():
         for l, block in enumerate(model.layers):
             W = draw(seed + 10 * l, *block.W.shape)
-            block.W.copy_(size * model.limit * W / torch.linalg.matrix_norm(W, 2))
+            block.W.copy_(size * model.proximal_norm * W / torch.linalg.matrix_norm(W, 2))
             block.U.copy_(draw(seed + 10 * l + 1, *block.U.shape))
             block.b.copy_(draw(seed + 10 * l + 2, *block.b.shape))
     return model, draw(seed + 3, 5, 3)

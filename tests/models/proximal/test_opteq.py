@@ -83,7 +83,7 @@ def test_the_skip_changes_the_path_and_not_the_equilibrium(alpha):
 def test_a_layer_is_firmly_nonexpansive_up_to_the_limit_of_its_norm(seed, n, m, activation):
     model, X = build(activation, n, m, seed, mu=1.7)
     with torch.no_grad():
-        model.W.mul_(model.limit / torch.linalg.matrix_norm(model.W, 2))
+        model.W.mul_(model.proximal_norm / torch.linalg.matrix_norm(model.W, 2))
     (phi,) = model.potentials(X)
     generator = torch.Generator().manual_seed(seed + 1)
     x, y = 3 * torch.randn(2, 5, m, dtype=torch.float64, generator=generator)
@@ -94,7 +94,7 @@ def test_a_layer_is_firmly_nonexpansive_up_to_the_limit_of_its_norm(seed, n, m, 
 def test_activations_of_a_user_are_held_to_what_they_declare():
     steep = Activation("steep", lambda p: 2 * torch.tanh(p), lambda p: 2 / torch.cosh(p) ** 2, lipschitz=2.0)
     model, X = build(steep)
-    assert model.limit == pytest.approx(0.5**0.5)
+    assert model.proximal_norm == pytest.approx(0.5**0.5)
     assert torch.linalg.matrix_norm(model.W, 2).item() == pytest.approx(0.9 * 0.5**0.5)
     assert eq.certify(model, X).proved
     assert "as declared" in eq.certify(model, X).hypotheses[1]

@@ -18,9 +18,9 @@ from equipoise.models.proximal.properties import (
     SquaredL2,
     as_property,
     differentiable,
-    selection,
 )
 from equipoise.solve import decorrelation, half_squared_distance, half_squared_norm, inverse_norm
+from equipoise.theory.xie2021 import selection
 
 PROXIMAL = [L1(0.3), SquaredL2(0.4), GroupLasso(0.5, 3), Box(-0.5, 0.2)]
 

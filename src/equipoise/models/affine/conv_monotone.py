@@ -60,6 +60,18 @@ class ConvMonotone(ImageModel):
             cannot tell more: in float32 beyond ‖A‖ of about 10.
     """
 
+    settings = (
+        *("inputs", "channels", "hidden", "outputs", "margin", "kernel", "reach", "features", "norm"),
+        *(
+            "pool",
+            "normalise",
+            "task",
+        ),
+    )
+    described = (
+        "z = relu(W⋆z + U⋆g(x) + b), W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆; z {0.state}, margin={0.margin:g}, "
+        "k={0.outputs}"
+    )
     state: Image
     probe: Tensor  # (1, m, h, w), where the estimates of norms start
 
@@ -94,9 +106,10 @@ class ConvMonotone(ImageModel):
         make = Maker(dtype, device, generator)
         self.margin, self.norm, self.pool = margin, float(norm), pool
         self.normalise, self.task = normalise, task
+        self.channels, self.hidden, self.kernel, self.reach = channels, hidden, kernel, reach
         self.extractor = Extractor(self.inputs, features, all_counts("extractor", extractor), make)
         self.state = (channels, *self.extractor.size)
-        into = self.extractor.channels
+        self.features = into = self.extractor.channels
         self.A = nn.Parameter(make.normal(hidden, channels, kernel, kernel, std=1.0))
         self.B = nn.Parameter(make.normal(channels, channels, kernel, kernel, std=1.0))
         self.U = nn.Parameter(make.normal(channels, into, reach, reach, std=(2 / (into * reach**2)) ** 0.5))
@@ -127,12 +140,15 @@ class ConvMonotone(ImageModel):
         return partial(_forward_backward, self.margin, self.A.shape[-1] // 2)
 
     def default_solver_chain(self) -> Solvers:
+        """Anderson, then Broyden on what it failed on."""
         return (Anderson(memory=5), Broyden())
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        """c = U⋆g(x) + b."""
         return (F.conv2d(self.extractor(x), self.U, self.b, padding=self.U.shape[-1] // 2),)
 
     def shared(self) -> tuple[Tensor, ...]:
+        """α, and the kernels of A⋆, Aᵀ⋆ and B⋆ − Bᵀ⋆."""
         return (self.A.new_tensor(self.step_size()), self.A, transposed_kernel(self.A), self.skew())
 
     def skew(self) -> Tensor:
@@ -144,9 +160,6 @@ class ConvMonotone(ImageModel):
         pad = self.A.shape[-1] // 2
         AAz = F.conv2d(F.conv2d(z, self.A, padding=pad), transposed_kernel(self.A), padding=pad)
         return (1 - self.margin) * z - AAz + F.conv2d(z, self.skew(), padding=pad)
-
-    def readout(self, z: Tensor) -> Tensor:
-        return self.head(z)
 
     # -- its solution ------------------------------------------------------------------------------------
 
@@ -174,33 +187,8 @@ class ConvMonotone(ImageModel):
         return tightened(stop, alpha, alpha, self.A)
 
     def stepped_stop(self, stop: Stop) -> Stop:
+        """The same, since unrolled steps are those of the splitting too."""
         return self.cell_stop(stop)
-
-    # -- housekeeping ------------------------------------------------------------------------------------
-
-    def config(self) -> dict[str, Any]:
-        return {
-            "inputs": list(self.inputs),
-            "channels": self.state[0],
-            "hidden": len(self.A),
-            "outputs": self.outputs,
-            "margin": self.margin,
-            "kernel": self.A.shape[-1],
-            "reach": self.U.shape[-1],
-            "features": self.extractor.channels,
-            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
-            "norm": self.norm,
-            "pool": self.pool,
-            "normalise": self.normalise,
-            "task": self.task,
-            **super().config(),
-        }
-
-    def extra_repr(self) -> str:
-        return (
-            f"z = relu(W⋆z + U⋆g(x) + b), W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆; z {self.state}, "
-            f"margin={self.margin:g}, k={self.outputs}"
-        )
 
 
 def _estimated_norm(kernel: Tensor, transposed: Tensor, v: Tensor) -> float:

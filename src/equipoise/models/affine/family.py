@@ -28,7 +28,7 @@ from ...solve.compilers import uncompiled
 from ...solve.driver import Precision
 from ...solve.norms import row_norms
 from ..base import EquilibriumModel, Start
-from ..checks import refuse_nonfinite
+from ..checks import check_rows, counts, given_start
 from ..norms import norm_estimate, spectral_norm
 from .ties import settled
 
@@ -53,10 +53,7 @@ class AffineFamily(EquilibriumModel):
 
     def __init__(self, inputs: int, width: int, outputs: int) -> None:
         super().__init__()
-        for name, value in (("inputs", inputs), ("width", width), ("outputs", outputs)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
-        self.inputs, self.width, self.outputs = inputs, width, outputs
+        self.inputs, self.width, self.outputs = counts(inputs=inputs, width=width, outputs=outputs)
 
     # -- what a family is --------------------------------------------------------------------------------
 
@@ -91,6 +88,7 @@ class AffineFamily(EquilibriumModel):
         return float("inf") if q is None else 1 / (1 - q)
 
     def default_solver(self, problem: AffineMap) -> Solvers:
+        """What solves where no solver is named."""
         return Picard()
 
     @property
@@ -102,6 +100,11 @@ class AffineFamily(EquilibriumModel):
     def readout_bias(self) -> Tensor | None:
         """What is added to Z a, (k,), of a family that adds something."""
         return None if self.readout_bias_name is None else getattr(self, self.readout_bias_name)
+
+    @property
+    def readout_shape(self) -> tuple[int, ...]:
+        """The shape of a readout weight: (m,), or (m, k) for k > 1 outputs."""
+        return (self.width,) if self.outputs == 1 else (self.width, self.outputs)
 
     def output_shape(self, N: int) -> tuple[int, ...]:
         """The shape of ŷ for N samples: (N,), or (N, k) for k > 1 outputs."""
@@ -125,7 +128,7 @@ class AffineFamily(EquilibriumModel):
     ) -> AffineEquation:
         """Z = σ(Z Wᵀ + u). `problem` is `affine_map(X)`, where it is known already: without a gradient."""
         X = self._check_inputs(X)
-        z0 = self._check_start(start, (len(X), self.width))
+        z0 = given_start(start, (len(X), self.width))
         if z0 is None and not isinstance(method.gradient, SolvedGradient):
             z0 = X.new_zeros(len(X), self.width)  # where recorded steps begin
         if problem is None and not (needs_gradient((X, *self.parameters())) or under_transform()):
@@ -137,6 +140,7 @@ class AffineFamily(EquilibriumModel):
         return equation
 
     def default_gradient(self) -> Gradient:
+        """One adjoint for every residual."""
         return StructuredAdjoint()
 
     @unlowered
@@ -204,9 +208,9 @@ class AffineFamily(EquilibriumModel):
         already; `start` is an earlier V.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
-        self._check_start(Z, (N, m), "Z")
+        given_start(Z, (N, m), "Z")
         shape = self.adjoint_shape(N) if weights is None else (N, m)
-        v0 = self._check_start(start, shape)
+        v0 = given_start(start, shape)
         problem = problem or self.affine_map(X)
         D = self._masks(problem, Z, image) if masks is None else masks
         a = self.readout_weight.reshape(m, k).T  # (k, m)
@@ -227,6 +231,7 @@ class AffineFamily(EquilibriumModel):
         return solution if len(shape) == 2 else by_sample(solution, N, k, m)
 
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
+        """The shape of V for N samples: (N, m), or (N, k, m) for k > 1 outputs."""
         return (N, self.width) if self.outputs == 1 else (N, self.outputs, self.width)
 
     @torch.no_grad()
@@ -238,7 +243,7 @@ class AffineFamily(EquilibriumModel):
         and the slope there is `relu_at_zero`: 0, or 1 where the family was asked for that. Every other mask
         is read from Z as it is.
         """
-        self._check_start(Z, (len(self._check_inputs(X)), self.width), "Z")
+        given_start(Z, (len(self._check_inputs(X)), self.width), "Z")
         return self._masks(self.affine_map(X), Z)
 
     def _masks(self, problem: AffineMap, Z: Tensor, image: Tensor | None = None) -> Tensor:
@@ -269,29 +274,5 @@ class AffineFamily(EquilibriumModel):
 
     def _check_inputs(self, X: Tensor) -> Tensor:
         """X in one layout, on which the last bits of a product may depend, or an error that says why not."""
-        if not isinstance(X, Tensor):
-            raise TypeError(f"X must be a tensor, (N, {self.inputs}). Got {type(X).__name__} instead.")
-        if X.ndim != 2 or X.shape[1] != self.inputs:
-            hint = " A single sample is X[None]." if X.ndim == 1 else ""
-            raise ValueError(
-                f"X must be (N, {self.inputs}), a row a sample. Got shape {tuple(X.shape)} instead.{hint}"
-            )
-        like = self.readout_weight
-        if X.dtype != like.dtype or X.device != like.device:
-            raise ValueError(
-                f"X must be {like.dtype} on {like.device} like the parameters. "
-                f"Got {X.dtype} on {X.device} instead: X.to(…) or model.to(…) makes them agree."
-            )
-        refuse_nonfinite("X", X)
+        check_rows(X, self.inputs, self.readout_weight)
         return X.contiguous()
-
-    def _check_start(
-        self, start: Tensor | Solution | None, shape: tuple[int, ...], name: str = "start"
-    ) -> Tensor | None:
-        value = start.value if isinstance(start, Solution) else start
-        if value is None:
-            return None
-        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"{name} must be {shape}, {shape[0]} rows like X. Got {got} instead.")
-        return value.detach()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from ...solve.autocast import unlowered
 from ..checks import choice, slope_at_zero
+from ..draws import Draws
 from ..norms import wellposed_norms
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 from .family import AffineFamily
@@ -31,6 +30,10 @@ class GaussianReLU(AffineFamily):
 
     readout_name = "a"
     scaled_name = "W"
+    settings = ("inputs", "width", "outputs", "sigma_w2", "start", "relu_at_zero")
+    described = (
+        "Z = relu(Z Wᵀ + X Uᵀ), ŷ = Z a; d={0.inputs}, m={0.width}, k={0.outputs}, sigma_w2={0.sigma_w2:g}"
+    )
 
     def __init__(
         self,
@@ -54,23 +57,20 @@ class GaussianReLU(AffineFamily):
         self.sigma_w2 = float(sigma_w2)
         self.start = choice("start", start, STARTS)
         self.relu_at_zero = slope_at_zero(relu_at_zero)
-
-        def normal(*shape: int, variance: float) -> nn.Parameter:
-            draw = torch.randn(*shape, dtype=dtype, device=device, generator=generator)
-            return nn.Parameter(variance**0.5 * draw)
-
-        d, m = inputs, width
-        self.W = normal(m, m, variance=2 * self.sigma_w2 / m)
-        self.U = normal(m, d, variance=2 / d)
-        self.a = normal(*((m,) if outputs == 1 else (m, outputs)), variance=1 / m)
+        make, d, m = Draws(dtype, device, generator), inputs, width
+        self.W = nn.Parameter(make.normal(m, m, std=(2 * self.sigma_w2 / m) ** 0.5))
+        self.U = nn.Parameter(make.normal(m, d, std=(2 / d) ** 0.5))
+        self.a = nn.Parameter(make.normal(*self.readout_shape, std=(1 / m) ** 0.5))
         if start == "zero_readout":
             nn.init.zeros_(self.a)
 
     def weight(self) -> Tensor:
-        return self.W  # (m, m)
+        """W itself, (m, m)."""
+        return self.W
 
     def injection(self, X: Tensor) -> Tensor:
-        return X @ self.U.T  # (N, m)
+        """u = X Uᵀ, (N, m)."""
+        return X @ self.U.T
 
     @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
@@ -91,6 +91,7 @@ class GaussianReLU(AffineFamily):
         )
 
     def check_wellposed(self) -> None:
+        """A ValueError unless ‖W‖ < 1 or λ_max(sym W) < 1."""
         q, top = wellposed_norms(self.W)
         if not (q < 1 or top < 1):
             raise ValueError(
@@ -98,19 +99,3 @@ class GaussianReLU(AffineFamily):
                 f"which is {top - 1:.2g} too much: multiply W by less than {1 / top:.4g}, or train with "
                 f"smaller steps. (‖W‖ is {q:.6g}.)"
             )
-
-    def config(self) -> dict[str, Any]:
-        return {
-            "inputs": self.inputs,
-            "width": self.width,
-            "outputs": self.outputs,
-            "sigma_w2": self.sigma_w2,
-            "start": self.start,
-            "relu_at_zero": self.relu_at_zero,
-        }
-
-    def extra_repr(self) -> str:
-        return (
-            f"Z = relu(Z Wᵀ + X Uᵀ), ŷ = Z a; d={self.inputs}, m={self.width}, k={self.outputs}, "
-            f"sigma_w2={self.sigma_w2:g}"
-        )

@@ -21,7 +21,8 @@ from ...solve.compilers import uncompiled
 from ...solve.error import Solved
 from ...solve.norms import norm_dtype, row_norms
 from ..base import Start
-from ..checks import open_unit, refuse_nonfinite
+from ..checks import checked_map, features_of, finite_matrix, given_start, name_of, open_unit
+from ..draws import Draws
 from ..norms import spectral_norm
 from .blocks import readout_block, squeeze_blocks, weigh
 from .family import AffineFamily
@@ -45,6 +46,10 @@ class LinearEquilibrium(AffineFamily):
     natural_loss = "square"
     direct = True
     activation = IDENTITY
+    described = (
+        "Z = γ Z Sᵀ + φ(X), S = softmax of each column of A, ŷ = Z Bᵀ; m={0.width}, k={0.outputs}, "
+        "gamma={0.gamma:g}"
+    )
 
     def __init__(
         self,
@@ -59,39 +64,23 @@ class LinearEquilibrium(AffineFamily):
     ) -> None:
         super().__init__(features, features, outputs)
         self.gamma = open_unit("gamma", gamma)
-        if feature_map is not None and not callable(feature_map):
-            raise TypeError(
-                f"feature_map must be a function from X to (N, {features}). Got {feature_map!r} instead; a "
-                f"file holds its name alone, so pass it to load(path, feature_map=…)."
-            )
-        self.feature_map = feature_map
-        m, k = features, outputs
-        for name, shape in (("A", (m, m)), ("B", (k, m))):
-            draw = torch.randn(*shape, dtype=dtype, device=device, generator=generator)
-            setattr(self, name, nn.Parameter(draw / m**0.5))
-
-    A: nn.Parameter  # (m, m)
-    B: nn.Parameter  # (k, m)
+        self.feature_map = checked_map(feature_map, features)
+        make, m = Draws(dtype, device, generator), features
+        self.A = nn.Parameter(make.normal(m, m) / m**0.5)
+        self.B = nn.Parameter(make.normal(outputs, m) / m**0.5)
 
     def weight(self) -> Tensor:
-        return self.gamma * torch.softmax(self.A, dim=0)  # γS, (m, m)
+        """γS, (m, m)."""
+        return self.gamma * torch.softmax(self.A, dim=0)
 
     def injection(self, X: Tensor) -> Tensor:
         """Φ = φ(X), (N, m)."""
-        if self.feature_map is None:
-            return X
-        Phi = self.feature_map(X)
-        if tuple(Phi.shape) != (len(X), self.width):
-            raise ValueError(
-                f"feature_map must return {(len(X), self.width)}, a row a sample. "
-                f"Got shape {tuple(Phi.shape)} instead."
-            )
-        refuse_nonfinite("feature_map(X)", Phi)
-        return Phi
+        return X if self.feature_map is None else features_of(self.feature_map, X, self.width)
 
     @property
     def readout_weight(self) -> Tensor:
-        return self.B.T  # (m, k)
+        """Bᵀ, (m, k)."""
+        return self.B.T
 
     def umat(self) -> Tensor:
         """Umat = I − γS, (m, m)."""
@@ -134,7 +123,7 @@ class LinearEquilibrium(AffineFamily):
         """The Solution of Z = γ Z Sᵀ + Φ: its residuals are measured, though there is nothing to iterate."""
         if self._iterates(how):
             return super().solve(X, start=start, problem=problem, **how)
-        self._check_start(start, (len(self._check_inputs(X)), self.width))
+        given_start(start, (len(self._check_inputs(X)), self.width))
         Z = self.equilibrium(X)
         problem = problem or self.affine_map(X)
         return replace(_direct(Z, problem(Z), how.get("stop")), solved=Solved.of(problem))
@@ -151,17 +140,19 @@ class LinearEquilibrium(AffineFamily):
         N, M = len(self._check_inputs(X)), self.predictor()
         again = self.B + M @ self.weight()
         if weights is not None:
-            self._check_start(start, (N, self.width))
+            given_start(start, (N, self.width))
             R = weights.reshape(N, self.outputs)
             return _direct(R @ M, R @ again, stop)
         shape = self.adjoint_shape(N)
-        self._check_start(start, shape)
+        given_start(start, shape)
         return _direct(M.expand(shape), again.expand(shape), stop)
 
     def output_shape(self, N: int) -> tuple[int, ...]:
+        """(N, k), for one output too."""
         return N, self.outputs
 
     def adjoint_shape(self, N: int) -> tuple[int, ...]:
+        """(N, k, m), for one output too."""
         return N, self.outputs, self.width
 
     def _masks(self, problem: AffineMap, Z: Tensor, image: Tensor | None = None) -> Tensor:
@@ -210,21 +201,15 @@ class LinearEquilibrium(AffineFamily):
         return self.width**0.5 / (1 - self.gamma)
 
     def check_wellposed(self) -> None:
-        if not bool(torch.isfinite(self.A).all()):
-            i, j = torch.nonzero(~torch.isfinite(self.A))[0].tolist()
-            raise ValueError(f"A must be finite. Got {self.A[i, j].item()} at [{i}, {j}] instead.")
+        """A ValueError unless A is finite: every S it gives has one equilibrium."""
+        finite_matrix("A", self.A)
 
     def config(self) -> dict[str, Any]:
+        """m, k and γ, and the name of the feature map."""
         settings: dict[str, Any] = {"features": self.width, "outputs": self.outputs, "gamma": self.gamma}
         if self.feature_map is not None:
-            settings["feature_map"] = getattr(self.feature_map, "__name__", type(self.feature_map).__name__)
+            settings["feature_map"] = name_of(self.feature_map)
         return settings
-
-    def extra_repr(self) -> str:
-        return (
-            f"Z = γ Z Sᵀ + φ(X), S = softmax of each column of A, ŷ = Z Bᵀ; m={self.width}, "
-            f"k={self.outputs}, gamma={self.gamma:g}"
-        )
 
     def _check_inputs(self, X: Tensor) -> Tensor:
         """A feature map takes X of any shape, (N, …)."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...differentiate.method import Solvers
 from ...linalg import estimate_norm
-from ...solve import AffineMap, Newton, PeacemanRachford, Stop
+from ...solve import AffineMap, Newton, PeacemanRachford
 from ...solve.autocast import unlowered
 from ...solve.norms import norm_dtype, row_norms
-from ..checks import choice, refuse_nonfinite, slope_at_zero
-from ..norms import spectral_norm
+from ..checks import finite_matrix, slope_at_zero
+from ..draws import Draws
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 from .family import AffineFamily
 
@@ -34,11 +34,16 @@ class Monotone(AffineFamily):
         relu_at_zero: relu'(0), 0 or 1.
 
     The start is A_ij, B_ij, u_i ~ N(0, 1/n), U_ij ~ N(0, 1/d); the thesis gives none, but see
-    `certified_start`.
+    `theory.hieu2022.certified_start`.
     """
 
     readout_name = "u"
     readout_bias_name = "c"
+    settings = ("inputs", "width", "outputs", "margin", "relu_at_zero")
+    described = (
+        "Z = relu(Z Wᵀ + X Uᵀ{1}), W = (1−μ)I − AᵀA + B − Bᵀ, ŷ = Z u{2}; "
+        "d={0.inputs}, n={0.width}, k={0.outputs}, margin={0.margin:g}"
+    )
 
     def __init__(
         self,
@@ -61,26 +66,23 @@ class Monotone(AffineFamily):
             )
         self.margin = float(margin)
         self.relu_at_zero = slope_at_zero(relu_at_zero)
-
-        def normal(*shape: int, variance: float) -> nn.Parameter:
-            draw = torch.randn(*shape, dtype=dtype, device=device, generator=generator)
-            return nn.Parameter(variance**0.5 * draw)
-
-        d, n = inputs, width
-        self.A = normal(n, n, variance=1 / n)
-        self.B = normal(n, n, variance=1 / n)
-        self.U = normal(n, d, variance=1 / d)
-        self.u = normal(*((n,) if outputs == 1 else (n, outputs)), variance=1 / n)
-        self.bias = nn.Parameter(torch.zeros(n, dtype=dtype, device=device)) if bias else None
-        self.c = nn.Parameter(torch.zeros(outputs, dtype=dtype, device=device)) if output_bias else None
+        make, d, n = Draws(dtype, device, generator), inputs, width
+        self.A = nn.Parameter(make.normal(n, n, std=(1 / n) ** 0.5))
+        self.B = nn.Parameter(make.normal(n, n, std=(1 / n) ** 0.5))
+        self.U = nn.Parameter(make.normal(n, d, std=(1 / d) ** 0.5))
+        self.u = nn.Parameter(make.normal(*self.readout_shape, std=(1 / n) ** 0.5))
+        self.bias = nn.Parameter(make.zeros(n)) if bias else None
+        self.c = nn.Parameter(make.zeros(outputs)) if output_bias else None
         self._held: _Held | None = None
 
     def weight(self) -> Tensor:
+        """W = (1−μ)I − AᵀA + B − Bᵀ, (n, n)."""
         eye = torch.eye(self.width, dtype=self.A.dtype, device=self.A.device)
-        return (1 - self.margin) * eye - self.A.T @ self.A + self.B - self.B.T  # (n, n)
+        return (1 - self.margin) * eye - self.A.T @ self.A + self.B - self.B.T
 
     def injection(self, X: Tensor) -> Tensor:
-        u = X @ self.U.T  # (N, n)
+        """u = X Uᵀ, plus the bias where there is one, (N, n)."""
+        u = X @ self.U.T
         return u if self.bias is None else u + self.bias
 
     @unlowered
@@ -151,66 +153,9 @@ class Monotone(AffineFamily):
         return 1 / self.margin
 
     def check_wellposed(self) -> None:
-        for name in ("A", "B"):
-            value = getattr(self, name)
-            if not bool(torch.isfinite(value).all()):
-                i, j = torch.nonzero(~torch.isfinite(value))[0].tolist()
-                raise ValueError(f"{name} must be finite. Got {value[i, j].item()} at [{i}, {j}] instead.")
-
-    # -- a start with a proof ------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def certified_start(
-        self, X: Tensor, y: Tensor, kind: Literal["flow", "descent"] = "flow"
-    ) -> dict[str, float]:
-        """Scale U and set u = 0, so that the theorem's conditions hold; returns its radii R_A, R_B, R_U, R_u.
-
-        With κ = σ_N(Z)/(‖X‖_F‖U‖), which no scaling of U changes, U is enlarged until
-
-            flow:     ‖U‖‖X‖_F ≥ 1.3 √(128(1 + 4‖A‖²)) ‖y‖/(μκ)^2.5
-            descent:  ‖U‖‖X‖_F ≥ 1.3·64 √(1 + 4‖A‖²) ‖y‖/(μκ)³          (the repaired conditions)
-
-        A and B stay. Needs n ≥ N and independent equilibria, σ_N(Z) > 0.
-        """
-        choice("kind", kind, ("flow", "descent"))
-        N = len(self._check_inputs(X))
-        if self.outputs != 1 or self.bias is not None or self.c is not None:
-            raise ValueError(
-                f"the certified start is that of one output and no bias. Got outputs={self.outputs}, "
-                f"bias={self.bias is not None}, output_bias={self.c is not None}."
-            )
-        if tuple(y.shape) != (N,):
-            raise ValueError(f"y must be ({N},), a target a row of X. Got shape {tuple(y.shape)} instead.")
-        refuse_nonfinite("y", y)
-        if not bool(y.any()):
-            raise ValueError("y must not be zero: there u = 0 fits already, and the radii would vanish.")
-        if self.width < N or N == 0:
-            raise ValueError(
-                f"the certified start needs 1 ≤ N ≤ n, at most one sample a unit of width. "
-                f"Got N = {N} and n = {self.width} instead."
-            )
-        stop = Stop(rtol=1e-12) if X.dtype == torch.float64 else None
-        Z = self.solve(X, stop=stop).raise_if_failed().value
-        assert isinstance(Z, Tensor)
-        least = torch.linalg.svdvals(Z.double())[N - 1].item()  # λ₀
-        a, size = spectral_norm(self.A), spectral_norm(self.U) * X.double().norm().item()
-        if a == 0 or least <= N * torch.finfo(X.dtype).eps * size:
-            raise ValueError(
-                f"the certified start needs A ≠ 0 and independent equilibria, σ_N(Z) > 0. Got ‖A‖ = {a:.3g} "
-                f"and σ_N(Z) = {least:.3g} instead: remove repeated or proportional rows of X, or draw again."
-            )
-        kappa, target = least / size, y.double().norm().item()
-        if kind == "flow":
-            c = 4
-            wanted = 1.3 * (128 * (1 + 4 * a**2)) ** 0.5 * target / (self.margin * kappa) ** 2.5
-        else:
-            c = 8
-            wanted = 1.3 * 64 * (1 + 4 * a**2) ** 0.5 * target / (self.margin * kappa) ** 3
-        self.U.mul_(max(1.0, wanted / size))
-        self.u.zero_()
-        size = max(size, wanted)
-        radius = 1.05 * c * target / (self.margin * kappa**2 * size)
-        return {"A": a, "B": 1.0, "U": 0.02 * spectral_norm(self.U), "u": radius}
+        """A ValueError unless A and B are finite: every W they give has one equilibrium."""
+        finite_matrix("A", self.A)
+        finite_matrix("B", self.B)
 
     # -- housekeeping --------------------------------------------------------------------------------------
 
@@ -218,24 +163,16 @@ class Monotone(AffineFamily):
         return {**super().__getstate__(), "_held": None}
 
     def config(self) -> dict[str, Any]:
-        settings = {
-            "inputs": self.inputs,
-            "width": self.width,
-            "outputs": self.outputs,
-            "margin": self.margin,
-            "bias": self.bias is not None,
-            "relu_at_zero": self.relu_at_zero,
-        }
+        """The settings, and which biases there are."""
+        settings = super().config() | {"bias": self.bias is not None}
         # Certificates of models without one were made before it was known, and still speak of them.
         return settings if self.c is None else settings | {"output_bias": True}
 
     def extra_repr(self) -> str:
+        """The equation with the biases there are, and the sizes."""
         shift = "" if self.bias is None else " + bias"
         behind = "" if self.c is None else " + c"
-        return (
-            f"Z = relu(Z Wᵀ + X Uᵀ{shift}), W = (1−μ)I − AᵀA + B − Bᵀ, ŷ = Z u{behind}; "
-            f"d={self.inputs}, n={self.width}, k={self.outputs}, margin={self.margin:g}"
-        )
+        return self.described.format(self, shift, behind)
 
 
 @dataclass(frozen=True)

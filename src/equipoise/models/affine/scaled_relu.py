@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from ...solve.autocast import unlowered
 from ..checks import choice, open_unit, slope_at_zero
+from ..draws import Draws
 from ..norms import spectral_norm, wellposed_norms
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 from .family import AffineFamily
@@ -35,6 +34,10 @@ class ScaledReLU(AffineFamily):
 
     readout_name = "b"
     scaled_name = "A"
+    settings = ("inputs", "width", "outputs", "gamma", "init", "beta", "relu_at_zero")
+    described = (
+        "Z = relu(γ Z A + relu(X W)), ŷ = Z b; d={0.inputs}, m={0.width}, k={0.outputs}, gamma={0.gamma:g}"
+    )
 
     def __init__(
         self,
@@ -59,13 +62,8 @@ class ScaledReLU(AffineFamily):
             )
         self.beta = float(beta)
         self.relu_at_zero = slope_at_zero(relu_at_zero)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
-
-        d, m = inputs, width
-        readout = (m,) if outputs == 1 else (m, outputs)
-        W, b = normal(d, m), torch.zeros(readout, dtype=dtype, device=device)
+        make, d, m = Draws(dtype, device, generator), inputs, width
+        W, b = make.normal(d, m), make.zeros(*self.readout_shape)
         eye = torch.eye(m, dtype=dtype, device=device)
         if init == "experiments":
             W, A = W / m**0.5, eye
@@ -73,21 +71,20 @@ class ScaledReLU(AffineFamily):
             W = beta * W / d**0.5
             A = spectral_norm(W) * eye
         else:
-            A, b = normal(m, m).abs(), normal(*readout) / m**0.5
+            A, b = make.normal(m, m).abs(), make.normal(*self.readout_shape) / m**0.5
         if gamma is None:
             gamma = 0.5 if init == "experiments" else 1 / (2 * (spectral_norm(A) + 1))
         self.gamma = open_unit("gamma", gamma)
         self.W, self.A, self.b = nn.Parameter(W), nn.Parameter(A), nn.Parameter(b)
 
     def weight(self) -> Tensor:
-        return self.gamma * self.A.T  # (m, m)
+        """γAᵀ, (m, m)."""
+        return self.gamma * self.A.T
 
     def injection(self, X: Tensor) -> Tensor:
-        P = X @ self.W  # (N, m)
-        return torch.where(self._features_off(P), 0.0, P)  # Φ = relu(P), with the chosen slope at 0
-
-    def _features_off(self, P: Tensor) -> Tensor:
-        return P <= 0 if self.relu_at_zero == 0 else P < 0
+        """Φ = relu(X W), (N, m), with the chosen slope at 0."""
+        P = X @ self.W
+        return torch.where(P <= 0 if self.relu_at_zero == 0 else P < 0, 0.0, P)
 
     @unlowered
     def pullback(self, V: Tensor, R: Tensor, Z: Tensor, X: Tensor) -> dict[str, Tensor]:
@@ -128,6 +125,7 @@ class ScaledReLU(AffineFamily):
         return torch.linalg.solve(eye - self.gamma * self.A, self.injection(X), left=False)
 
     def check_wellposed(self) -> None:
+        """A ValueError unless γ‖A‖ < 1 or γλ_max(sym A) < 1."""
         norm, top = wellposed_norms(self.A)
         q = self.gamma * top
         if not (self.gamma * norm < 1 or q < 1):
@@ -137,20 +135,3 @@ class ScaledReLU(AffineFamily):
                 f"{1 / top:.4g}, multiply A by less than {1 / q:.4g}, or train with smaller steps. (γ‖A‖ is "
                 f"{self.gamma * norm:.6g}.)"
             )
-
-    def config(self) -> dict[str, Any]:
-        return {
-            "inputs": self.inputs,
-            "width": self.width,
-            "outputs": self.outputs,
-            "gamma": self.gamma,
-            "init": self.init,
-            "beta": self.beta,
-            "relu_at_zero": self.relu_at_zero,
-        }
-
-    def extra_repr(self) -> str:
-        return (
-            f"Z = relu(γ Z A + relu(X W)), ŷ = Z b; d={self.inputs}, m={self.width}, k={self.outputs}, "
-            f"gamma={self.gamma:g}"
-        )

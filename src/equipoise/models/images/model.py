@@ -25,7 +25,7 @@ from ..cell_equation import CellEquation, advance_parametrisations, cell_equatio
 from ..checks import counts
 from ..methods import check_sam, method_config, selects
 from ..repeated import Repeat
-from .parts import Image, checked_image, images_of
+from .parts import Extractor, Image, checked_image, images_of
 
 
 class ImageModel(EquilibriumModel):
@@ -42,6 +42,8 @@ class ImageModel(EquilibriumModel):
 
     cell: Callable[..., State]
     state: Sequence[int] | Sequence[Sequence[int]]
+    extractor: Extractor
+    head: Any  # from the state to ŷ
 
     def __init__(self, inputs: Sequence[int], outputs: int, **how: Any) -> None:
         super().__init__(**how)
@@ -58,9 +60,9 @@ class ImageModel(EquilibriumModel):
         """What f needs besides, the same for all images."""
         return ()
 
-    @abstractmethod
     def readout(self, z: Any) -> Tensor:
         """ŷ: (N, k), or (N, k, H, W) for pixels."""
+        return self.head(z)
 
     @property
     def solved_cell(self) -> Callable[..., State]:
@@ -86,6 +88,7 @@ class ImageModel(EquilibriumModel):
     # -- equilibria --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
+        """One step of each power iteration that normalises a weight of the cell."""
         advance_parametrisations(self.cell)
 
     def equation(  # type: ignore[override]
@@ -131,8 +134,8 @@ class ImageModel(EquilibriumModel):
     # -- housekeeping ------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """What all families keep of how z is found."""
-        return method_config(self.method)
+        """The family's settings, the strides of g, and how z is found."""
+        return super().config() | {"extractor": self.extractor.strides} | method_config(self.method)
 
     def _check_images(self, x: Tensor) -> Tensor:
         return images_of(self.inputs, x, next(self.parameters()))
@@ -158,6 +161,7 @@ class RepeatedModel(torch.nn.Module):
         (self.times,) = counts(times=times)
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ of the last repeat."""
         model = self.model
         repeat = Repeat(model.cell, self.times, model.state)
         return model.readout(repeat(*model.injection(model._check_images(x)), *model.shared()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -11,25 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import as_count, refuse_nonfinite
+from ..draws import Draws
 
 TASKS = ("classification", "segmentation")
 Image = tuple[int, int, int]  # channels, height, width
 _Layer = TypeVar("_Layer", nn.Conv2d, nn.Linear)
 
 
-@dataclass(frozen=True)
-class Maker:
-    """Draws parameters of one dtype on one device from one generator; torch's global one is left alone."""
-
-    dtype: torch.dtype | None = None
-    device: torch.device | str | None = None
-    generator: torch.Generator | None = None
-
-    def normal(self, *shape: int, std: float) -> Tensor:
-        return std * torch.randn(*shape, dtype=self.dtype, device=self.device, generator=self.generator)
-
-    def zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+class Maker(Draws):
+    """Draws the layers of networks of images."""
 
     def conv(
         self,
@@ -55,10 +44,12 @@ class Maker:
         return self._fill(layer, (2 / (inputs * kernel**2)) ** 0.5 if std is None else std)
 
     def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        """A linear layer whose weights have variance 1/inputs; biases zero."""
         layer = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=self.dtype, device=self.device or "cpu")
         return self._fill(layer, inputs**-0.5)
 
     def norm(self, groups: int, channels: int) -> nn.GroupNorm:
+        """A group norm of so many groups."""
         return nn.GroupNorm(groups, channels, dtype=self.dtype, device=self.device)
 
     def _fill(self, layer: _Layer, std: float) -> _Layer:
@@ -80,6 +71,11 @@ class Extractor(nn.Sequential):
             before, size = channels, reduced(size, stride)
         super().__init__(*layers)
         self.channels, self.size = before, size
+
+    @property
+    def strides(self) -> list[int]:
+        """The stride of every convolution."""
+        return [m.stride[0] for m in self if isinstance(m, nn.Conv2d)]
 
 
 class ClassHead(nn.Module):
@@ -103,6 +99,7 @@ class ClassHead(nn.Module):
         self.linear = make.linear(channels * self.grid[0] * self.grid[1], outputs)
 
     def forward(self, z: Tensor) -> Tensor:
+        """ŷ, (N, k)."""
         means = F.adaptive_avg_pool2d(z, self.grid).flatten(1)
         return self.linear(F.layer_norm(means, means.shape[1:]) if self.normalise else means)  # (N, k)
 
@@ -116,6 +113,7 @@ class PixelHead(nn.Module):
         self.conv = make.conv(channels, outputs, kernel=1, std=channels**-0.5)
 
     def forward(self, z: Tensor) -> Tensor:
+        """ŷ, (N, k, H, W)."""
         y = self.conv(z)
         if y.shape[2:] == self.image:
             return y
@@ -132,6 +130,7 @@ def head_for(
     make: Maker,
     normalise: bool = True,
 ) -> ClassHead | PixelHead:
+    """The head of a task: of classes, or of pixels."""
     if task == "classification":
         return ClassHead(channels, size, outputs, pool, make, normalise)
     if task == "segmentation":
@@ -145,6 +144,7 @@ def reduced(size: tuple[int, int], stride: int) -> tuple[int, int]:
 
 
 def checked_image(inputs: Sequence[int]) -> Image:
+    """`inputs`, which must be (channels, height, width)."""
     sizes = tuple(map(as_count, inputs)) if isinstance(inputs, Sequence) else ()
     if len(sizes) != 3 or 0 in sizes:
         raise ValueError(f"inputs must be (channels, height, width), integers ≥ 1. Got {inputs!r} instead.")

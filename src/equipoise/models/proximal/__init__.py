@@ -8,7 +8,7 @@
 """
 
 from .activations import SOFTPLUS, monotone_activation
-from .conv_opteq import ConvOptEq, ImagesWellPosed
+from .conv_opteq import ConvOptEq
 from .convex import Phi, QuadraticProgramme
 from .deep_opteq import DeepOptEq, MultiBlockOptEq, OptEqLayer
 from .family import ProximalFamily
@@ -20,7 +20,6 @@ __all__ = [
     "SOFTPLUS",
     "ConvOptEq",
     "DeepOptEq",
-    "ImagesWellPosed",
     "Minimum",
     "MultiBlockOptEq",
     "OptEq",

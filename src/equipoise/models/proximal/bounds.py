@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ...linalg import norm_upper
-from ...solve import Activation
 from ..checks import as_number
 from ..norms import spectral_norm
 from .pieces import Skip, pace
@@ -24,11 +23,6 @@ class Bounded(Skip):
     @abstractmethod
     def blocks(self) -> Sequence[Any]:
         """The layers, each with W (n_l, m), U (n_l, d) and b (n_l,)."""
-
-    @property
-    @abstractmethod
-    def activation(self) -> Activation:
-        """σ."""
 
     @property
     def mu(self) -> float:
@@ -56,7 +50,7 @@ class Bounded(Skip):
         self._bound = None if bound is None else float(bound)
 
     @property
-    def limit(self) -> float:
+    def proximal_norm(self) -> float:
         """√(μ/L_σ): the norm up to which a layer is a proximal map."""
         return (self.mu / self.activation.lipschitz) ** 0.5
 
@@ -65,7 +59,8 @@ class Bounded(Skip):
         return self.effective([layer.W for layer in self.blocks])
 
     def effective(self, raw: list[Tensor]) -> list[Tensor]:
-        return raw if self.bound is None else [_scaled(W, self.bound * self.limit) for W in raw]
+        """The stored W_l, scaled where `bound` asks for it."""
+        return raw if self.bound is None else [_scaled(W, self.bound * self.proximal_norm) for W in raw]
 
     @property
     def pace(self) -> float:
@@ -73,7 +68,7 @@ class Bounded(Skip):
         return pace(self.alpha, len(self.blocks))
 
     @torch.no_grad()
-    def project_(self, bound: float = 1.0) -> Any:
+    def project_(self, bound: float = 1.0) -> Self:
         """W_l ← W_l·min(1, bound·√(μ/L_σ)/‖W_l‖), in place, with a sound bound of ‖W_l‖. Returns the model.
 
         Afterwards every L_σ‖W_l‖² ≤ bound²·μ holds for certain: at 1 the map is nonexpansive, below 1 it is a
@@ -82,7 +77,7 @@ class Bounded(Skip):
         """
         if not 0 < as_number(bound) <= 1:
             raise ValueError(f"bound must lie in (0, 1]. Got {bound!r} instead.")
-        limit = bound * self.limit
+        limit = bound * self.proximal_norm
         for i, layer in enumerate(self.blocks):
             W = layer.W
             if not isinstance(W, nn.Parameter):
@@ -98,8 +93,8 @@ class Bounded(Skip):
 
     def layer_sizes(self) -> list[tuple[float, float]]:
         """Of each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
-        cap = math.inf if self.bound is None else self.bound * self.limit
-        return [(min(norm_upper(W), cap), self.limit) for W in self.weights()]
+        cap = math.inf if self.bound is None else self.bound * self.proximal_norm
+        return [(min(norm_upper(W), cap), self.proximal_norm) for W in self.weights()]
 
     def factors(self) -> list[float]:
         """1 − α + α L_σ‖W_l‖²/μ: the Lipschitz constant of each layer. Float64 numbers, not a proof."""
@@ -137,7 +132,7 @@ class Bounded(Skip):
             )
         if math.prod(self.factors()) < 1:
             return
-        norms = ", ".join(f"{spectral_norm(W) / self.limit:.6g}" for W in self.weights())
+        norms = ", ".join(f"{spectral_norm(W) / self.proximal_norm:.6g}" for W in self.weights())
         raise ValueError(
             f"√(L_σ/μ)‖W_l‖ must be ≤ 1 for every layer and < 1 for one, for every input to have one "
             f"equilibrium. Got {norms}: project_(0.99) after each step, or bound=0.99, sees to it."

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from ...differentiate import Implicit
 from ...differentiate.method import Solvers
-from ...linalg import Interval, conv_norm_upper
+from ...linalg import conv_norm_upper
 from ...solve import Activation, Anderson, Picard, Stop
 from ..checks import all_counts, bounding, counts, odd
 from ..images.model import ImageModel
 from ..images.parts import Extractor, Maker, head_for, reduced, transposed_kernel
-from .activations import KNOWN, monotone_activation
 from .pieces import Skip, pace, tightened
 from .properties import Property
 
@@ -58,7 +57,8 @@ class ConvLayer(nn.Module):
             self.W.mul_(norm / self.norm_upper())
 
     def injection(self, g: Tensor) -> Tensor:
-        return F.conv2d(g, self.U, self.b, self.stride, self.reach // 2)  # (N, n, h, w)
+        """c = U⋆g(x) + b, (N, n, h, w)."""
+        return F.conv2d(g, self.U, self.b, self.stride, self.reach // 2)
 
     def transposed(self) -> Tensor:
         """The kernel of Wᵀ⋆, (m, n, k, k) at stride 1, where it is a convolution; else W itself."""
@@ -132,31 +132,6 @@ def _target(
     return F.conv_transpose2d(h, W_T, stride=g.stride, padding=g.padding, output_padding=g.lost)
 
 
-@dataclass(frozen=True)
-class ImagesWellPosed:
-    """Whether every image has one equilibrium, and why. Lip T ≤ Π_l (1 − α + α‖W_l‖²) for 1-Lipschitz σ.
-
-    That holds with a nonexpansive property behind the layers too; of another nothing is known.
-    """
-
-    norms: tuple[float, ...]  # ≥ ‖W_l‖
-    contraction: float  # ≥ Lip T; ∞ where nothing bounds it
-    averaged: float | None  # θ with T θ-averaged, where every ‖W_l‖ ≤ 1 and there is no property
-    obstacle: str = ""  # the property that is not known to be nonexpansive
-
-    @property
-    def verdict(self) -> Literal["proved", "inconclusive"]:
-        return "proved" if self.contraction < 1 else "inconclusive"
-
-    def explain(self) -> str:
-        sizes = ", ".join(f"‖W_{i}‖ ≤ {n:.6g}" for i, n in enumerate(self.norms, 1))
-        if self.obstacle:
-            return f"{sizes}: nothing is proved, for {self.obstacle} is not known to be nonexpansive."
-        if self.contraction < 1:
-            return f"{sizes}: T contracts by {self.contraction:.6g}, so every image has one equilibrium."
-        return f"{sizes}: nothing is proved. Call project_() after each step of training."
-
-
 class ConvOptEq(Skip, ImageModel):
     """z = f_L∘…∘f_1(z),  f_l(z) = α W_lᵀ⋆σ(W_l⋆z + U_l⋆g(x) + b_l) + (1 − α) z,  ŷ = head(z).    [xie2021]
 
@@ -180,6 +155,15 @@ class ConvOptEq(Skip, ImageModel):
         solver, gradient, stop, on_failure: as for `Equilibrium`. By default plain iteration for α = 1, a fast
             contraction, then Anderson on what it failed on; Anderson with a memory of 4 for α < 1.
     """
+
+    settings = (
+        *("inputs", "outputs", "kernel", "reach", "features", "limit", "norm", "pool", "normalise"),
+        *("task",),
+    )
+    described = (
+        "z = f_L∘…∘f_1(z), f_l(z) = α W_lᵀ⋆{0.activation.name}(W_l⋆z + U_l⋆g(x) + b_l) + (1 − α) z; "
+        "z {0.state}, hidden={0.hidden}, alpha={0.alpha:g}, k={0.outputs}"
+    )
 
     def __init__(
         self,
@@ -219,17 +203,15 @@ class ConvOptEq(Skip, ImageModel):
         bounding(limit=limit)
         if not 0 < norm <= limit:
             raise ValueError(f"norm must lie in (0, limit]: it is ‖W_l‖ at the start. Got {norm} instead.")
-        chosen = monotone_activation(activation)
-        if chosen.lipschitz > 1:
+        if (chosen := self.set_activation(activation)).lipschitz > 1:
             raise ValueError(f"activation must be 1-Lipschitz. Got {chosen.name} instead.")
-        self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
         self.regulariser = regulariser
         make = Maker(dtype, device, generator)
         self.alpha, self.limit, self.norm = alpha, float(limit), float(norm)
         self.kernel, self.reach, self.pool = kernel, reach, pool
         self.normalise, self.task = normalise, task
         self.extractor = Extractor(self.inputs, features, all_counts("extractor", extractor), make)
-        self.state = (state, *self.extractor.size)
+        self.features, self.state = self.extractor.channels, (state, *self.extractor.size)
         self.layers: Sequence[ConvLayer] = nn.ModuleList(  # type: ignore[assignment]
             ConvLayer(self.state, n, self.extractor.channels, kernel, reach, s, norm, make)
             for n, s in zip(hidden, strides, strict=True)
@@ -238,9 +220,9 @@ class ConvOptEq(Skip, ImageModel):
         self.project_()
 
     @property
-    def activation(self) -> Activation:
-        """σ."""
-        return KNOWN[self._activation] if isinstance(self._activation, str) else self._activation
+    def hidden(self) -> list[int]:
+        """Channels n_1 … n_L of the layers."""
+        return [len(layer.b) for layer in self.layers]
 
     @property
     def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]
@@ -255,15 +237,13 @@ class ConvOptEq(Skip, ImageModel):
         return partial(_whole_step, self.alpha, self.activation, self._geometry)
 
     def cell_stop(self, stop: Stop) -> Stop:
+        """The tolerance of T itself, a step of which leads a part of the way only."""
         s = pace(self.alpha, len(self.layers))
         return tightened(stop, self.alpha, s, self.layers[0].W)
 
     def solved_stop(self, stop: Stop) -> Stop:
+        """`stop` itself for whole steps."""
         return stop if self._whole_steps else self.cell_stop(stop)
-
-    @property
-    def share(self) -> float:
-        return 1.0 if self.regulariser is None else self.alpha
 
     @property
     def _whole_steps(self) -> bool:
@@ -274,23 +254,24 @@ class ConvOptEq(Skip, ImageModel):
         return tuple(_Geometry(layer.stride, layer.padding, layer.lost) for layer in self.layers)
 
     def default_solver_chain(self) -> Solvers:
+        """Plain iteration first where T contracts fast."""
         return (Picard(), Anderson(memory=4)) if self.alpha == 1 else Anderson(memory=4)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        """c_l = U_l⋆g(x) + b_l of every layer."""
         g = self.extractor(x)
-        return tuple(layer.injection(g) for layer in self.layers)  # c_l = U_l⋆g(x) + b_l
+        return tuple(layer.injection(g) for layer in self.layers)
 
     def shared(self) -> tuple[Tensor, ...]:
+        """The kernels of every W_l⋆, then those of every W_lᵀ⋆."""
         return (*(layer.W for layer in self.layers), *(layer.transposed() for layer in self.layers))
-
-    def readout(self, z: Tensor) -> Tensor:
-        return self.head(z)
 
     def default_start(self, c: Sequence[Tensor]) -> Tensor:
         """T(0): a step ahead of zero, for less than a step."""
         return self.cell(None, *c, *self.shared())
 
     def default_gradient(self) -> Implicit:
+        """The adjoint by plain iteration first, as the forward pass."""
         return Implicit((Picard(), Anderson(memory=4))) if self.alpha == 1 else Implicit()
 
     # -- bounded layers ----------------------------------------------------------------------------------
@@ -304,16 +285,15 @@ class ConvOptEq(Skip, ImageModel):
         return [(n, 1.0) for n in self.norms()]
 
     @torch.no_grad()
-    def project_(self, bound: float | None = None) -> tuple[float, ...]:
-        """Scale every W_l that is too large until ‖W_l‖ ≤ limit, proved; returns the bounds there were.
+    def project_(self, bound: float | None = None) -> Self:
+        """Scale every W_l that is too large until ‖W_l‖ ≤ limit, proved. Returns the model.
 
         A `bound` below the model's limit takes its place. Call it after each step of an optimiser, or let
         `keep_projected` do so.
         """
         bounding(bound=bound, limit=self.limit)
         limit = self.limit if bound is None else min(self.limit, bound)
-        before = self.norms()
-        for i, (layer, size) in enumerate(zip(self.layers, before, strict=True), 1):
+        for i, (layer, size) in enumerate(zip(self.layers, self.norms(), strict=True), 1):
             if "W" not in layer._parameters:
                 raise ValueError(
                     f"W_{i} must be a parameter of its own to be projected. Got one that is computed of "
@@ -327,7 +307,7 @@ class ConvOptEq(Skip, ImageModel):
             while size > limit:
                 layer.W.mul_(limit / size * (1 - 2**-20))  # rounding must not lift it above the limit
                 size = layer.norm_upper()
-        return before
+        return self
 
     def keep_projected(self, optimiser: torch.optim.Optimizer, every: int = 1) -> None:
         """Project after every `every`-th step of `optimiser`; between, nothing is proved."""
@@ -342,46 +322,10 @@ class ConvOptEq(Skip, ImageModel):
 
         optimiser.register_step_post_hook(after)
 
-    def wellposed(self) -> ImagesWellPosed:
-        """Whether every image has one equilibrium: soundly, from ‖W_l‖, α and what is known of T_R."""
-        norms = self.norms()
-        if self.regulariser is not None and not self.regulariser.nonexpansive:
-            return ImagesWellPosed(norms, math.inf, None, str(self.regulariser))
-        factor, alpha, L = Interval(1.0), Interval(self.alpha), len(norms)
-        for n in norms:
-            factor = factor * (1 - alpha + alpha * Interval(n) ** 2)
-        averaged = None
-        if self.regulariser is None and all(n <= 1 for n in norms):
-            averaged = L * self.alpha / (2 + (L - 1) * self.alpha)
-        return ImagesWellPosed(norms, factor.hi, averaged)
-
     # -- housekeeping ------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        return {
-            "inputs": list(self.inputs),
-            "state": self.state[0],
-            "hidden": [len(layer.b) for layer in self.layers],
-            "outputs": self.outputs,
-            "alpha": self.alpha,
-            "strides": [layer.stride for layer in self.layers],
-            "kernel": self.kernel,
-            "reach": self.reach,
-            "features": self.extractor.channels,
-            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
-            "activation": self._activation if isinstance(self._activation, str) else self._activation.name,
-            **({} if self.regulariser is None else {"regulariser": self.regulariser.config()}),
-            "limit": self.limit,
-            "norm": self.norm,
-            "pool": self.pool,
-            "normalise": self.normalise,
-            "task": self.task,
-            **super().config(),
-        }
-
-    def extra_repr(self) -> str:
-        hidden = [len(layer.b) for layer in self.layers]
-        return (
-            f"z = f_L∘…∘f_1(z), f_l(z) = α W_lᵀ⋆{self.activation.name}(W_l⋆z + U_l⋆g(x) + b_l) + (1 − α) z; "
-            f"z {self.state}, hidden={hidden}, alpha={self.alpha:g}, k={self.outputs}"
-        )
+        """The settings, the layers, α, σ and the property."""
+        strides = [layer.stride for layer in self.layers]
+        own = {"state": self.state[0], "hidden": self.hidden, "strides": strides, **self.skip_config()}
+        return super().config() | own

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...solve import Activation
 from ..checks import count
+from ..draws import Draws
 from .family import FeatureMap, ProximalFamily
 from .objective import JointObjective
 from .opteq import OptEq
@@ -33,6 +34,7 @@ class OptEqLayer(nn.Module):
         self.W, self.U, self.b = W, U, b  # (n, m), (n, d), (n,)
 
     def extra_repr(self) -> str:
+        """The map of the layer, and its width."""
         return f"f(z) = α Wᵀσ(W z + U x + b) + (1 − α) z; n={len(self.b)}"
 
 
@@ -56,26 +58,16 @@ class _Layers(ProximalFamily):
         generator: torch.Generator | None = None,
         **how: Any,
     ) -> None:
-        super().__init__(
-            inputs,
-            state,
-            outputs,
-            alpha,
-            activation,
-            feature_map=feature_map,
-            regulariser=regulariser,
-            bound=bound,
-            **how,
-        )
+        given: dict[str, Any] = {"feature_map": feature_map, "regulariser": regulariser, "bound": bound}
+        super().__init__(inputs, state, outputs, alpha, activation, **given, **how)
         if isinstance(hidden, int) or not isinstance(hidden, Sequence) or not hidden:
             raise ValueError(f"hidden must list the widths of the layers, such as [64, 32]. Got {hidden!r}.")
         self.hidden = [count(f"hidden[{i}]", n) for i, n in enumerate(hidden)]
-        placed = (dtype, device, generator)
+        make, size = Draws(dtype, device, generator), 0.9 * self.proximal_norm
         self.layers = nn.ModuleList(
-            OptEqLayer(*draw_layer(n, self.state, self.inputs, 0.9 * self.limit, *placed))
-            for n in self.hidden
+            OptEqLayer(*draw_layer(n, self.state, self.inputs, size, make)) for n in self.hidden
         )
-        self.V = draw_readout(self.state, self.outputs, *placed)
+        self.V = draw_readout(self.state, self.outputs, make)
 
     @property
     def blocks(self) -> Sequence[Any]:
@@ -199,9 +191,11 @@ class MultiBlockOptEq(_Layers):
 
     @property
     def state_size(self) -> int:
+        """L·m: all blocks are solved for."""
         return self.state * len(self.hidden)
 
     def T(self, z: Tensor, injections: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        """(f_1(z_L), f_2(z_1), …, f_L(z_{L−1})), (N, L·m)."""
         parts = z.split(self.state, dim=1)
         before = (parts[-1], *parts[:-1])  # P z̃
         new = [self.layer_map(p, c, W) for p, c, W in zip(before, injections, weights, strict=True)]
@@ -222,9 +216,11 @@ class MultiBlockOptEq(_Layers):
 
     @property
     def share(self) -> float:
+        """α: what is solved is T itself."""
         return self.alpha
 
     def state_of(self, solved: Tensor) -> Tensor:
+        """The last block, which is the equilibrium of the deep form."""
         return solved[:, -self.state :]
 
     def deep(self) -> DeepOptEq:

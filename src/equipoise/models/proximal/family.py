@@ -21,13 +21,11 @@ from ...differentiate.method import Solvers
 from ...solve import Activation, Anderson, EquilibriumError, Picard
 from ..base import EquilibriumModel, Start
 from ..cell import Equilibrium
-from ..checks import count, refuse_nonfinite
+from ..checks import check_rows, checked_map, counts, features_of, given_start, name_of, same_place
 from ..methods import check_sam, method_config, selects
-from .activations import KNOWN, monotone_activation
 from .bounds import Bounded
 from .pieces import Cell, ProximalEquation, tightened
 from .properties import Property
-from .rows import check_rows, checked_start
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -59,18 +57,11 @@ class ProximalFamily(Bounded, EquilibriumModel):
         **how: Any,
     ) -> None:
         super().__init__(**how)
-        self.inputs, self.state = count("inputs", inputs), count("state", state)
-        self.outputs = count("outputs", outputs)
-        if feature_map is not None and not callable(feature_map):
-            raise TypeError(
-                f"feature_map must be a function from X to (N, {inputs}). Got {feature_map!r} instead; a "
-                f"file holds its name alone, so pass it to load(path, feature_map=…)."
-            )
+        self.inputs, self.state, self.outputs = counts(inputs=inputs, state=state, outputs=outputs)
+        self.feature_map = checked_map(feature_map, inputs)
         self.alpha, self.mu, self.bound = alpha, 1.0, bound
-        chosen = monotone_activation(activation)
-        self._activation: str | Activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
+        self.set_activation(activation)
         self.regulariser = regulariser
-        self.feature_map = feature_map
 
     # -- what a family is ----------------------------------------------------------------------------------
 
@@ -90,12 +81,8 @@ class ProximalFamily(Bounded, EquilibriumModel):
         return self.state
 
     @property
-    def activation(self) -> Activation:
-        """σ."""
-        return KNOWN[self._activation] if isinstance(self._activation, str) else self._activation
-
-    @property
     def readout_weight(self) -> Tensor:
+        """V, (m,) or (m, k)."""
         return self.V
 
     @property
@@ -107,14 +94,7 @@ class ProximalFamily(Bounded, EquilibriumModel):
         """x = g(x₀), (N, d): X itself without an extractor."""
         if self.feature_map is None:
             return X.contiguous()  # one layout, so that rows are summed in one order
-        features = self.feature_map(X)
-        if tuple(features.shape) != (len(X), self.inputs):
-            raise ValueError(
-                f"feature_map must return {(len(X), self.inputs)}, a row a sample. "
-                f"Got shape {tuple(features.shape)} instead."
-            )
-        refuse_nonfinite("feature_map(X)", features)
-        return features
+        return features_of(self.feature_map, X, self.inputs)
 
     def injections(self, X: Tensor) -> list[Tensor]:
         """c_l = g(X) U_lᵀ + b_l, (N, n_l)."""
@@ -160,7 +140,10 @@ class ProximalFamily(Bounded, EquilibriumModel):
         # With recorded steps, and for SAM, each step of T counts and not the equilibrium alone.
         stepwise = not isinstance(method.gradient, SolvedGradient) or selects(method.solver)
         injections, weights = self.injections(X), self.weights()
-        z0 = checked_start(start, (len(X), self.state_size), self.V)
+        z0 = given_start(start, (len(X), self.state_size))
+        if z0 is None:
+            z0 = torch.zeros(len(X), self.state_size, dtype=self.V.dtype, device=self.V.device)
+        same_place("start", z0, self.V)
         check_sam(method.solver, z0[:1])
         if start is not None and not stepwise:
             z0 = self._untied(z0, injections)
@@ -173,13 +156,12 @@ class ProximalFamily(Bounded, EquilibriumModel):
                 method = replace(method, stop=tightened(method.stop, self.alpha, self.pace, self.V))
         return ProximalEquation(f, injections, weights, method, z0)
 
-    @property
-    def share(self) -> float:
-        return 1.0 if self.regulariser is None else self.alpha
-
     def default_solver_chain(self) -> Solvers:
-        # T is averaged: plain iteration gets there in the end. It ends on a value of T, in which the zeros
-        # and bounds of a property are exact.
+        """Anderson, then plain iteration; the other way round where a property follows the layers.
+
+        T is averaged, so that plain iteration gets there in the end. It ends on a value of T, in which the
+        zeros and bounds of a property are exact.
+        """
         return (Anderson(), Picard()) if self.regulariser is None else (Picard(), Anderson())
 
     def _untied(self, z0: Tensor, injections: Sequence[Tensor]) -> Tensor:
@@ -208,8 +190,6 @@ class ProximalFamily(Bounded, EquilibriumModel):
         return "The weights are well-posed: each of these samples has exactly one equilibrium."
 
     def _check_inputs(self, X: Tensor) -> None:
-        if not isinstance(X, Tensor):
-            raise TypeError(f"X must be a tensor, (N, {self.inputs}). Got {type(X).__name__} instead.")
         if self.V.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"an equilibrium is solved for in float32 or float64. Got parameters of {self.V.dtype} "
@@ -217,6 +197,8 @@ class ProximalFamily(Bounded, EquilibriumModel):
             )
         if self.feature_map is None:
             check_rows(X, self.inputs, self.V)
+        elif not isinstance(X, Tensor):
+            raise TypeError(f"X must be a tensor, (N, …). Got {type(X).__name__} instead.")
         elif X.ndim < 1:
             raise ValueError("X must be batch-first, (N, …). Got a scalar instead.")
 
@@ -240,17 +222,15 @@ class ProximalFamily(Bounded, EquilibriumModel):
     # -- housekeeping --------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
+        """Sizes, α, the activation, and what is not as usual."""
         settings: dict[str, Any] = {
             "inputs": self.inputs,
             "state": self.state,
             "outputs": self.outputs,
-            "alpha": self.alpha,
-            "activation": self._activation if isinstance(self._activation, str) else self._activation.name,
+            **self.skip_config(),
         }
         if self.bound is not None:
             settings["bound"] = self.bound
-        if self.regulariser is not None:
-            settings["regulariser"] = self.regulariser.config()
         if self.feature_map is not None:
-            settings["feature_map"] = getattr(self.feature_map, "__name__", type(self.feature_map).__name__)
+            settings["feature_map"] = name_of(self.feature_map)
         return settings | method_config(self.method)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...solve import Activation
 from ..checks import count
+from ..draws import Draws
 from .objective import LayerObjective
 from .pieces import draw_layer, draw_readout
 from .properties import Property
@@ -50,26 +51,24 @@ class OptEq(LayerObjective):
         **how: Any,
     ) -> None:
         super().__init__(
-            inputs,
-            state,
-            outputs,
-            alpha,
-            activation,
-            regulariser=regulariser,
-            bound=bound,
-            **how,
+            inputs, state, outputs, alpha, activation, regulariser=regulariser, bound=bound, **how
         )
         self.mu, self.hidden = mu, count("hidden", hidden)
-        placed = (dtype, device, generator)
-        self.W, self.U, self.b = draw_layer(self.hidden, self.state, self.inputs, 0.9 * self.limit, *placed)
-        self.V = draw_readout(self.state, self.outputs, *placed)
+        make, size = Draws(dtype, device, generator), 0.9 * self.proximal_norm
+        self.W, self.U, self.b = draw_layer(self.hidden, self.state, self.inputs, size, make)
+        self.V = draw_readout(self.state, self.outputs, make)
 
     W: nn.Parameter  # (n, m)
     U: nn.Parameter  # (n, d)
     b: nn.Parameter  # (n,)
+    described = (
+        "z = (α/μ) Wᵀσ(W z + U x + b) + (1 − α) z, ŷ = Vᵀz; d={0.inputs}, m={0.state}, n={0.hidden}, "
+        "k={0.outputs}, mu={0.mu:g}, alpha={0.alpha:g}, activation={0.activation.name}"
+    )
 
     @property
     def blocks(self) -> tuple[OptEq]:
+        """The one layer, which the model itself is."""
         return (self,)
 
     def weight(self) -> Tensor:
@@ -81,12 +80,9 @@ class OptEq(LayerObjective):
         return self.injections(X)[0]
 
     def config(self) -> dict[str, Any]:
+        """As of every OptEq, with n and μ."""
         return {**super().config(), "hidden": self.hidden, "mu": self.mu}
 
     def extra_repr(self) -> str:
-        return (
-            f"z = (α/μ) Wᵀσ(W z + U x + b) + (1 − α) z, ŷ = Vᵀz; d={self.inputs}, m={self.state}, "
-            f"n={self.hidden}, k={self.outputs}, mu={self.mu:g}, alpha={self.alpha:g}, "
-            f"activation={self.activation.name}"
-            + ("" if self.regulariser is None else f", {self.regulariser}")
-        )
+        """The equation, the sizes, and the property where there is one."""
+        return self.described.format(self) + ("" if self.regulariser is None else f", {self.regulariser}")

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...differentiate import Equation, Method
-from ...solve import Stop
+from ...solve import Activation, Stop
 from ...solve.autocast import compute_dtype
 from ...solve.problem import Layout
 from ..checks import as_number
+from ..draws import Draws
 from ..norms import spectral_norm
+from .activations import KNOWN, monotone_activation
 from .properties import Property, as_property
 
 
@@ -37,6 +38,7 @@ class ProximalEquation(Equation):
         return self.T(z, tensors[: self.batched], tensors[self.batched :])
 
     def name(self, index: int) -> str:
+        """Which tensor this is, in words."""
         kind, layer = ("injection", index) if index < self.batched else ("weight", index - self.batched)
         return f"{kind} of layer {layer + 1}"
 
@@ -45,9 +47,11 @@ class Skip:
     """Layers with α ∈ (0, 1], the share of each in a step, the rest being z itself; and a property behind."""
 
     _regulariser: Property | None
+    _activation: str | Activation
 
     @property
     def alpha(self) -> float:
+        """α, the share of a layer in a step."""
         return self._alpha
 
     @alpha.setter
@@ -67,8 +71,30 @@ class Skip:
     def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
         found = as_property(regulariser)
         if hasattr(self, "_regulariser"):
-            del self._regulariser  # torch keeps a module in another place than what is none
+            del self._regulariser  # torch would keep a module aside, and find this one first
         self._regulariser = found
+
+    @property
+    def activation(self) -> Activation:
+        """σ."""
+        return KNOWN[self._activation] if isinstance(self._activation, str) else self._activation
+
+    def set_activation(self, which: str | Activation) -> Activation:
+        """Take σ, by its name where it has a known one, so that copies and files need no function."""
+        chosen = monotone_activation(which)
+        self._activation = next((n for n, a in KNOWN.items() if a == chosen), chosen)
+        return chosen
+
+    @property
+    def share(self) -> float:
+        """1 where whole steps are solved for; with a property behind, T itself, and α of the way."""
+        return 1.0 if self.regulariser is None else self.alpha
+
+    def skip_config(self) -> dict[str, Any]:
+        """What a file keeps of α, σ and the property."""
+        name = self._activation if isinstance(self._activation, str) else self._activation.name
+        behind = {} if self.regulariser is None else {"regulariser": self.regulariser.config()}
+        return {"alpha": self.alpha, "activation": name, **behind}
 
 
 def pace(alpha: float, layers: int) -> float:
@@ -95,30 +121,16 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
 
 
 def draw_layer(
-    n: int,
-    m: int,
-    d: int,
-    size: float,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    generator: torch.Generator | None,
+    n: int, m: int, d: int, size: float, make: Draws
 ) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
     """W Gaussian with ‖W‖ = size, U_ij ~ N(0, 1/d), b = 0."""
-    W, U = (torch.randn(n, k, dtype=dtype, device=device, generator=generator) for k in (m, d))
-    b = torch.zeros(n, dtype=dtype, device=device)
-    return nn.Parameter(W * (size / spectral_norm(W))), nn.Parameter(U / d**0.5), nn.Parameter(b)
+    W, U = (make.normal(n, k) for k in (m, d))
+    return nn.Parameter(W * (size / spectral_norm(W))), nn.Parameter(U / d**0.5), nn.Parameter(make.zeros(n))
 
 
-def draw_readout(
-    m: int,
-    k: int,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    generator: torch.Generator | None,
-) -> nn.Parameter:
+def draw_readout(m: int, k: int, make: Draws) -> nn.Parameter:
     """V_ij ~ N(0, 1/m), (m,) or (m, k)."""
-    shape = (m,) if k == 1 else (m, k)
-    return nn.Parameter(torch.randn(*shape, dtype=dtype, device=device, generator=generator) / m**0.5)
+    return nn.Parameter(make.normal(*((m,) if k == 1 else (m, k))) / m**0.5)
 
 
 class Cell(nn.Module):
@@ -133,6 +145,7 @@ class Cell(nn.Module):
         self.map, self.effective = model.T, model.effective
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        """T(z, x), (N, m)."""
         x = x if self.feature_map is None else self.feature_map(x)
         injections = [x @ U.T + b for U, b in zip(self.U, self.b, strict=True)]
         return self.map(z, injections, self.effective(list(self.W)))

@@ -12,9 +12,10 @@ more the smaller α is: take λ ~ α.
 | `Box(low, high)` | 0 on [low, high], else ∞ | clamp | yes |
 | `GradientStep(R, γ)` | any with a gradient | z − γ∇R(z) | where R is convex and γ ≤ 2/L_z |
 
-*SAM* keeps the network and chooses, among its fixed points, the one with the least R: `selection(model, sam)`
-says whether Theorem 4 promises that. It does for ½‖z‖² and ½‖z − a‖²; 1/(‖z‖² + ε) and the decorrelation are
-not convex, and nothing is promised. It trains unrolled, and K = 20 steps shrink the state, no more.
+*SAM* keeps the network and chooses, among its fixed points, the one with the least R: `selection` of
+`theory.xie2021` says whether Theorem 4 promises that. It does for ½‖z‖² and ½‖z − a‖²; 1/(‖z‖² + ε) and the
+decorrelation are not convex, and nothing is promised. It trains unrolled, and K = 20 steps shrink the state,
+no more.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...solve import SAM, Regulariser
+from ...solve import Regulariser
 from ..checks import as_number
 
 # -- layers that give the state a property -------------------------------------------------------------------
@@ -68,6 +69,7 @@ class Proximal(Property):
 
     @property
     def nonexpansive(self) -> bool:
+        """True, as of every proximal map of a convex function."""
         return True
 
     def envelope(self, z: Tensor) -> Tensor:
@@ -89,6 +91,7 @@ class L1(Proximal):
         return torch.nn.functional.softshrink(z, self.weight)
 
     def value(self, z: Tensor) -> Tensor:
+        """λ‖z‖₁, (N,)."""
         return self.weight * z.abs().sum(dim=1)
 
 
@@ -105,6 +108,7 @@ class SquaredL2(Proximal):
         return z / (1 + 2 * self.weight)
 
     def value(self, z: Tensor) -> Tensor:
+        """λ‖z‖², (N,)."""
         return self.weight * z.square().sum(dim=1)
 
 
@@ -128,6 +132,7 @@ class GroupLasso(Proximal):
         return (rows * torch.where(active, 1 - self.weight / norm, 0.0)).reshape(z.shape)
 
     def value(self, z: Tensor) -> Tensor:
+        """λ Σ_g ‖z_g‖, (N,)."""
         return self.weight * self._grouped(z).norm(dim=2).sum(dim=1)
 
     def _grouped(self, z: Tensor) -> Tensor:
@@ -151,6 +156,7 @@ class Box(Proximal):
         return z.clamp(self.low, self.high)
 
     def value(self, z: Tensor) -> Tensor:
+        """0 inside of the box, ∞ outside, (N,)."""
         outside = ((z < self.low) | (z > self.high)).any(dim=1)
         return torch.where(outside, math.inf, torch.zeros_like(z[:, 0]))
 
@@ -177,14 +183,17 @@ class GradientStep(Property):
 
     @property
     def gamma(self) -> float:
+        """γ, 1/L_z unless `step` says another."""
         return 1 / self.regulariser.lipschitz if self.step is None else self.step
 
     @property
     def nonexpansive(self) -> bool:
+        """Whether R is convex and γ ≤ 2/L_z."""
         return self.regulariser.convex and self.gamma * self.regulariser.lipschitz <= 2
 
     @property
     def declared(self) -> str:
+        """What is believed of R, which only its author can know."""
         R = self.regulariser
         return f"{R.name} is convex and ∇{R.name} has the Lipschitz constant {R.lipschitz:g}, as declared"
 
@@ -192,6 +201,7 @@ class GradientStep(Property):
         return z - self.gamma * self.regulariser.gradient(z)
 
     def config(self) -> Any:
+        """Its words alone: a file holds no function."""
         return repr(self)
 
     def __repr__(self) -> str:
@@ -234,53 +244,6 @@ def as_property(value: Property | Mapping[str, Any] | str | None) -> Property | 
         f"holds no function, so pass that of a gradient step to load(path, regulariser=…). A Regulariser "
         f"alone is for SAM: solver=SAM(…)."
     )
-
-
-# -- SAM, and what it is promised to choose ------------------------------------------------------------------
-
-
-class _Layered(Protocol):
-    regulariser: Property | None
-
-    def layer_sizes(self) -> list[tuple[float, float]]:
-        """Of each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
-        ...
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Whether Theorem 4 promises that SAM tends to the fixed point with the least R."""
-
-    promised: bool
-    missing: tuple[str, ...]  # hypotheses that do not hold or are not known to
-    schedule: str
-
-    def __str__(self) -> str:
-        verdict = "promised by Theorem 4" if self.promised else f"not promised: {'; '.join(self.missing)}"
-        return f"least R among the fixed points: {verdict}. {self.schedule}"
-
-
-def selection(model: _Layered, sam: SAM) -> Selection:
-    """The hypotheses of [xie2021, Theorem 4], checked: R convex, T nonexpansive (by a sound norm bound).
-
-    That R has one minimiser on Fix(T), and that the perturbed fixed points stay bounded, is not checked: both
-    hold for a contraction, and for ½‖z − a‖² where there is a fixed point at all.
-    """
-    R, missing = sam.regulariser, []
-    if not R.convex:
-        missing.append(f"{R.name} is not convex")
-    if model.regulariser is not None and not model.regulariser.nonexpansive:
-        missing.append(f"{model.regulariser} is not known to be nonexpansive")
-    for i, (size, limit) in enumerate(model.layer_sizes(), 1):
-        if not size <= limit:
-            missing.append(f"‖W‖ of layer {i} is not ≤ √(μ/L_σ) = {limit:.6g} but {size:.6g}")
-    L = R.lipschitz
-    eta = min(math.sqrt(2 * L), 0.5, L / 2)
-    schedule = (
-        f"γ = {1 / (2 * L):g}, β_k = {eta:g}/k^{sam.rho:g}, λ_k = {eta:g}/k^{sam.c:g}: the iterate is "
-        f"~ k^-{sam.rho:g} off the fixed points"
-    )
-    return Selection(not missing, tuple(missing), schedule)
 
 
 def _nonnegative(name: str, value: float) -> None:

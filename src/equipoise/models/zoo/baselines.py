@@ -48,6 +48,7 @@ class LinearModel(nn.Module):
         return twin
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ = x Mᵀ, (N, k)."""
         return x @ self.M.T
 
 
@@ -80,6 +81,7 @@ class ReLUNetwork(nn.Module):
                     layer.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ, (N, k)."""
         *hidden, last = self.layers
         for layer in hidden:
             x = torch.relu(layer(x))
@@ -104,6 +106,7 @@ class LinearResNet(nn.Module):
         self.W = nn.ParameterList(nn.Parameter(draw()) for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
+        """h_H, (N, width)."""
         for W in self.W:
             x = x + x @ W.T
         return x
@@ -157,6 +160,7 @@ class WeightTied(nn.Module):
         return Repeat(self.cell, self.depth, (self.width,))(x)
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ, (N, k)."""
         return self.readout(self.state(x)[:, -self.cell.last :])
 
 

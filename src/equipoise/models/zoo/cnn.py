@@ -21,6 +21,9 @@ class PlainCNN(Saved):
     With task="segmentation" it is a fully convolutional network (FCN). Arguments as for `ConvOptEq`.
     """
 
+    settings = ("inputs", "hidden", "outputs", "features", "pool", "task")
+    described = "h_l = relu(K_l⋆h_(l−1) + b_l), hidden={0.hidden}, k={0.outputs}"
+
     def __init__(
         self,
         inputs: Sequence[int],
@@ -42,7 +45,7 @@ class PlainCNN(Saved):
         self.hidden = all_counts("hidden", hidden)
         self.extractor = Extractor(self.inputs, features, all_counts("extractor", extractor), make)
         layers: list[nn.Module] = []
-        before = self.extractor.channels
+        self.features = before = self.extractor.channels
         for channels in self.hidden:
             layers += [make.conv(before, channels), nn.ReLU()]
             before = channels
@@ -54,21 +57,12 @@ class PlainCNN(Saved):
         return self.body(self.extractor(images_of(self.inputs, x, next(self.parameters()))))
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ = head(h_L)."""
         return self.head(self.last_layer(x))
 
     def config(self) -> dict[str, Any]:
-        return {
-            "inputs": list(self.inputs),
-            "hidden": list(self.hidden),
-            "outputs": self.outputs,
-            "features": self.extractor.channels,
-            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
-            "pool": self.pool,
-            "task": self.task,
-        }
-
-    def extra_repr(self) -> str:
-        return f"h_l = relu(K_l⋆h_(l−1) + b_l), hidden={list(self.hidden)}, k={self.outputs}"
+        """The settings, and the strides of g."""
+        return super().config() | {"extractor": self.extractor.strides}
 
 
 def cnn_of_size(

@@ -30,6 +30,7 @@ class Field(nn.Module):
         self.calls, self.evaluations = 0, 0  # so far, and of the last solve for h(1)
 
     def forward(self, t: Tensor, h: Tensor) -> Tensor:
+        """f(h, t), of the shape of h."""
         self.calls += 1
         time = t.to(h).expand(len(h), 1, *h.shape[2:])
         return self.conv2(torch.relu(self.conv1(torch.cat([h, time], dim=1))))
@@ -48,6 +49,15 @@ class NeuralODE(Saved):
         adjoint: gradients by the adjoint equation, whose memory does not grow with the steps (its error is
             that of the solver), instead of through the solver.
     """
+
+    settings = (
+        *("inputs", "channels", "hidden", "outputs", "augment", "method", "steps", "rtol", "atol"),
+        *(
+            "adjoint",
+            "pool",
+        ),
+    )
+    described = "h'(t) = f(h(t), t), ŷ = head(h(1)); augment={0.augment}, method={0.method}"
 
     def __init__(
         self,
@@ -87,8 +97,9 @@ class NeuralODE(Saved):
         self.method, self.steps, self.rtol, self.atol = method, steps, float(rtol), float(atol)
         self.adjoint, self.pool = adjoint, pool
         self.extractor = Extractor(self.inputs, channels, all_counts("extractor", extractor), make)
-        self.field = Field(self.extractor.channels + augment, hidden, make)
-        self.head = ClassHead(self.extractor.channels + augment, self.extractor.size, outputs, pool, make)
+        self.channels = self.extractor.channels
+        self.field = Field(self.channels + augment, hidden, make)
+        self.head = ClassHead(self.channels + augment, self.extractor.size, outputs, pool, make)
 
     def state(self, x: Tensor) -> Tensor:
         """h(1), (N, channels + augment, h, w)."""
@@ -119,26 +130,12 @@ class NeuralODE(Saved):
         return torch.linspace(float(t[0]), float(t[-1]), self.steps + 1, dtype=t.dtype, device=t.device)
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ = head(h(1))."""
         return self.head(self.state(x))
 
     def config(self) -> dict[str, Any]:
-        return {
-            "inputs": list(self.inputs),
-            "channels": self.extractor.channels,
-            "hidden": self.hidden,
-            "outputs": self.outputs,
-            "augment": self.augment,
-            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
-            "method": self.method,
-            "steps": self.steps,
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "adjoint": self.adjoint,
-            "pool": self.pool,
-        }
-
-    def extra_repr(self) -> str:
-        return f"h'(t) = f(h(t), t), ŷ = head(h(1)); augment={self.augment}, method={self.method}"
+        """The settings, and the strides of g."""
+        return super().config() | {"extractor": self.extractor.strides}
 
 
 def _torchdiffeq() -> Any:

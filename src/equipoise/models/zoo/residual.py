@@ -31,6 +31,7 @@ class ResidualCell(nn.Module):
         self.norm3 = make.norm(groups, channels)
 
     def forward(self, z: Tensor, c: Tensor) -> Tensor:
+        """f(z, c), (N, m, h, w)."""
         h = self.norm1(torch.relu(self.conv1(z)))
         return self.norm3(torch.relu(z + self.norm2(c + self.conv2(h))))
 
@@ -49,6 +50,9 @@ class ResidualConv(ImageModel):
 
     No theorem says that an equilibrium exists: each image's status tells, and `on_failure` decides.
     """
+
+    settings = ("inputs", "channels", "hidden", "outputs", "groups", "std", "pool", "task")
+    described = "z = norm(relu(z + norm(g(x) + W₂⋆norm(relu(W₁⋆z))))); z {0.state}, k={0.outputs}"
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class ResidualConv(ImageModel):
             raise ValueError("extractor must hold a stride: g(x) must have the channels of the state.")
         positive_finite(std=std)
         make = Maker(dtype, device, generator)
+        self.channels = channels
         self.hidden, self.groups, self.std, self.pool, self.task = hidden, groups, float(std), pool, task
         self.extractor = Extractor(self.inputs, channels, strides, make)
         self.cell = ResidualCell(channels, hidden, groups, std, make)
@@ -92,27 +97,9 @@ class ResidualConv(ImageModel):
             )
 
     def default_solver_chain(self) -> Solvers:
+        """Anderson with a memory of 5."""
         return Anderson(memory=5)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        """g(x)."""
         return (self.extractor(x),)
-
-    def readout(self, z: Tensor) -> Tensor:
-        return self.head(z)
-
-    def config(self) -> dict[str, Any]:
-        return {
-            "inputs": list(self.inputs),
-            "channels": self.state[0],
-            "hidden": self.hidden,
-            "outputs": self.outputs,
-            "groups": self.groups,
-            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
-            "std": self.std,
-            "pool": self.pool,
-            "task": self.task,
-            **super().config(),
-        }
-
-    def extra_repr(self) -> str:
-        return f"z = norm(relu(z + norm(g(x) + W₂⋆norm(relu(W₁⋆z))))); z {self.state}, k={self.outputs}"

@@ -39,9 +39,11 @@ class OptEqSegmenter(ConvOptEq):
         self.last_norm = _norm(state, self.layers[0].b)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        """c_l = N(U_l⋆g(x) + b_l)."""
         return tuple(N(c) for N, c in zip(self.scales, super().injection(x), strict=True))
 
     def readout(self, z: Tensor) -> Tensor:
+        """ŷ = resize(V⋆N(z) + v), (N, k, H, W)."""
         return self.head(self.last_norm(z))
 
 
@@ -67,6 +69,7 @@ class FCN(PlainCNN):
         self.last_norm = _norm((self.extractor.channels, *self.hidden)[-1], next(self.parameters()))
 
     def forward(self, x: Tensor) -> Tensor:
+        """ŷ, (N, k, H, W)."""
         return self.head(self.last_norm(self.last_layer(x)))
 
 

@@ -12,6 +12,7 @@ from ...kernels import tangent_kernel
 from ...models import Monotone
 from ...solve import Stop
 from ...theory import certify
+from ...theory.hieu2022 import certified_start
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
 from ..framework.small import descend, draw, eye, norm, sigma_min, vec
 
@@ -252,7 +253,7 @@ def _follow(seed: int, kind: str) -> tuple[float, float]:
     model, X, _ = _random(seed, N=2, d=4, n=10)
     left = torch.linalg.svd(model.equilibrium(X, stop=TIGHT).detach(), full_matrices=False).U
     y = 0.1 * left[:, -1].clone()
-    radii = model.certified_start(X, y, kind="flow" if kind == "flow" else "descent")
+    radii = certified_start(model, X, y, kind="flow" if kind == "flow" else "descent")
     found = certify(model, X, y, theorem=f"hieu2022.{kind}", radii=radii)
     if found.verdict != "proved":
         raise AssertionError(f"the instance should meet the conditions: {found.explain()}")

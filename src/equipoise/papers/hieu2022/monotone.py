@@ -22,6 +22,7 @@ from ...plots import new_figure
 from ...plots.curves import draw, finish
 from ...plots.style import DASHES, LIGHT
 from ...theory import certify
+from ...theory.hieu2022 import certified_start
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import room, two_classes, two_classes_in_words
@@ -135,7 +136,7 @@ def _certified(X: Tensor, y: Tensor, width: int, seed: int) -> Measured:
     """From the start that satisfies the (repaired) conditions: the promise, kept or not, and how far a run
     of larger steps, which reaches small losses, is from that of the kernel at the start."""
     model = Monotone(X.shape[1], width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    radii = model.certified_start(X, y, "descent")
+    radii = certified_start(model, X, y, "descent")
     proof = certify(model, X, y, theorem="hieu2022.descent", radii=radii)
     if not proof.proved:
         return {"proved": False, "violations": 0}

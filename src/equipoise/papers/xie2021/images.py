@@ -17,6 +17,7 @@ from ...models.proximal import ConvOptEq
 from ...plots import new_figure
 from ...plots.style import label
 from ...solve import Anderson
+from ...theory.conv_wellposed import images_wellposed
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
 from ..framework.page import Page, number
@@ -77,7 +78,7 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
         found: Measured = {"parameters": parameters_of(model), "losses": losses}
         found["accuracy"] = accuracy(model, x_test, y_test)
         if isinstance(model, ConvOptEq):
-            found["contraction"] = model.wellposed().contraction
+            found["contraction"] = images_wellposed(model).contraction
         if isinstance(model, ImageModel):
             solution = model.solve(x_test[:500], solver=Anderson(memory=5))
             found["converged"] = float(solution.converged.double().mean())

@@ -21,6 +21,7 @@ from ..certificate import Certificate
 from ..claim import Claim
 from ..common import declared, unknown_layer
 from ..conv_robustness import ConvNetwork, ConvOptEqReads
+from ..conv_wellposed import images_wellposed
 from ..lipschitz import Bounds, Part, above, joint, pairs
 from ..register import facts_of
 from ..wellposed import check_shape
@@ -48,7 +49,7 @@ class ConvOptEqFacts(ImageFacts):
 
     def reason(self, frame: dict[str, Any]) -> Certificate:
         """Every layer is averaged and the whole contracts by the product."""
-        q = self.model.wellposed().contraction
+        q = images_wellposed(self.model).contraction
         claim = contracts_by(q)
         if not claim.holds:
             return Certificate(claims=(claim,), constants={"reason": claim.name}, **frame)

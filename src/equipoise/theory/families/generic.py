@@ -17,8 +17,8 @@ from .contracting import ContractingFacts
 # What a family may say of itself; all else of AffineFamily decides what its equilibria and outputs are.
 _ITS_OWN = AffineFamily.__abstractmethods__ | {
     *("activation", "config", "contraction", "default_gradient", "default_solver", "default_solver_chain"),
-    *("diagnosis", "extra_repr", "inputs", "natural_loss", "outputs", "readout_name", "relu_at_zero"),
-    *("resolvent_bound", "scaled_name", "width", "_abc_impl"),
+    *("described", "diagnosis", "extra_repr", "inputs", "natural_loss", "outputs", "readout_name"),
+    *("relu_at_zero", "resolvent_bound", "scaled_name", "settings", "width", "_abc_impl"),
 }
 
 

@@ -344,7 +344,7 @@ def effective_norm(model: Network, norm: Interval) -> Interval:
     """
     if model.bound is None:
         return norm
-    cap = Interval(model.bound) * model.limit * (1 + gamma(8))
+    cap = Interval(model.bound) * model.proximal_norm * (1 + gamma(8))
     return norm if norm.hi < _UNSCALED * cap.lo else Interval(norm.lo, max(norm.hi, cap.hi))
 
 

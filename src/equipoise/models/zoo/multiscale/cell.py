@@ -21,6 +21,7 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(make.norm(groups, channels) for _ in range(3))
 
     def forward(self, z: Tensor, c: Tensor) -> Tensor:
+        """h, of the shape of z."""
         h = self.norms[0](torch.relu(self.conv1(z)))
         return self.norms[2](torch.relu(z + self.norms[1](c + self.conv2(h))))
 
@@ -34,6 +35,7 @@ class Up(nn.Module):
         self.conv = make.conv(before, after, kernel=1, bias=False, std=std)
 
     def forward(self, h: Tensor) -> Tensor:
+        """h at the finer resolution."""
         return F.interpolate(self.conv(h), self.size, mode="nearest")
 
 
@@ -78,6 +80,7 @@ class MultiscaleCell(nn.Module):
         self.norms = nn.ModuleList(make.norm(groups, m) for m in channels)
 
     def forward(self, z: tuple[Tensor, ...], *c: Tensor) -> tuple[Tensor, ...]:
+        """f(z, c), a tensor for each resolution."""
         h = [block(*parts) for block, *parts in zip(self.blocks, z, c, strict=True)]
         return tuple(self.norms[i](torch.relu(self._fused(i, h))) for i in range(len(h)))
 

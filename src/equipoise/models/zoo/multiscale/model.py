@@ -38,6 +38,9 @@ class MultiscaleDEQ(ImageModel):
     No theorem says that an equilibrium exists: each image's status tells, and `on_failure` decides.
     """
 
+    settings = ("inputs", "channels", "outputs", "groups", "std", "task")
+    described = "z_i = norm(relu(Σ_j fuse_ij(block_j(z_j, c_j(x))))); z {0.state}, k={0.outputs}"
+
     def __init__(
         self,
         inputs: Sequence[int],
@@ -78,37 +81,25 @@ class MultiscaleDEQ(ImageModel):
         )
         self.state = [(m, *size) for m, size in zip(self.channels, self.cell.sizes, strict=True)]
         total = sum(self.channels)
-        self.head: nn.Module = (
+        self.head = (
             make.linear(total, outputs)
             if task == "classification"
             else PixelHead(total, self.inputs[1:], outputs, make)
         )
 
     def default_solver_chain(self) -> Solvers:
+        """Anderson with a memory of 5."""
         return Anderson(memory=5)
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:
+        """g(x), and strided convolutions of it for the coarser resolutions."""
         g = self.extractor(x)
         return (g, *(coarser(g) for coarser in self.inject))
 
     def readout(self, z: tuple[Tensor, ...]) -> Tensor:
+        """ŷ from all resolutions together."""
         if self.task == "classification":
             return self.head(torch.cat([part.mean(dim=(2, 3)) for part in z], dim=1))  # (N, k)
         finest = z[0].shape[2:]
         same = [z[0], *(F.interpolate(part, finest, mode="bilinear", align_corners=False) for part in z[1:])]
         return self.head(torch.cat(same, dim=1))  # (N, k, H, W)
-
-    def config(self) -> dict[str, Any]:
-        return {
-            "inputs": list(self.inputs),
-            "channels": list(self.channels),
-            "outputs": self.outputs,
-            "groups": self.groups,
-            "extractor": [m.stride[0] for m in self.extractor if isinstance(m, nn.Conv2d)],
-            "std": self.std,
-            "task": self.task,
-            **super().config(),
-        }
-
-    def extra_repr(self) -> str:
-        return f"z_i = norm(relu(Σ_j fuse_ij(block_j(z_j, c_j(x))))); z {self.state}, k={self.outputs}"
