@@ -8,11 +8,11 @@ from .affine import AffineFamily, ConvMonotone, GaussianReLU, LinearEquilibrium,
 from .affine.mondeq import load_mondeq
 from .audit import Audit, audit
 from .cell import Equilibrium
-from .cell_equation import SharedDropout
 from .diagnose import Diagnosis, diagnose
 from .proximal import ConvOptEq, DeepOptEq, OptEq, from_feedforward
 from .repeated import repeat
 from .saving import load
+from .shared_dropout import SharedDropout
 from .zoo import LinearModel, LinearResNet, MultiscaleDEQ, ReLUNetwork, ResidualConv, weight_tied
 
 __all__ = [

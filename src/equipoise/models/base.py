@@ -91,8 +91,18 @@ class EquilibriumModel(Saved, ABC):
         """What a call that will be differentiated does first, such as one step of a power iteration."""
 
     def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
-        """What in the model or its inputs is to blame for samples without an equilibrium; may be empty."""
-        return ""
+        """What in the model is to blame for samples without an equilibrium; may be empty.
+
+        The weights, where the family can tell. That takes an SVD, and is only asked of a solve that failed.
+        """
+        check = getattr(self, "check_wellposed", None)
+        if check is None:
+            return ""
+        try:
+            check()
+        except ValueError as refused:
+            return str(refused)
+        return "The weights are well-posed: each of these samples has exactly one equilibrium."
 
     # -- equilibria --------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from ..solve import EquilibriumError, Solution, Status
 from ..solve.norms import row_distances, row_norms
 from ..solve.solution import State
 from .base import EquilibriumModel, Start
-from .cell_equation import CellEquation, advance_parametrisations, cell_equation, refuse_splitting
+from .cell_equation import CellEquation, cell_equation, refuse_splitting
+from .parametrised import advance_parametrisations
 
 Shape = Sequence[int]
 

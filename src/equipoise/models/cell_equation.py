@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
-from torch.nn.utils.parametrize import ParametrizationList
 
 from ..differentiate import Equation, Method
 from ..differentiate.closure import closed_over
@@ -19,52 +16,9 @@ from ..differentiate.equation import under_transform
 from ..solve import Solution, Solver
 from ..solve.problem import Layout, make_map
 from ..solve.solution import State
+from .parametrised import HeldWeights
 from .places import call_with, places_of, tensors_of
-
-
-class SharedDropout(nn.Module):
-    """Dropout whose mask is drawn once and held through the solve: y = h ∘ mask / (1 − p).
-
-    For use inside the cell of an Equilibrium, where each sample keeps its own mask from the first evaluation
-    to the last and in the backward solve; the mask stays until the layer is called again. In eval mode it
-    does nothing; in a module that no Equilibrium has called it is nn.Dropout, a new mask every time.
-    """
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"p must lie in [0, 1). Got {p} instead.")
-        self.p = p
-        self.mask: Tensor | None = None
-        self.held = False  # whether a layer is evaluating its cell: the mask is its business then
-
-    @property
-    def active(self) -> bool:
-        """Whether anything is dropped: in training, with p > 0."""
-        return self.training and self.p > 0
-
-    def forward(self, h: Tensor) -> Tensor:
-        """h ∘ mask / (1 − p)."""
-        if not self.active:
-            return h
-        mask = self.mask
-        if mask is None:
-            mask = torch.bernoulli(torch.full_like(h, 1 - self.p)) / (1 - self.p)
-            if self.held:
-                self.mask = mask
-        if mask.shape != h.shape:
-            raise ValueError(
-                f"SharedDropout holds one mask a solve, of shape {tuple(mask.shape)}. Got an input of "
-                f"shape {tuple(h.shape)} instead: use one SharedDropout for each place."
-            )
-        return h * mask.to(h.dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "mask": None, "held": False}
-
-    def extra_repr(self) -> str:
-        """The probability."""
-        return f"p={self.p}"
+from .shared_dropout import SharedDropout, draw_masks, holding
 
 
 class CellEquation(Equation):
@@ -89,13 +43,7 @@ class CellEquation(Equation):
         named = tensors_of(module) if module is not None else {}
         self.names = list(named)
         self.places = places_of(module) if module is not None else {}
-        self.parametrisations = _parametrisations(module) if module is not None else []
-        self.compiled = module is not None and any(
-            hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in module.modules()
-        )
-        # Parametrised weights, while the equation is held: inside one call of the layer.
-        self.known: dict[tuple[int, torch.dtype], Tensor] | None = None
-
+        self.weights = HeldWeights(cell)
         self.slots = [i for i, a in enumerate(self.inputs) if isinstance(a, Tensor)]
         batched = [a for a in args if isinstance(a, Tensor)]
         unbatched = [a for a in shared if isinstance(a, Tensor)]
@@ -105,7 +53,7 @@ class CellEquation(Equation):
     def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
         state, inputs = self.layout.unflat(z), self.inputs
         own = all(map(operator.is_, tensors, self.tensors))
-        if own and self.known is not None and not (self.masks or self.parametrisations):
+        if own and self.weights.known is not None and not (self.masks or self.weights.lists):
             return self._flat(self.cell(state, *inputs), z)  # as it is: most steps of most solves
         given = self.inputs_of(tensors)
         if not own:
@@ -114,7 +62,8 @@ class CellEquation(Equation):
                 inputs[slot] = tensor
         if isinstance(self.cell, nn.Module):
             values = tensors[len(given) + len(self.masks) :]
-            with self._steady(tensors[self.inputs_batched : self.batched], z.dtype):
+            masks = dict(zip(self.masks, tensors[self.inputs_batched : self.batched], strict=True))
+            with holding(masks), self.weights.steady(z.dtype):
                 if self._has(values):
                     out = self.cell(state, *inputs)
                 else:
@@ -127,7 +76,7 @@ class CellEquation(Equation):
     def _has(self, values: Sequence[Tensor]) -> bool:
         """Whether these are the cell's parameters and buffers as it is, so that it can be called directly."""
         own = self.tensors[len(self.tensors) - len(self.names) :]
-        return self.known is not None and all(a is b for a, b in zip(values, own, strict=True))
+        return self.weights.known is not None and all(a is b for a, b in zip(values, own, strict=True))
 
     def _flat(self, out: Any, z: Tensor) -> Tensor:
         wrong = self.layout.mismatch(out, z.shape[0])
@@ -173,59 +122,9 @@ class CellEquation(Equation):
             )
         return solution
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Parametrised weights (spectral norm, orthogonal, …) are computed once inside, not once a step.
-
-        A compiled cell computes them as it was compiled to.
-        """
-        before, self.known = self.known, {}
-        try:
-            yield
-        finally:
-            self.known = before
-
-    @contextmanager
-    def _steady(self, masks: Sequence[Tensor], dtype: torch.dtype) -> Iterator[None]:
-        """One evaluation: masks in place, parametrisations as they were when the layer was called.
-
-        torch's own cache of parametrised weights is left aside. It may have been opened by the program around
-        the layer and hold weights without the graph that is wanted here, and it takes the copies of a module
-        for one and the same.
-        """
-        if not (self.masks or self.parametrisations):
-            yield
-            return
-        lists = self.parametrisations
-        still = [m for one in lists for m in one.modules() if m.training]
-        remember = self.known is not None and not self.compiled
-        mine = [one for one in lists if "forward" not in vars(one)] if remember else []
-        before = [(d.mask, d.held) for d in self.masks]
-        cache_before = parametrize._cache_enabled
-        try:
-            parametrize._cache_enabled = 0
-            for dropout, mask in zip(self.masks, masks, strict=True):
-                dropout.mask, dropout.held = mask, True
-            for m in still:
-                m.training = False
-            for one in mine:
-                vars(one)["forward"] = partial(self._weight, one, dtype)
-            yield
-        finally:
-            for one in mine:
-                del vars(one)["forward"]
-            for m in still:
-                m.training = True
-            for dropout, (old, held) in zip(self.masks, before, strict=True):
-                dropout.mask, dropout.held = old, held
-            parametrize._cache_enabled = cache_before
-
-    def _weight(self, one: ParametrizationList, dtype: torch.dtype) -> Tensor:
-        assert self.known is not None
-        key = id(one), dtype
-        if key not in self.known:
-            self.known[key] = type(one).forward(one)
-        return self.known[key]
+    def held(self) -> AbstractContextManager[None]:
+        """Parametrised weights (spectral norm, orthogonal, …) are computed once inside, not once a step."""
+        return self.weights.held()
 
 
 def cell_equation(
@@ -292,50 +191,6 @@ def _check_closure(equation: CellEquation) -> None:
             f"batch of {rows}, and fails on a single sample ({str(error).splitlines()[0]}): make it an "
             f"input of the layer, layer(x, more), as cell(z, x, more)."
         ) from error
-
-
-def _parametrisations(cell: nn.Module) -> list[ParametrizationList]:
-    return [m for m in cell.modules() if isinstance(m, ParametrizationList)]
-
-
-def advance_parametrisations(cell: Any) -> None:
-    """Let parametrisations in training take the one step of a call (the power iteration of spectral_norm).
-
-    During the solve and its derivatives they are held in eval mode, so that the cell is one map.
-    """
-    if not isinstance(cell, nn.Module) or under_transform():
-        return
-    with torch.no_grad():
-        for one in _parametrisations(cell):
-            if one.training and next(one.buffers(), None) is not None:
-                one()
-
-
-def draw_masks(
-    cell: nn.Module, state: State, inputs: Sequence[Any], rows: int
-) -> dict[SharedDropout, Tensor]:
-    """The masks of a whole solve, by one evaluation of the cell; those that a layer around it holds, kept."""
-    dropouts = [m for m in cell.modules() if isinstance(m, SharedDropout) and m.active]
-    mine = [d for d in dropouts if not d.held]  # the others belong to the solve around this one
-    for dropout in mine:
-        dropout.mask, dropout.held = None, True
-    try:
-        if any(d.mask is None for d in dropouts):
-            with torch.no_grad():
-                cell(state, *inputs)
-        masks = {d: d.mask for d in dropouts if d.mask is not None}
-    finally:
-        for dropout in mine:
-            dropout.held = False
-            if dropout.mask is not None and torch._C._functorch.is_functorch_wrapped_tensor(dropout.mask):
-                dropout.mask = None  # of no use outside of its transform
-    for mask in masks.values():
-        if len(mask) != rows:
-            raise ValueError(
-                f"SharedDropout keeps a mask for each sample: its input must be batch-first, of {rows} rows. "
-                f"Got shape {tuple(mask.shape)} instead; move the batch to the front before it."
-            )
-    return masks
 
 
 def refuse_unsteady(cell: nn.Module) -> None:

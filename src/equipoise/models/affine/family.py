@@ -17,15 +17,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...differentiate import Equation, Gradient, Method, StructuredAdjoint
+from ...differentiate import Gradient, Method, StructuredAdjoint
 from ...differentiate.affine import AffineEquation, MaskedMap, by_sample, transposed
 from ...differentiate.equation import needs_gradient, under_transform
 from ...differentiate.gradient import SolvedGradient
 from ...differentiate.method import Solvers
-from ...solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, Stop, fixed_point
+from ...solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, fixed_point
 from ...solve.autocast import unlowered
 from ...solve.compilers import uncompiled
-from ...solve.driver import Precision
 from ...solve.norms import row_norms
 from ..base import EquilibriumModel, Start
 from ..checks import check_rows, counts, given_start
@@ -166,14 +165,6 @@ class AffineFamily(EquilibriumModel):
         """f(Z) = σ(Z Wᵀ + u), the problem that `solve` hands to the solvers."""
         return AffineMap(self.weight(), self.injection(X), self.activation)
 
-    def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
-        """Whether the weights are to blame. An SVD, so only asked of a solve that failed."""
-        try:
-            self.check_wellposed()
-        except ValueError as refused:
-            return str(refused)
-        return "The weights are well-posed: each of these samples has exactly one equilibrium."
-
     # -- the adjoint of the readout ----------------------------------------------------------------------
 
     def adjoint(self, Z: Tensor, X: Tensor, **options: Any) -> Tensor:
@@ -194,18 +185,16 @@ class AffineFamily(EquilibriumModel):
         weights: Tensor | None = None,
         masks: Tensor | None = None,
         image: Tensor | None = None,
-        stop: Stop | None = None,
         start: Tensor | Solution | None = None,
-        solver: Solvers | None = None,
-        precision: Precision = "native",
         problem: AffineMap | None = None,
+        **how: Any,
     ) -> Solution:
         """The Solution of V = D ∘ (1 aᵀ + V W): one solve serves every residual, and the tangent kernel.
 
         Given `weights` R (N, k), it is that of L = D ∘ (R aᵀ + L W), (N, m): the adjoint of that one weighted
         sum of the outputs, a k-th of the work.
         `masks` are those of Z, `image` is f(Z) and `problem` is `affine_map(X)`, where they are known
-        already; `start` is an earlier V.
+        already; `start` is an earlier V; `stop=`, `solver=` and `precision=` are those of this solve.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
         given_start(Z, (N, m), "Z")
@@ -220,13 +209,13 @@ class AffineFamily(EquilibriumModel):
             rows = weights.reshape(N, k) @ a
         linear = MaskedMap(problem.weight.T, rows, D)
         linear.cache = transposed(problem.cache)
-        how = self.method.changed(stop=stop, solver=solver, precision=precision)
+        method = self.method.changed(**{"precision": "native", **how})
         solution = fixed_point(
             linear,
             None if v0 is None else v0.reshape(len(rows), m),
-            solver=how.solver or self.default_solver(linear),
-            stop=how.stop,
-            precision=how.precision,
+            solver=method.solver or self.default_solver(linear),
+            stop=method.stop,
+            precision=method.precision,
         )
         return solution if len(shape) == 2 else by_sample(solution, N, k, m)
 

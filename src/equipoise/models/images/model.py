@@ -21,9 +21,10 @@ from ...solve import Stop
 from ...solve.solution import State
 from ..base import EquilibriumModel, Start
 from ..cell import Equilibrium, checked_state
-from ..cell_equation import CellEquation, advance_parametrisations, cell_equation
+from ..cell_equation import CellEquation, cell_equation
 from ..checks import counts
 from ..methods import check_sam, method_config, selects
+from ..parametrised import advance_parametrisations
 from ..repeated import Repeat
 from .parts import Extractor, Image, checked_image, images_of
 

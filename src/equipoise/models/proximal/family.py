@@ -6,7 +6,6 @@ L_σ‖W_l‖² ≤ μ [xie2021, Theorem 1], so T is nonexpansive, and a contrac
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...differentiate import Equation, Method
+from ...differentiate import Method
 from ...differentiate.equation import under_transform
 from ...differentiate.gradient import SolvedGradient
 from ...differentiate.method import Solvers
-from ...solve import Activation, Anderson, EquilibriumError, Picard
+from ...solve import Activation, Anderson, Picard
 from ..base import EquilibriumModel, Start
 from ..cell import Equilibrium
 from ..checks import check_rows, checked_map, counts, features_of, given_start, name_of, same_place
@@ -64,11 +63,6 @@ class ProximalFamily(Bounded, EquilibriumModel):
         self.regulariser = regulariser
 
     # -- what a family is ----------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def blocks(self) -> Sequence[Any]:
-        """The layers, each with W (n_l, m), U (n_l, d) and b (n_l,)."""
 
     @property
     def width(self) -> int:
@@ -180,14 +174,6 @@ class ProximalFamily(Bounded, EquilibriumModel):
         if self.regulariser is not None:
             still &= (self.regulariser(zero) == 0).all(dim=1)
         return torch.where(still[:, None], zero, z0)
-
-    def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
-        """Whether the weights are to blame."""
-        try:
-            self.check_wellposed()
-        except ValueError as refused:
-            return str(refused)
-        return "The weights are well-posed: each of these samples has exactly one equilibrium."
 
     def _check_inputs(self, X: Tensor) -> None:
         if self.V.dtype not in (torch.float32, torch.float64):

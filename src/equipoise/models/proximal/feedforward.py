@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,14 +43,31 @@ def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) 
     """
     if not 0 < bound < 1:
         raise ValueError(f"bound must lie in (0, 1). Got {bound} instead.")
-    hidden, (A_out, b_out) = _affine_layers(network)
+    hidden, out = _affine_layers(network)
     while len(hidden) < 3:
         n = len(hidden[-1][1])
-        hidden.append((torch.eye(n).to(A_out), torch.zeros(n).to(A_out)))
-    H, share = len(hidden), bound / 2**0.5 * (1 - 1e-12)  # of ‖W_l‖, to what is read and to what is written
-    sizes = [len(b) for _, b in hidden]
-    ranks = [min(*A.shape) for A, _ in (*hidden[1:], (A_out, b_out))]  # of block 1, …, H
-    k, d, m = len(b_out), hidden[0][0].shape[1], sum(ranks) + 1
+        hidden.append((torch.eye(n).to(out[0]), torch.zeros(n).to(out[0])))
+    W, U, b, V = _embedded(hidden, out, bound / 2**0.5 * (1 - 1e-12))
+    (k, d), like = (len(out[1]), U.shape[1]), out[0]
+    model = DeepOptEq(d, len(V), [len(w) for w in W], outputs=k, dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        for l, layer in enumerate(model.blocks):
+            layer.W.copy_(W[l])
+            layer.U.zero_()
+            layer.b.copy_(b[l])
+        model.blocks[0].U.copy_(U)
+        model.V.copy_(V[:, 0] if k == 1 else V)
+    return model
+
+
+def _embedded(
+    hidden: list[Affine], out: Affine, share: float
+) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
+    """W_l, U, b_l and V of the layers; `share` bounds what each W_l reads and what it writes."""
+    A_out, b_out = out
+    H, sizes = len(hidden), [len(b) for _, b in hidden]
+    ranks = [min(*A.shape) for A, _ in (*hidden[1:], out)]  # of block 1, …, H
+    m = sum(ranks) + 1
     at = [slice(sum(ranks[:l]), sum(ranks[: l + 1])) for l in range(H)]
     W = [A_out.new_zeros(n + (l == H - 1), m) for l, n in enumerate(sizes)]
     scales = [1.0]  # of h_1, …, h_H, up to the last one's
@@ -74,22 +90,10 @@ def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) 
             f"the first layer times {scales[-1]:.1e}, the product of the norms of the others, must be finite "
             f"in {U.dtype}. Got an overflow instead: network.double() reaches further."
         )
-    V = A_out.new_zeros(m, k)
+    V = A_out.new_zeros(m, len(b_out))
     V[at[-1]] = (P * s / share).T
     V[-1] = nn.functional.normalize(b_out, dim=0, eps=torch.finfo(b_out.dtype).tiny) * (unit / share)
-    model = DeepOptEq(d, m, [len(w) for w in W], outputs=k, dtype=A_out.dtype, device=A_out.device)
-    with torch.no_grad():
-        for l, layer in enumerate(model.layers):
-            assert isinstance(layer.W, Tensor)
-            assert isinstance(layer.U, Tensor)
-            assert isinstance(layer.b, Tensor)
-            layer.W.copy_(W[l])
-            layer.U.zero_()
-            layer.b.copy_(b[l])
-        first: Any = model.layers[0]
-        first.U.copy_(U)
-        model.V.copy_(V[:, 0] if k == 1 else V)
-    return model
+    return W, U, b, V
 
 
 class UnitLayers(nn.Module):
