@@ -38,7 +38,7 @@ class OptEqLayer(nn.Module):
         return f"f(z) = α Wᵀσ(W z + U x + b) + (1 − α) z; n={len(self.b)}"
 
 
-class _Layers(ProximalFamily):
+class LayeredOptEq(ProximalFamily):
     """What the deep and the multi-block form share: layers with W, U, b, and a readout V."""
 
     def __init__(
@@ -71,6 +71,7 @@ class _Layers(ProximalFamily):
 
     @property
     def blocks(self) -> Sequence[Any]:
+        """The layers, the first of which is applied first."""
         return tuple(self.layers)
 
     @property
@@ -84,9 +85,11 @@ class _Layers(ProximalFamily):
             raise ValueError(f"the equation of {type(self).__name__} has no μ. Got {mu!r}: an OptEq has one.")
 
     def config(self) -> dict[str, Any]:
+        """As of every OptEq, with the widths of the layers."""
         return {**super().config(), "hidden": self.hidden}
 
     def extra_repr(self) -> str:
+        """The equation, the sizes, and the property where there is one."""
         return (
             f"{self._equation_repr}; d={self.inputs}, m={self.state}, n={self.hidden}, k={self.outputs}, "
             f"alpha={self.alpha:g}, activation={self.activation.name}"
@@ -111,7 +114,7 @@ class _Layers(ProximalFamily):
         return other
 
 
-class DeepOptEq(JointObjective, _Layers):
+class DeepOptEq(JointObjective, LayeredOptEq):
     """z = f_L∘…∘f_1(z),  f_l(z) = α W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z,  x = g(x₀),  ŷ = Vᵀz.
 
     [xie2021, (4)-(5)]. ‖W_l‖² L_σ ≤ 1 makes each f_l α/2-averaged and T nonexpansive; one strict inequality
@@ -168,7 +171,7 @@ class DeepOptEq(JointObjective, _Layers):
         return states
 
 
-class MultiBlockOptEq(_Layers):
+class MultiBlockOptEq(LayeredOptEq):
     """z_l = f_l(z_{l−1}), z_0 = z_L: z̃ = α W̃ᵀσ(W̃ P z̃ + Ũ x + b̃) + (1 − α) P z̃,  ŷ = Vᵀz_L.
 
     [xie2021, Lemma 3]. The state is (z_1, …, z_L), (N, L·m), P moves each block on by one place.

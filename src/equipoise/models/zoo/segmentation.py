@@ -92,7 +92,7 @@ def fcn_like(model: ConvOptEq, generator: torch.Generator | None = None) -> Plai
     placed: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "generator": generator}
     norms = sum(parameters_of(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     size, layers = parameters_of(model) - norms, len(config["hidden"]) + 1
-    if not isinstance(model, OptEqSegmenter):
+    if not norms:
         return cnn_of_size(size, layers, model.inputs, model.outputs, **options, **placed)
     plain = cnn_of_size(size, layers, model.inputs, model.outputs, **options, device="meta")
     return FCN(model.inputs, plain.hidden, model.outputs, **options, **placed)
