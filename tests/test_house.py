@@ -101,13 +101,13 @@ CEILINGS = {
     "model bases": 1,
     "checks of a family's class": 1,
     "functions of more than 8 parameters": 16,
-    "functions of more than 60 lines": 14,
+    "functions of more than 60 lines": 12,
     "private names imported": 0,
-    "class names with two meanings": 8,
+    "class names with two meanings": 4,
     "files that name GaussianReLU": 10,
     "public functions without a docstring": 286,
 }
-LINES = 46_600
+LINES = 48_300
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -136,7 +136,7 @@ def test_the_certified_start_of_hieu2022(kind):
     assert proved_by_its_certificate(found, X)
     assert torch.allclose(found.model.U, found.changes["U"] * model.U)
     assert not found.model.u.any()
-    assert f"certified_start(X, y, kind='{kind}')" in str(found)
+    assert f"certified_start(model, X, y, kind='{kind}')" in str(found)
     assert found.certificate.constants["radii"] == found.changes["radii"]
     refused = suggest(model, X, 0 * y, f"hieu2022.{kind}")
     assert refused.holds or "y must not be zero" in str(refused)
