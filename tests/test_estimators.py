@@ -7,10 +7,13 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from contracts.estimator import EstimatorContract
+from equipoise import unroll
+from equipoise.data.columns import read_frame
 from equipoise.estimators import EquilibriumClassifier, EquilibriumRegressor
 
 EXPECTED_FAILURES: dict[str, str] = {}  # by name of the check, why it cannot pass
@@ -224,3 +227,17 @@ def test_balanced_classes_are_rows_repeated():
     assert np.array_equal(given.decision_function(X), weighted.decision_function(X))
     with pytest.raises(ValueError, match="class_weight is of classes"):
         EquilibriumRegressor(class_weight="balanced").fit(X, y)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "two classes", "three classes"])
+def test_a_network_goes_out_with_its_preparation(kind):
+    """One module, such as ONNX holds, answers raw rows as the estimator does."""
+    frame, price = homes()
+    made = EquilibriumRegressor if kind == "numbers" else EquilibriumClassifier
+    y = {"numbers": price, "two classes": price > 150, "three classes": np.digitize(price, [120, 200])}[kind]
+    fitted = made(width=40, steps=4, random_state=0).fit(frame, y).fitted_
+    unrolled = unroll(fitted.model, error=1e-6, radius=30.0)
+    X, _ = read_frame(frame.assign(city="Paris", floor=None), fitted.preparation.encoding.columns)
+    found = fitted.preparation.around(unrolled)(torch.from_numpy(X)).detach().numpy()
+    expected = fitted.predict(X)[:, None] if kind == "numbers" else fitted.predict_proba(X)
+    assert np.allclose(found, expected, rtol=0, atol=1e-6 * max(1.0, float(np.std(price))))

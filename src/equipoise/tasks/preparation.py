@@ -19,7 +19,7 @@ import safetensors
 import safetensors.numpy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.columns import is_frame, read_frame
 from ..data.encoding import Encoding
@@ -153,9 +153,17 @@ class Preparation:
         if self.classes is None:
             raise DataError("numbers have no probabilities: these are of classes.")
         sharp = self.sharpness * outputs.detach().cpu().double().reshape(len(outputs), self.outputs)
-        if self.outputs == 1:
-            sharp = torch.cat([torch.zeros_like(sharp), sharp], dim=1)
-        return sharp.softmax(dim=1).numpy()
+        return _shares(sharp).numpy()
+
+    def around(self, network: nn.Module) -> nn.Module:
+        """A network and its preparation as one module, for export: raw rows in, answers out.
+
+        It takes the matrix (N, d) in float64 that a table is read as: numbers as they are, NaN where a value
+        is missing, a category as the place of its word among the levels of `encoding.columns` (−1 for
+        another word), a date as days since 1970. It gives numbers in the units of the targets, or the
+        probability of each class. Turning words and dates into these numbers is left to its caller.
+        """
+        return _Around(self, network)
 
     # -- to and from a file ---------------------------------------------------------------------------------
 
@@ -229,6 +237,35 @@ class Preparation:
         ):
             return f"{self.outputs} outputs cannot tell {classes.size} classes apart"
         return ""
+
+
+class _Around(nn.Module):
+    mean: Tensor
+    scale: Tensor
+    target_mean: Tensor
+    target_scale: Tensor
+
+    def __init__(self, preparation: Preparation, network: nn.Module) -> None:
+        super().__init__()
+        self.preparation, self.network = preparation, network
+        for name in _ARRAYS:
+            self.register_buffer(name, torch.from_numpy(getattr(preparation, name).astype(np.float64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.preparation
+        x = x if made.encoding is None else made.encoding(x)
+        x = torch.cat([(x - self.mean) * self.scale, torch.ones_like(x[:, :1])], dim=1)
+        found = self.network(x.to(made.dtype)).to(x.dtype).reshape(-1, made.outputs)
+        if made.classes is None:
+            return found * self.target_scale + self.target_mean
+        return _shares(made.sharpness * found)
+
+
+def _shares(sharp: Tensor) -> Tensor:
+    """The probability of each class, (N, C), of outputs (N, C), or (N, 1) for the second of two classes."""
+    if sharp.shape[1] == 1:
+        sharp = torch.cat([torch.zeros_like(sharp), sharp], dim=1)
+    return sharp.softmax(dim=1)
 
 
 _ARRAYS = ("mean", "scale", "target_mean", "target_scale")
