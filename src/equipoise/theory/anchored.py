@@ -32,8 +32,8 @@ CHECKED = (
     "that F did not rise, as a Trainer that is given this certificate checks it"
 )
 TIGHT = 1e-9  # tolerance of the solves where a small gap is measured
-_SMALL = 1 << 22  # features, in all, of which a small gap costs nothing
-_START, _END = (1e-7, 1e-4), (TIGHT, 1e-6)  # of the equilibria, and of the gap as a share of F
+_SMALL = 4096  # rows, of which a small gap costs next to nothing
+_SMALL_START, _START, _END = (TIGHT, 1e-6), (1e-6, 1e-3), 1e-5  # of equilibria, and of the gap in shares of F
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,13 @@ class Anchored:
                 kind = "≥ 0" if least else "> 0"
                 raise ValueError(f"{name} must be a finite number {kind}. Got {value!r} instead.")
         if self.sample_weight is not None:
-            w = torch.as_tensor(self.sample_weight).detach().cpu().double()
+            given = self.sample_weight
+            w = (
+                given.detach().cpu()
+                if isinstance(given, Tensor)
+                else torch.tensor(given, dtype=torch.float64)
+            )
+            w = w.double()
             if w.ndim != 1 or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool(w.any()):
                 raise ValueError("sample_weight must be (N,), finite, ≥ 0 and not all zero.")
             object.__setattr__(self, "sample_weight", tuple(w.tolist()))
@@ -160,11 +166,11 @@ class Anchor:
     def of(reads: ReadFeatures, rows: Rows) -> Anchor:
         """Solve for the readout of the present features, and enclose F there."""
         objective = Objective(reads, rows)
-        held = HeldFeatures(objective, _START[0])
-        return Anchor.on(held, tolerance=_END[1] if held.halves[0].numel() <= _SMALL else _START[1])
+        rtol, tolerance = _SMALL_START if len(rows) <= _SMALL else _START
+        return Anchor.on(HeldFeatures(objective, rtol), tolerance=tolerance)
 
     @staticmethod
-    def on(held: HeldFeatures, start: Tensor | None = None, tolerance: float = _END[1]) -> Anchor:
+    def on(held: HeldFeatures, start: Tensor | None = None, tolerance: float = _END) -> Anchor:
         """The same on features that are held; `start` is where the readout's solve begins."""
         objective = held.objective
         zero = torch.zeros_like(objective.readout.stored())

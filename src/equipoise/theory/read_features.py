@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..linalg import Interval, frobenius, gamma
 from ..models.altered import altered, double
-from ..solve import EquilibriumError, Solution, Stop
+from ..solve import Solution, Stop
 from .claim import Claim
 from .common import FEATURES, not_finite, trained_features
 from .enclosure import Enclosure, Equilibria
@@ -98,15 +98,16 @@ class ReadFeatures(ABC):
         X = self.inputs(X)
         if start is not None:
             start = start.to(X.device).double()
-        try:
-            solution: Solution = self.exact.solve(X, stop=self.stop(rtol), start=start)
-        except EquilibriumError as error:
-            solution = error.solution
+        solution = self.solve(X, self.stop(rtol), start)
         Z = solution.value
         assert isinstance(Z, Tensor)
-        Z = torch.where(torch.isfinite(Z), Z, 0.0)
+        Z = Z if bool(torch.isfinite(Z).all()) else torch.where(torch.isfinite(Z), Z, 0.0)
         Phi, off = self.read(Z, self.state_error(X, Z))
         return FeatureBlock(Phi, off, Z, int(solution.steps.sum()) + 2 * len(X))
+
+    def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
+        """The equilibria of a block, whatever became of each row."""
+        return self.exact.solve(X, stop=stop, start=start)
 
     def inputs(self, X: Tensor) -> Tensor:
         """X beside the exact model, in float64 where it holds numbers with a point."""
@@ -140,6 +141,7 @@ class AffineReads(ReadFeatures):
         if getattr(model, "feature_map", None) is not None:
             self.hypotheses = (*self.hypotheses, FEATURES)
         self.at: Enclosure | None = None
+        self._injected: Tensor | None = None  # u of the block at hand
         if not self.obstacle:
             self._enclose()
 
@@ -155,9 +157,22 @@ class AffineReads(ReadFeatures):
     def state_error(self, X: Tensor, Z: Tensor) -> float:
         """By ‖Z − f(Z)‖_F (1 + ‖W‖R)."""
         assert self.at is not None
-        u = self.exact.injection(X)
+        u = self.exact.injection(X) if self._injected is None else self._injected
         at = replace(self.at, injection=u, injection_error=self.facts.injection_error(X))
         return Equilibria(self.exact, at, Z).error
+
+    def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
+        """With an injection that the error of the block needs too."""
+        problem = self.exact.affine_map(X)
+        self._injected = problem.bias
+        return self.exact.solve(X, stop=stop, start=start, problem=problem)
+
+    def block(self, X: Tensor, rtol: float, start: Tensor | None = None) -> FeatureBlock:
+        """As of any family."""
+        try:
+            return super().block(X, rtol, start)
+        finally:
+            self._injected = None
 
 
 def normalised(M: Tensor, error: Interval) -> tuple[Tensor, float]:

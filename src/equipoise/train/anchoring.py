@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval
+from ..solve import EquilibriumError
 from ..theory.anchored import TIGHT, Anchor, Anchored, outputs_of
 from ..theory.anchored_objective import EnclosedLoss, Objective, Rows
 from ..theory.certificate import Certificate
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 REFUSALS = 4  # in a row, that end a run
 _LOOSE, _FIRST = 1e-4, 1e-5  # tolerances of the solves at a checkpoint: the loosest, and that of the first
-_SHARE = 0.2  # of the work of the epochs between two checkpoints that a checkpoint may cost
-_WIDE = 2.0  # what an evaluation in float64 costs beside one of training
+_SHARE = 0.3  # of the work of the epochs between two checkpoints that a checkpoint may cost
+_WIDE = 1.3  # what an evaluation in float64 costs beside one of training
 _SAMPLE = 4096  # rows of which ‖∇_h F‖ is estimated
 
 
@@ -93,15 +94,22 @@ class Anchoring:
         self._objective().readout.store(found.a)
         self._keep(found)
 
+    def mean_loss(self) -> float:
+        """That of the weights that were kept, about."""
+        total = len(self.rows) if self.terms.weights is None else float(self.terms.weights.sum())
+        return sum(self.state.data) / 2 / total
+
     def restore(self, good: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go on from a checkpoint on disk."""
         device = self.run.trainer.device
         self.good.weights = {name: t.to(device) for name, t in good.items()}
         self.state = AnchoredState(**state)
 
-    def due(self) -> bool:
-        """Whether the epoch that has ended is a checkpoint."""
-        return self.run.epoch - self.state.last >= self.state.spacing or self.run.at_last_epoch
+    def epoch_ended(self) -> None:
+        """Check where that is due: so many epochs after the last checkpoint, and behind the last epoch."""
+        self.state.fresh = False
+        if self.run.epoch - self.state.last >= self.state.spacing or self.run.at_last_epoch:
+            self.check()
 
     # -- a checkpoint --------------------------------------------------------------------------------------
 
@@ -136,9 +144,9 @@ class Anchoring:
             (found,) = objective.enclosed(objective.blocks(state.rtol, starts), [a])
             margin, width = limit - found.F.hi, found.F.hi - found.F.lo
             decided = margin >= 0 or found.F.lo > limit or state.rtol <= TIGHT or not math.isfinite(width)
-            if margin >= 0 and width < 1e-3 * margin:
+            if margin >= 0 and width < 0.02 * margin:
                 state.rtol = min(_LOOSE, 10 * state.rtol)
-            elif width > 0.1 * abs(margin):
+            elif width > 0.3 * abs(margin):
                 state.rtol = max(TIGHT, state.rtol / (10 if decided else 100))
             if decided:
                 return found
@@ -213,6 +221,8 @@ class Anchoring:
         state = self.state
         if not state.settled:
             objective = self._objective()
+            if why := objective.reads.obstacle:
+                raise ValueError(f"nothing can be said of the network any more: {why}")
             held = HeldFeatures(objective, TIGHT)
             best = Anchor.on(held, start=objective.readout.stored().cpu())
             if self.run.trainer.refit and best.F.hi <= state.F[1]:
@@ -239,8 +249,11 @@ class Anchoring:
         run, N = self.run, len(self.rows)
         rows = torch.arange(0, N, max(1, N // _SAMPLE))
         run.optimiser.zero_grad(set_to_none=True)
-        for part in rows.split(run.batch_size):
-            run.differentiate(part, len(rows))
+        try:
+            for part in rows.split(run.batch_size):
+                run.differentiate(part, len(rows))
+        except EquilibriumError:
+            return math.nan
         read, total = self._objective().readout.parameters(self.model), 0.0
         weights = self.terms.weights
         scale = N if weights is None else float(weights.sum())

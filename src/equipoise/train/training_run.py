@@ -95,7 +95,7 @@ class TrainingRun:
             self.anchoring.begin()
         self.kept = [self.weights()]
         try:
-            loss = self._loss()
+            loss = self._loss() if self.anchoring is None else self.anchoring.mean_loss()
         except EquilibriumError as error:
             self._stop(f"no equilibrium at the start. {error}", "draw other weights, or project them first")
             loss = math.nan
@@ -132,30 +132,28 @@ class TrainingRun:
                 except KeyboardInterrupt:
                     save(self, checkpoints if self.ranks == 1 else None)
                     raise
-        if not self.failed:
+        ended = not self.failed
+        if ended:
             if self.ranks > 1:
                 for buffer in self.model.buffers():
                     dist.broadcast(buffer, 0)
             mean = self.sums["loss"] / len(self.X)
             self.epoch, self.position = self.epoch + 1, 0
             if self.anchoring is not None:
-                self.anchoring.state.fresh = False
-                if self.anchoring.due():
-                    self.anchoring.check()
+                self.anchoring.epoch_ended()
             self._note(mean, self.sums)
         if self.failed:
-            self._return_to_good() if self.anchoring is None else self._undo()
+            self._return_to_good() if self.anchoring is None else self._undo(ended)
 
-    def _undo(self) -> None:
+    def _undo(self, ended: bool) -> None:
         """What went wrong ends its epoch, and not the run: the weights are again the last that were kept."""
         assert self.anchoring is not None
-        reason, self.stopped, self.advice, self.failed = self.stopped, "", "", False
-        if len(self.series["loss"]) > self.epoch:  # the epoch had ended, and what was measured then is wrong
-            self.anchoring.refuse(reason)
-            return
-        self.epoch, self.position = self.epoch + 1, 0
+        reason, self.stopped, self.advice, self.failed = self.stopped.splitlines()[0], "", "", False
+        if not ended:
+            self.epoch, self.position = self.epoch + 1, 0
         self.anchoring.refuse(reason)
-        self._note(self.series["loss"][-1], {})
+        if not ended:
+            self._note(self.anchoring.mean_loss(), {})
 
     def _return_to_good(self) -> None:
         """The last weights kept that give every sample an equilibrium, and a loss that has not grown."""
@@ -242,8 +240,10 @@ class TrainingRun:
             yhat = self.model(x)
         each = self.weight[mine].to(yhat) * self.objective.each(yhat, y)
         loss = each.sum() / count
-        loss.backward()
-        return float(loss.detach())
+        value = float(loss.detach())
+        if math.isfinite(value):  # else no adjoint has a solution
+            loss.backward()
+        return value
 
     # -- what is measured ----------------------------------------------------------------------------------
 

@@ -1,0 +1,320 @@
+"""A Trainer with the certificate "anchored": the free run, of which only what does not raise F is kept."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise as eq
+from certifiable import FAMILIES, network
+from equipoise.theory import Certificate
+from equipoise.theory.register import facts
+from equipoise.train.anchoring import REFUSALS, LearnedNothing
+from equipoise.train.checkpoint import Checkpoints
+
+RING = 40
+
+
+def ring(N=RING, dtype=torch.float64, seed=0):
+    """Points within and outside a circle: no readout of few random features tells them apart."""
+    X = torch.randn(N, 3, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    X[:, 2] = 1
+    return X, (X[:, :2].norm(dim=1) > 1.1).long()
+
+
+def small(dtype=torch.float64, seed=0):
+    return network("ling2023", width=6, inputs=3, outputs=2, seed=seed).to(dtype)
+
+
+def objective(model, X, y, ridge=1.0, decay=0.0):
+    """F by torch alone, from a tight solve in float64."""
+    exact = copy.deepcopy(model).double()
+    q = exact.readout(
+        exact.solve(X.double(), stop=eq.Stop(rtol=1e-12, max_steps=9999)).raise_if_failed().value
+    )
+    loss = torch.nn.functional.cross_entropy(q, y, reduction="sum")
+    readout = facts(exact).reads().readout_of(exact)
+    read = readout.parameters(exact)
+    hidden = sum(p.square().sum() for n, p in exact.named_parameters() if n not in read)
+    return float((loss + ridge / 2 * readout.stored().square().sum() + decay / 2 * hidden).detach())
+
+
+def certified(model, X, y, ridge=1.0, decay=0.0, **options):
+    cert = eq.certify(model, X, y, theorem="anchored", loss="cross_entropy", ridge=ridge, decay=decay)
+    options = {"optimiser": "adam", "rate": 0.02, "batch_size": 8, "epochs": 6, **options}
+    return cert, eq.Trainer(model, "cross_entropy", certificate=cert, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_network_learns_and_keeps_every_promise(dtype):
+    model, (X, y) = small(dtype), ring(dtype=dtype)
+    cert, trainer = certified(model, X, y, ridge=0.1, decay=0.01, epochs=12, check_every=2, rtol=1e-3)
+    history = trainer.fit(X, y)
+    told = history.anchored
+    kept = [c for c in told["checkpoints"] if c["accepted"]]
+    assert len(kept) >= 4
+    ends = [cert.constants["F_start"], *(c["F"][1] for c in kept)]
+    assert all(b <= a for a, b in itertools.pairwise(ends))
+    assert all(c["decrease"] >= 0 for c in kept)
+    F = objective(model, X, y, 0.1, 0.01)
+    assert F <= 0.8 * cert.constants["F_start"]
+    assert told["F_end"][0] * (1 - 1e-9) <= F <= told["F_end"][1] * (1 + 1e-9)
+    assert F / cert.constants["F_zero"] <= cert.bound(len(kept))
+    assert 0 <= told["gap"] <= 1e-4 * F
+    assert told["F_end_least"] <= F
+    assert told["stationarity"] > 0
+    assert eq.certify(model, X, theorem="wellposed").proved
+    assert history.loss[0] == pytest.approx(cert.constants["data_start"] / RING, rel=1e-4)
+
+
+def test_the_certified_run_is_the_free_run_with_checkpoints():
+    X, y = ring()
+    model = small()
+    cert, trainer = certified(model, X, y, refit=False, check_every=1, rate=1e-3)
+    free = copy.deepcopy(model)
+    facts(free).reads().readout_of(free).store(cert._witness.a)
+    trainer.fit(X, y)
+    eq.Trainer(free, "cross_entropy", optimiser="adam", rate=1e-3, batch_size=8, epochs=6, ridge=1.0).fit(
+        X, y
+    )
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), free.parameters(), strict=True))
+
+
+def test_absurd_steps_end_with_the_start_and_say_that_nothing_was_learned():
+    model, (X, y) = small(), ring()
+    cert, trainer = certified(
+        model, X, y, decay=1.0, optimiser="sgd", rate=1e4, epochs=30, check_every=1, rtol=1e-3
+    )
+    hidden = [model.W.detach().clone(), model.U.detach().clone()]
+    with pytest.warns(LearnedNothing, match="learned nothing beyond its readout"):
+        history = trainer.fit(X, y)
+    assert f"{REFUSALS} checkpoints in a row" in history.stopped
+    assert history.advice
+    assert not any(c["accepted"] for c in history.anchored["checkpoints"])
+    assert torch.equal(model.W, hidden[0])
+    assert torch.equal(model.U, hidden[1])
+    assert objective(model, X, y, decay=1.0) <= cert.constants["F_start"] * (1 + 1e-12)
+
+
+def test_a_refusal_halves_the_rate_and_training_goes_on():
+    model, (X, y) = small(), ring()
+    _, trainer = certified(model, X, y, optimiser="sgd", rate=6.0, epochs=14, check_every=1, ridge=0.1)
+    history = trainer.fit(X, y)
+    said = [c["accepted"] for c in history.anchored["checkpoints"]]
+    first = said.index(True)
+    assert first >= 1
+    assert all(
+        "F there" in c["reason"] or "finite" in c["reason"] for c in history.anchored["checkpoints"][:first]
+    )
+    assert history.learning_rate[first + 1] == 6.0 / 2**first
+
+
+def test_a_poisoned_batch_is_rolled_back_and_said():
+    model, (X, y) = small(), ring()
+    cert = eq.certify(model, X, y, theorem="anchored", loss="cross_entropy")
+    calls = itertools.count()
+
+    def poisoned(yhat, y):
+        each = torch.nn.functional.cross_entropy(yhat, y, reduction="none")
+        return each * math.nan if next(calls) == 12 else each
+
+    trainer = eq.Trainer(
+        model, poisoned, optimiser="adam", rate=0.01, batch_size=8, epochs=6, certificate=cert, check_every=1
+    )
+    history = trainer.fit(X, y)
+    refused = [c for c in history.anchored["checkpoints"] if not c["accepted"]]
+    assert len(refused) == 1
+    assert "NaN" in refused[0]["reason"] or "finite" in refused[0]["reason"]
+    assert refused[0]["epoch"] == 3
+    assert sum(c["accepted"] for c in history.anchored["checkpoints"]) >= 3
+    assert not history.stopped
+    assert objective(model, X, y) <= cert.constants["F_start"]
+
+
+def test_an_interruption_leaves_the_last_weights_that_were_kept():
+    model, (X, y) = small(), ring()
+    cert, trainer = certified(model, X, y, check_every=1)
+
+    def stop(step, loss):
+        if step == 13:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer.fit(X, y, progress=stop)
+    assert objective(model, X, y) < cert.constants["F_start"]  # that of the second epoch, not of step 13
+    other = small()
+    _, again = certified(other, X, y, check_every=1, epochs=2, refit=False)
+    again.fit(X, y)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("at", [3, 11, 26])
+@pytest.mark.parametrize("rate", [0.02, 40.0])  # the second is refused at first
+def test_a_run_that_goes_on_computes_the_same_bits(tmp_path, rate, at):
+    X, y = ring()
+    how = {"optimiser": "sgd" if rate > 1 else "adam", "rate": rate, "epochs": 8, "schedule": "cosine"}
+
+    def run(folder, stop_at):
+        model = small()
+        _, trainer = certified(model, X, y, **how)
+        count = itertools.count(1)
+
+        def progress(step, loss):
+            if next(count) == stop_at:
+                raise KeyboardInterrupt
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LearnedNothing)
+            try:
+                return model, trainer.fit(X, y, checkpoints=Checkpoints(folder), progress=progress)
+            except KeyboardInterrupt:
+                return None
+
+    whole, expected = run(tmp_path / "whole", 0)
+    assert run(tmp_path / "broken", at) is None
+    model, history = run(tmp_path / "broken", 0)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), whole.parameters(), strict=True))
+    assert history.anchored == expected.anchored
+    assert history.loss.tolist() == expected.loss.tolist()
+    again, same = run(tmp_path / "broken", 0)  # a run that has ended
+    assert all(torch.equal(p, q) for p, q in zip(again.parameters(), whole.parameters(), strict=True))
+    assert same.anchored == expected.anchored
+
+
+def test_patience_leaves_the_best_of_what_was_kept():
+    (X, y), held_out = ring(), ring(seed=1)
+    model = small()
+    cert, trainer = certified(model, X, y, ridge=0.01, rate=0.05, epochs=40, patience=3, check_every=1)
+    history = trainer.fit(X, y, held_out)
+    assert history.best is not None
+    assert objective(model, X, y, 0.01) <= cert.constants["F_start"]
+    told = history.anchored
+    assert told["F_end"][0] * (1 - 1e-9) <= objective(model, X, y, 0.01) <= told["F_end"][1] * (1 + 1e-9)
+    kept = next(c for c in told["checkpoints"] if c["epoch"] == history.best and c["accepted"])
+    assert told["F_end"][1] <= kept["F"][1]
+
+
+def test_a_decrease_that_is_asked_for_is_proved_or_refused():
+    model, (X, y) = small(), ring()
+    _, trainer = certified(model, X, y, decrease=0.9, epochs=REFUSALS, check_every=1)
+    with pytest.warns(LearnedNothing):
+        trainer.fit(X, y)
+
+
+def test_weights_of_samples_are_those_of_the_certificate():
+    model, (X, y) = small(), ring()
+    w = torch.linspace(0.1, 2, RING, dtype=torch.float64)
+    cert = eq.certify(model, X, y, theorem="anchored", sample_weight=w)
+    trainer = eq.Trainer(model, "cross_entropy", epochs=2, certificate=cert)
+    with pytest.raises(ValueError, match="sample_weight must be that of the certificate"):
+        trainer.fit(X, y, sample_weight=2 * w)
+    trainer.fit(X, y, sample_weight=w)
+
+
+def test_a_certificate_of_something_else_is_refused():
+    model, (X, y) = small(), ring()
+    cert, trainer = certified(model, X, y)
+    with pytest.raises(ValueError, match="about other X"):
+        trainer.fit(X + 1, y)
+    wellposed = eq.certify(model, X, theorem="wellposed")
+    with pytest.raises(ValueError, match="theorem='anchored'"):
+        eq.Trainer(model, "cross_entropy", certificate=wellposed).fit(X, y)
+    with torch.no_grad():
+        model.U.add_(0.1)
+    with pytest.raises(ValueError, match="other weights"):
+        trainer.fit(X, y)
+    with pytest.raises(ValueError, match="ridge and decay are those of the certificate"):
+        eq.Trainer(model, certificate=cert, ridge=1.0)
+
+
+def test_a_certificate_from_a_file_is_certified_again(tmp_path):
+    model, (X, y) = small(), ring()
+    cert = eq.certify(model, X, y, theorem="anchored")
+    read = Certificate.load(cert.save(tmp_path / "c.json"))
+    trainer = eq.Trainer(model, "cross_entropy", optimiser="adam", epochs=3, certificate=read, check_every=1)
+    told = trainer.fit(X, y).anchored
+    assert told["F_end"][1] <= cert.constants["F_start"]
+
+
+def test_a_hook_that_appears_while_it_trains_is_never_kept():
+    model, (X, y) = small(), ring()
+    cert, trainer = certified(model, X, y, check_every=1)
+    begun = []
+
+    def progress(step, loss):
+        if step == 1:
+            begun.append(model.register_forward_hook(lambda *_: None))
+
+    with pytest.raises(ValueError, match="hook"):  # nor is the end known
+        trainer.fit(X, y, progress=progress)
+    begun[0].remove()
+    assert objective(model, X, y) <= cert.constants["F_start"] * (1 + 1e-12)
+
+
+# -- any run at all ------------------------------------------------------------------------------------------
+
+
+def wild(seed: int) -> None:
+    """A random network trained by a random optimiser, often absurdly, and its promise checked on its own."""
+    draw = torch.Generator().manual_seed(seed)
+    pick = lambda options: options[int(torch.randint(len(options), (), generator=draw))]
+    dtype, family = pick([torch.float32, torch.float64]), pick(FAMILIES)
+    d = 5 if family == "kawaguchi2021" else 3
+    model = network(family, width=5, inputs=d, outputs=2, seed=seed).to(dtype)
+    N = int(torch.randint(4, 30, (), generator=draw))
+    X = pick([0.1, 1.0, 5.0]) * torch.randn(N, d, generator=draw, dtype=dtype)
+    y = torch.randint(0, 2, (N,), generator=draw)
+    ridge, decay = pick([1e-2, 1.0, 50.0]), pick([0.0, 0.1])
+    poison = pick([None, None, 1, 5])
+    calls = itertools.count()
+
+    def loss(yhat, y):
+        each = torch.nn.functional.cross_entropy(yhat, y, reduction="none")
+        return each * math.inf if poison is not None and next(calls) == poison else each
+
+    cert = eq.certify(model, X, y, theorem="anchored", loss="cross_entropy", ridge=ridge, decay=decay)
+    if not cert.proved:
+        return
+    trainer = eq.Trainer(
+        model,
+        loss,
+        optimiser=pick(["sgd", "adam", "rmsprop", "adagrad"]),
+        rate=pick([1e-3, 0.1, 10.0, 1e5]),
+        batch_size=pick([3, 8, None]),
+        epochs=pick([1, 3, 6]),
+        rtol=pick([1e-1, 1e-3]),
+        clip=pick([None, 1.0]),
+        check_every=pick([None, 1, 2]),
+        refit=pick([True, False]),
+        projection=pick([True, eq.train.Projection(0.9, every=3)]),
+        certificate=cert,
+        seed=seed,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LearnedNothing)
+        told = trainer.fit(X, y, measure=0).anchored
+    F = objective(model, X, y, ridge, decay)
+    assert F <= cert.constants["F_start"] * (1 + 1e-9), seed
+    assert told["F_end"][0] * (1 - 1e-9) <= F <= told["F_end"][1] * (1 + 1e-9), seed
+    assert F / cert.constants["F_zero"] <= cert.bound(1) * (1 + 1e-9)
+    assert eq.certify(model, X, theorem="wellposed").proved, seed
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**30))
+def test_whatever_trains_it_the_promise_holds(seed):
+    wild(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(100))
+def test_ten_thousand_runs_keep_their_promise(start):
+    for seed in range(100 * start, 100 * start + 100):
+        wild(seed)
