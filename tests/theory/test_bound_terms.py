@@ -47,8 +47,9 @@ def test_numbers_too_small_for_relative_rounding_are_not_certain():
 @pytest.mark.parametrize("error", [0.0, 1e-3])
 def test_the_error_of_two_scores_is_that_of_the_equilibrium_and_of_two_dot_products(error):
     Z, a = torch.eye(5, dtype=F64)[:2] * 3, torch.eye(5, dtype=F64)[:, :3] * 2
-    truth = 2 * (2 * error + gamma(5 + 4) * 3 * 2)
-    assert truth * (1 - 1e-15) <= score_error(Z, error, a) <= truth * (1 + 1e-12)
+    for shift, added in ((None, 0.0), (torch.tensor([1.0, -7.0, 2.0], dtype=F64), 7.0)):
+        truth = 2 * (2 * error + gamma(5 + 6) * (3 * 2 + added))
+        assert truth * (1 - 1e-15) <= score_error(Z, error, a, shift) <= truth * (1 + 1e-12)
 
 
 def test_products_of_bounds_are_rounded_up():
