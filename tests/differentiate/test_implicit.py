@@ -230,7 +230,7 @@ def test_batched_vectors_of_the_old_kind_are_refused_with_the_remedy():
 
 @pytest.mark.parametrize(
     "solver",
-    [eq.GMRES, eq.Anderson, "gmres", PeacemanRachford(), [eq.Picard(), eq.GMRES()], [eq.Picard]],
+    [eq.GMRES, eq.Anderson, "gmres", PeacemanRachford(), [eq.GMRES(), eq.Picard()], [eq.Picard]],
     ids=str,
 )
 def test_solvers_that_cannot_serve_are_refused(solver):

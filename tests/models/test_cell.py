@@ -353,3 +353,29 @@ def test_parameters_train():
         optimiser.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.2 * losses[0]
+
+
+def test_masked_rows_are_told_once_when_training_ends():
+    class Cell(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, z, x):
+            return torch.where(x > 0, self.weight * z + x, -3 * z.sign() + x)  # row with x ≤ 0 jumps for ever
+
+    layer = eq.Equilibrium(Cell(), on_failure="mask", stop=eq.Stop(max_steps=30))
+    x = torch.ones(20, 1)
+    x[3] = 0.0
+    for _ in range(3):  # and says nothing in a batch
+        layer(x, start=torch.ones(20, 1)).sum().backward()
+    assert layer.last.masked == 1
+    with pytest.warns(eq.EquilibriumWarning, match="3 of 60 samples had no equilibrium"):
+        layer.eval()
+    layer.train()  # told once
+
+
+def test_a_state_that_does_not_fit_into_the_cell_is_named():
+    layer = eq.Equilibrium(lambda z, x: torch.tanh(z @ (torch.eye(4) / 2) + x), state=(3,))
+    with pytest.raises(ValueError, match=r"state=….*one sample's state"):
+        layer(torch.ones(2, 4))

@@ -41,7 +41,7 @@ def test_growth_cycles_and_slowness_are_told_apart():
     message = solution.explain_failure()
     for row, status in enumerate(expected[:3]):
         assert f"row {row}: {status.name}" in message
-        assert status.remedy in message
+        assert status.remedy_after("Picard") in message
 
 
 def test_a_chain_hands_on_only_the_rows_that_failed():
@@ -165,3 +165,24 @@ def test_an_affine_map_of_wrong_parts_is_refused():
         eq.AffineMap(good, bias, "swish")
     with pytest.raises(ValueError, match="args and shared must be empty"):
         eq.fixed_point(eq.AffineMap(good, bias), args=(bias,))
+
+
+def test_a_remedy_is_not_the_solver_that_failed():
+    stalled = Status.stalled
+    assert "Anderson()" in stalled.remedy
+    assert "Picard" in stalled.remedy
+    assert "Anderson()" not in stalled.remedy_after("Anderson → Picard")
+    assert "Picard" not in stalled.remedy_after("Anderson → Picard")
+
+
+def test_the_second_solver_of_a_chain_may_climb_before_it_arrives():
+    """The residuals of this contraction rise at first: no reason to give up, however short the patience."""
+    f = lambda z, c: torch.stack((0.9 * z[:, 0] + 50 * z[:, 1], 0.9 * z[:, 1]), dim=1) + c
+    c = torch.tensor([[1.0, 0.1]], dtype=torch.float64)
+    stop = eq.Stop(rtol=1e-8, patience=3, max_steps=400)
+    found = eq.fixed_point(f, torch.zeros(1, 2, dtype=torch.float64), (c,), solver=[eq.Picard()], stop=stop)
+    assert not found.converged.any()
+    chain = eq.fixed_point(
+        f, torch.zeros(1, 2, dtype=torch.float64), (c,), solver=[eq.Picard(), eq.Picard(0.9)], stop=stop
+    )
+    assert chain.converged.all()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..solve.autocast import compute_dtype
 from ..solve.norms import row_distances, row_norms
+from ..solve.problem import RowMap
 from ..solve.solution import Solution
 from .equation import Equation
 
@@ -61,6 +62,33 @@ class Graph:
                 return True
             queue.extend(parent for parent, _ in node.next_functions)
         return False
+
+
+@dataclass(frozen=True)
+class Pullback(RowMap):
+    """u ↦ (∂f/∂z)ᵀ u at an equilibrium. Some of its rows are had by recording f at them once more."""
+
+    equation: Equation
+    graph: Graph
+    z: Tensor  # (n, D)
+    tensors: Sequence[Tensor]
+
+    @classmethod
+    def of(
+        cls, equation: Equation, graph: Graph, z: Tensor, tensors: Sequence[Tensor]
+    ) -> Callable[[Tensor], Tensor]:
+        """The products; of the whole batch alone where f was recorded in another arithmetic than now."""
+        known = graph.dtype == compute_dtype(z)
+        return cls(equation, graph, z, tuple(t.detach() for t in tensors)) if known else graph.pull
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.graph.pull(u)
+
+    def take(self, rows: Tensor) -> Pullback:
+        z = self.z[rows]
+        tensors = tuple(t[rows] if i < self.equation.batched else t for i, t in enumerate(self.tensors))
+        with self.equation.held():
+            return replace(self, graph=Graph.of(self.equation, z, tensors), z=z, tensors=tensors)
 
 
 def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, ...]:

@@ -8,21 +8,21 @@ in the open, so each is solved, differentiated and batched by the same code: eve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..solve import EquilibriumError, Solution, Solver, Stop
+from ..solve import Anderson, EquilibriumError, Solution, Stop
 from ..solve.driver import confirm, finish
 from .closure import closed_over as closed_over
 from .closure import closed_over_message, refuse_closed_over
 from .equation import Equation, needs_gradient, under_transform
 from .gradient import Record, SolvedGradient
-from .graph import Graph, leaves, refuse_unsteady
-from .linear import GMRES, LinearSolver, solve_linear, solve_linear_once
+from .graph import Graph, Pullback, leaves, refuse_unsteady
+from .linear import GMRES, LinearSolver, adjoint_chain, solve_linear, solve_linear_once
 from .method import Method
 
 
@@ -30,9 +30,10 @@ from .method import Method
 class Implicit(SolvedGradient):
     """u = g + (∂f/∂z)ᵀ u, θ̄ = (∂f/∂θ)ᵀ u.
 
-    `solver` finds u: GMRES by default, or any solver of equipoise for a general f. `stop` is its tolerance,
-    by default that of the forward solve, for g of size 1: the equation is linear. A sample whose adjoint does
-    not converge is treated by the layer's failure policy.
+    `solver` finds u: by default Anderson(10), whose steps are the cheaper ones, and GMRES() on the rows that
+    are not there after 60 of them; or GMRES() alone, or any solver of equipoise for a general f. `stop` is
+    its tolerance, by default that of the forward solve, for g of size 1: the equation is linear. A sample
+    whose adjoint does not converge is treated by the layer's failure policy.
 
     Exact to every order in the tensors the layer knows of: its inputs and the parameters of its cell, as far
     as the cell itself can be differentiated (second derivatives of attention need torch's MATH kernel). A
@@ -40,21 +41,11 @@ class Implicit(SolvedGradient):
     named in an error.
     """
 
-    solver: LinearSolver = field(default_factory=GMRES)
+    solver: LinearSolver = (Anderson(10), GMRES())
     stop: Stop | None = None
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.solver, Sequence) and not isinstance(self.solver, str)
-        chain: list[Any] = list(self.solver) if listed else [self.solver]  # type: ignore[arg-type]
-        for one in chain:
-            general = isinstance(one, GMRES) or (isinstance(one, Solver) and not one.affine_only)
-            if not general or (isinstance(one, GMRES) and one is not self.solver):
-                raise TypeError(
-                    f"solver must be GMRES(), a solver for a general f such as Anderson(), or a sequence of "
-                    f"such solvers. Got {one!r} instead."
-                )
-        if not chain:
-            raise ValueError("a chain of solvers must hold at least one.")
+        adjoint_chain(self.solver)
         if self.stop is not None and not isinstance(self.stop, Stop):
             raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {self.stop!r} instead.")
 
@@ -201,15 +192,15 @@ def _eager_pullback(
 ) -> Sequence[Tensor]:
     """θ̄ of the wanted tensors over the recorded graph."""
     equation, graph, how = ctx.equation, ctx.graph, ctx.how
-    if isinstance(how.solver, GMRES):
-        u, kept = _solve_eager_adjoint(how, equation, graph, g, ctx.record)
-        found = graph.pull_tensors(wanted, u) if kept is None else ()
-    else:
-        last = lambda u: graph.pull_both(wanted, u)
-        solution, found = solve_linear_once(
-            graph.pull, last, g, how.solver, how.stop_for(equation), graph.dtype
-        )
-        u, kept = _judged(solution, equation, ctx.record)
+    solution, found = solve_linear_once(
+        Pullback.of(equation, graph, z, tensors),
+        lambda u: graph.pull_both(wanted, u),
+        g,
+        how.solver,
+        how.stop_for(equation),
+        graph.dtype,
+    )
+    u, kept = _judged(solution, equation, ctx.record)
     if kept is None:
         return found
     # Rows whose adjoint failed stay out altogether: zero times an infinite derivative is NaN.

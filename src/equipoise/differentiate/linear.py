@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..solve import Solution, Solver, Stop, fixed_point
 from ..solve.driver import approach, confirm, finish
-from ..solve.krylov import gmres
+from ..solve.krylov import Krylov, gmres
 from ..solve.norms import row_norms
+from ..solve.problem import RowMap
 from ..solve.solution import SHARE, Counts, Status
 
 
@@ -31,8 +32,32 @@ class GMRES:
             raise ValueError(f"restart must be an integer ≥ 1. Got {self.restart!r} instead.")
 
 
-LinearSolver = GMRES | Solver | Sequence[Solver]
+LinearSolver = GMRES | Solver | Sequence[GMRES | Solver]
 Extra = TypeVar("Extra")
+
+# Before GMRES, another solver has this many steps: where they do not do, u ↦ b + J u hardly contracts.
+_STEPS_BEFORE = 60
+_PATIENCE_BEFORE = 15
+
+
+def adjoint_chain(solver: LinearSolver) -> tuple[list[Solver], GMRES | None]:
+    """The solvers of a general equation, and GMRES where it comes last; refused in words where they are not.
+
+    A step of Anderson's costs less than one of GMRES beside the product with J, and where J contracts it
+    takes about as many: so it comes first by default, and GMRES solves what it has not.
+    """
+    listed = isinstance(solver, Sequence) and not isinstance(solver, str)
+    chain: list[Any] = list(solver) if listed else [solver]  # type: ignore[arg-type]
+    if not chain:
+        raise ValueError("a chain of solvers must hold at least one.")
+    for i, one in enumerate(chain):
+        general = isinstance(one, Solver) and not one.affine_only
+        if not general and not (isinstance(one, GMRES) and i == len(chain) - 1):
+            raise TypeError(
+                f"solver must be GMRES(), a solver for a general f such as Anderson(), or a sequence of "
+                f"such solvers with GMRES() in the last place. Got {one!r} instead."
+            )
+    return (chain[:-1], chain[-1]) if isinstance(chain[-1], GMRES) else (chain, None)
 
 
 def solve_linear(
@@ -50,40 +75,83 @@ def solve_linear(
     """
     with torch.no_grad():
         rows = _Rows.of(b, product, dtype or b.dtype)
-        stop = stop.resolve(rows.dtype)
-        if isinstance(solver, GMRES):
-            found = _solve_by_gmres(rows.product, rows.unit, solver, stop)
-        else:
-            found = fixed_point(rows.image, rows.unit, solver=solver, stop=stop)
-        return rows.restored(found)
+        return rows.restored(_found(rows, rows.unit, solver, stop.resolve(rows.dtype)))
 
 
 def solve_linear_once(
     product: Callable[[Tensor], Tensor],
     last: Callable[[Tensor], tuple[Tensor, Extra]],
     b: Tensor,
-    solver: Solver | Sequence[Solver],
+    solver: LinearSolver,
     stop: Stop,
     dtype: torch.dtype | None = None,
 ) -> tuple[Solution, Extra]:
-    """`solve_linear`, and what `last` makes of u beside J u: the product that it needs verifies u as well."""
+    """`solve_linear`, where `last` returns J u and something more: that one product verifies u as well."""
     with torch.no_grad():
         rows = _Rows.of(b, product, dtype or b.dtype)
         stop = stop.resolve(rows.dtype)
         size = rows.size[:, None]
-        found = approach(rows.image, rows.unit, solver=solver, stop=stop)
+        found = _found(rows, rows.unit, solver, stop, ahead=True)
         assert isinstance(found.value, Tensor)
         moved, extra = last(found.value * size)
         seen = confirm(found, rows.unit + moved / size)
         if bool((seen.status != found.status).any()):
-            seen = finish(seen, found, fixed_point(rows.image, found.value, solver=solver, stop=stop))
+            seen = finish(seen, found, _found(rows, found.value, solver, stop))
             assert isinstance(seen.value, Tensor)
             _, extra = last(seen.value * size)
         return rows.restored(seen), extra
 
 
+def _found(rows: _Rows, start: Tensor, solver: LinearSolver, stop: Stop, ahead: bool = False) -> Solution:
+    """The solution for rows of size 1; `ahead`, to be confirmed."""
+    chain, last = adjoint_chain(solver)
+    if not chain:
+        assert last is not None
+        return _solve_by_gmres(rows, last, stop)
+    first = stop
+    if last is not None:
+        steps, patience = min(stop.max_steps, _STEPS_BEFORE), min(stop.patience, _PATIENCE_BEFORE)
+        first = replace(stop, max_steps=steps, patience=patience)
+    f = rows if rows.compactable else rows.__call__
+    found = (approach if ahead else fixed_point)(f, start, solver=chain, stop=first)
+    failed = torch.nonzero(~found.converged).flatten()
+    if last is None or not len(failed):
+        return replace(found, stop=stop)
+    assert isinstance(found.value, Tensor)
+    whole = not rows.compactable or len(failed) == len(start)
+    part = rows if whole else rows.take(failed)
+    near = torch.where(torch.isfinite(found.value), found.value, 0.0)[slice(None) if whole else failed]
+    return _joined(found, _solve_by_gmres(part, last, stop, near), None if whole else failed)
+
+
+def _joined(first: Solution, then: Solution, at: Tensor | None) -> Solution:
+    """What two solvers in turn found, the second of the rows `at` alone."""
+    steps, counts = first.steps.clone(), first.counts
+    counts += then.counts
+    counts.retried += int((~first.converged).sum())
+    if at is None:
+        return replace(
+            then, steps=steps + then.steps, counts=counts, solver=f"{first.solver} → {then.solver}"
+        )
+    assert isinstance(first.value, Tensor)
+    assert isinstance(then.value, Tensor)
+    assert first.floor is not None
+    put = lambda old, new: old.index_copy(0, at, new)
+    return replace(
+        then,
+        value=put(first.value, then.value),
+        status=put(first.status, then.status),
+        residual=put(first.residual, then.residual),
+        scale=put(first.scale, then.scale),
+        floor=put(first.floor, then.floor),
+        steps=steps.index_add(0, at, then.steps),
+        counts=counts,
+        solver=f"{first.solver} → {then.solver}",
+    )
+
+
 @dataclass(frozen=True)
-class _Rows:
+class _Rows(RowMap):
     """u = b + J u with the rows of b divided by their sizes s: D⁻¹ J D in place of J, D = diag(s/max s).
 
     That is J itself where rows are on their own, and where J mixes them it is still the same equation. Rows
@@ -91,6 +159,7 @@ class _Rows:
     them the equation as it was is looked at in the end.
     """
 
+    worth = 0.3  # dropping rows takes an evaluation of f, to record it without them
     b: Tensor  # (n, D)
     of_b: Callable[[Tensor], Tensor]  # u ↦ J u
     dtype: torch.dtype  # of its arithmetic
@@ -113,8 +182,18 @@ class _Rows:
     def product(self, u: Tensor) -> Tensor:
         return self.of_b(u * self.share) / self.share
 
-    def image(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         return self.unit + self.product(u)
+
+    @property
+    def compactable(self) -> bool:
+        """Whether products can be had of some of the rows alone."""
+        return isinstance(self.of_b, RowMap)
+
+    def take(self, rows: Tensor) -> _Rows:
+        assert isinstance(self.of_b, RowMap)
+        b, unit, size, share = (t[rows] for t in (self.b, self.unit, self.size, self.share))
+        return replace(self, b=b, of_b=self.of_b.take(rows), unit=unit, size=size, share=share)
 
     def restored(self, found: Solution) -> Solution:
         """What was found of rows of size 1, in their own sizes."""
@@ -137,31 +216,36 @@ class _Rows:
         )
 
 
-def _solve_by_gmres(product: Callable[[Tensor], Tensor], b: Tensor, solver: GMRES, stop: Stop) -> Solution:
-    counts = Counts()
+def _solve_by_gmres(rows: _Rows, solver: GMRES, stop: Stop, start: Tensor | None = None) -> Solution:
+    counts, b = Counts(), rows.unit
 
     def operator(u: Tensor) -> Tensor:
         counts.evaluations += 1
         counts.row_evaluations += u.shape[0]
-        return u - product(u)
+        return u - rows.product(u)
 
     assert stop.rtol is not None
     floor = SHARE * row_norms(b)
     solve = functools.partial(gmres, operator, b, max_steps=stop.max_steps, restart=solver.restart)
-    found = solve(rtol=stop.rtol, atol=stop.atol or 0.0)
+    found = solve(start, rtol=stop.rtol, atol=stop.atol or 0.0)
     steps, scale = found.steps, row_norms(found.value)
     tolerance = stop.tolerance(scale, floor)
     if bool((found.residual > tolerance).any()):  # u is smaller than b: its tolerance is tighter
         found = solve(found.value, rtol=0.0, atol=tolerance)
         steps, scale = steps + found.steps, row_norms(found.value)
-    status = torch.full_like(steps, int(Status.stalled), dtype=torch.int8)
-    status[steps >= stop.max_steps] = int(Status.max_steps)
-    status[found.coupled] = int(Status.coupled)
-    status[found.residual <= stop.tolerance(scale, floor)] = int(Status.converged)
-    status[~torch.isfinite(found.residual)] = int(Status.nonfinite)
+    status = _gmres_status(found, steps, scale, stop, floor)
     failed = status != Status.converged
     if bool(failed.any()) and not bool(failed.all()):  # may be left out, unless others depend on them
         off = row_norms(b - operator(torch.where(failed[:, None], 1.0, found.value)))  # elsewhere in them
         rounding = Stop.reach(b.dtype) * (row_norms(b) + scale)
         status[~failed & ~(off <= stop.tolerance(scale, floor) + rounding)] = int(Status.coupled)
     return Solution(found.value, status, found.residual, scale, steps, counts, stop, "GMRES", floor=floor)
+
+
+def _gmres_status(found: Krylov, steps: Tensor, scale: Tensor, stop: Stop, floor: Tensor) -> Tensor:
+    status = torch.full_like(steps, int(Status.stalled), dtype=torch.int8)
+    status[steps >= stop.max_steps] = int(Status.max_steps)
+    status[found.coupled] = int(Status.coupled)
+    status[found.residual <= stop.tolerance(scale, floor)] = int(Status.converged)
+    status[~torch.isfinite(found.residual)] = int(Status.nonfinite)
+    return status

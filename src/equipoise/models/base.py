@@ -7,9 +7,10 @@ here, once.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..differentiate import Equation, Gradient, Implicit, Method, Record
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.method import KEYWORDS, Solvers
-from ..solve import EquilibriumError, Solution
+from ..solve import EquilibriumError, EquilibriumWarning, Solution
 from ..solve.compilers import uncompiled
 from ..solve.problem import Layout
 from .methods import spelled_out, trained_by
@@ -59,6 +60,7 @@ class EquilibriumModel(Saved, ABC):
         super().__init__()
         self.method = Method().changed(**spelled_out(how))
         self._last = Record()
+        self._masked = self._seen = 0  # rows masked and rows seen, not yet told
 
     # -- what a family is --------------------------------------------------------------------------------
 
@@ -115,6 +117,7 @@ class EquilibriumModel(Saved, ABC):
         """z of every sample, differentiable."""
         self.begin()
         equation = self.posed(inputs, start, how, differentiated=True)
+        self._count()
         record = self._last = Record()
         gradient = equation.method.gradient
         assert gradient is not None
@@ -176,8 +179,31 @@ class EquilibriumModel(Saved, ABC):
         """The forward and adjoint Solution of the last call."""
         return self._last
 
+    def _count(self) -> None:
+        """Add what the last call masked to the count, once its backward pass is over."""
+        last = self._last
+        if last.forward is not None and not last.counted:
+            self._masked, self._seen = self._masked + last.masked, self._seen + len(last.forward.status)
+            last.counted = True
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training or evaluation; rows that on_failure="mask" left out since then are told here.
+
+        A usual loop does so once an epoch, so that it hears of them once an epoch.
+        """
+        self._count()
+        if self._masked:
+            warnings.warn(
+                f"{self._masked} of {self._seen} samples had no equilibrium (or no adjoint) since the last "
+                f"train() or eval() of the {type(self).__name__}: on_failure='mask' gave them no gradient.",
+                EquilibriumWarning,
+                stacklevel=2,
+            )
+        self._masked = self._seen = 0
+        return super().train(mode)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": Record()}
+        return {**self.__dict__, "_last": Record(), "_masked": 0, "_seen": 0}
 
 
 def shaped(solution: Solution, layout: Layout) -> Solution:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,6 +20,8 @@ from ..solve.solution import State
 from .parametrised import HeldWeights
 from .places import call_with, places_of, tensors_of
 from .shared_dropout import SharedDropout, draw_masks, holding
+
+_SHAPES = re.compile(r"\b(sizes?|shapes?|channels|dimensions?|elements)\b")  # what such errors speak of
 
 
 class CellEquation(Equation):
@@ -54,7 +57,7 @@ class CellEquation(Equation):
         state, inputs = self.layout.unflat(z), self.inputs
         own = all(map(operator.is_, tensors, self.tensors))
         if own and self.weights.known is not None and not (self.masks or self.weights.lists):
-            return self._flat(self.cell(state, *inputs), z)  # as it is: most steps of most solves
+            return self._flat(self._answer(state, inputs), z)  # as it is: most steps of most solves
         given = self.inputs_of(tensors)
         if not own:
             inputs = list(self.inputs)
@@ -65,13 +68,29 @@ class CellEquation(Equation):
             masks = dict(zip(self.masks, tensors[self.inputs_batched : self.batched], strict=True))
             with holding(masks), self.weights.steady(z.dtype):
                 if self._has(values):
-                    out = self.cell(state, *inputs)
+                    out = self._answer(state, inputs)
                 else:
                     named = dict(zip(self.names, values, strict=True))
                     out = call_with(self.cell, named, (state, *inputs), places=self.places)
         else:
-            out = self.cell(state, *inputs)
+            out = self._answer(state, inputs)
         return self._flat(out, z)
+
+    def _answer(self, state: State, inputs: Sequence[Any]) -> State:
+        """The cell's own answer; where a state of this shape does not fit into it, an error that says so."""
+        try:
+            return self.cell(state, *inputs)
+        except (RuntimeError, ValueError) as error:
+            told = str(error).splitlines()[0] if str(error) else ""
+            if type(error) not in (RuntimeError, ValueError) or not _SHAPES.search(told):
+                raise
+            shapes = [tuple(p.shape) for p in (state if isinstance(state, tuple) else (state,))]
+            given = [tuple(a.shape) for a in inputs if isinstance(a, Tensor)]
+            raise ValueError(
+                f"the cell must take the state of the layer. Got {told!r} from the cell instead, on a "
+                f"state of shape {shapes} and inputs of shape {given}: give the layer state=…, the shape "
+                f"of one sample's state (by default that of x), as the cell expects it."
+            ) from error
 
     def _has(self, values: Sequence[Tensor]) -> bool:
         """Whether these are the cell's parameters and buffers as it is, so that it can be called directly."""
@@ -79,6 +98,8 @@ class CellEquation(Equation):
         return self.weights.known is not None and all(a is b for a, b in zip(values, own, strict=True))
 
     def _flat(self, out: Any, z: Tensor) -> Tensor:
+        if self.layout.plain and isinstance(out, Tensor) and out.shape == z.shape and out.dtype == z.dtype:
+            return out
         wrong = self.layout.mismatch(out, z.shape[0])
         if wrong:
             raise ValueError(

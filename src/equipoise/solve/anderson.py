@@ -81,9 +81,9 @@ class Anderson(Solver):
     def _weights(self, f: Map, gram: Tensor, rhs: Tensor) -> Tensor:
         """γ of each row; zero, which is the plain step, where the normal equations are singular."""
         relative = torch.finfo(gram.dtype).eps if self.regularisation is None else self.regularisation
-        matrix = gram.clone()
-        diagonal = matrix.diagonal(dim1=1, dim2=2)
-        diagonal += relative * diagonal.mean(dim=1, keepdim=True)
+        mean = gram.diagonal(dim1=1, dim2=2).mean(dim=1)  # (n,)
+        eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+        matrix = torch.addcmul(gram, mean[:, None, None], eye, value=relative)
         factor, info = torch.linalg.cholesky_ex(matrix)
         weights = torch.cholesky_solve(rhs[:, :, None], factor)[:, :, 0]
         if not bool(info.any()) and math.isfinite(float(weights.sum())):  # almost always, and quickly told

@@ -25,8 +25,9 @@ class OnFailure:
 
     - `raise` (default): an EquilibriumError that names the rows.
     - `warn`: the last iterates are used, with a warning that names the rows.
-    - `mask`: the rows that failed get no gradient and are counted; more than `share` of the batch raises, and
-      so does a cell that mixes samples.
+    - `mask`: the rows that failed get no gradient and are counted; a layer tells their number at its next
+      train() or eval(), which most loops call once an epoch. More than `share` of the batch raises, and so
+      does a cell that mixes samples.
     - `accept`: the last iterates are used. The status stays in `layer.last`.
     """
 
@@ -50,7 +51,11 @@ class OnFailure:
             return None
         message = f"{what}: {solution.explain_failure()}"
         if self.policy == "raise":
-            raise EquilibriumError(message, solution)
+            raise EquilibriumError(
+                f"{message}\non_failure='raise' (the default) ends here. With on_failure='mask' such rows "
+                f"get no gradient and are counted; 'warn' and 'accept' use their last iterates.",
+                solution,
+            )
         if self.policy == "warn":
             warnings.warn(message, EquilibriumWarning, stacklevel=4)
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,7 +17,21 @@ from .autocast import full_precision
 from .solution import Counts, State
 
 
-class AffineMap:
+class RowMap(ABC):
+    """A map z ↦ f(z) of flat rows that holds what belongs to each, and can be restricted to some of them."""
+
+    worth: float = 0.15  # dropping rows costs a copy at least: it pays from this share of the batch on
+
+    @abstractmethod
+    def __call__(self, z: Tensor) -> Tensor:
+        """f(z), (n, D) like z."""
+
+    @abstractmethod
+    def take(self, rows: Tensor) -> RowMap:
+        """The same map on some of its rows."""
+
+
+class AffineMap(RowMap):
     """f(z) = σ(W z + b), in rows `σ(Z Wᵀ + b)`.
 
     `weight` is (m, m), `bias` is (N, m), one row a sample. What the splitting solvers derive from W alone
@@ -180,7 +195,12 @@ class Map:
     @property
     def compactable(self) -> bool:
         """A bare closure may hold a batch of its own, so its rows cannot be dropped."""
-        return bool(self.args) or isinstance(self.f, AffineMap)
+        return bool(self.args) or isinstance(self.f, RowMap)
+
+    @property
+    def worth(self) -> float:
+        """The share of the rows that must have ended for dropping them to pay."""
+        return self.f.worth if isinstance(self.f, RowMap) else RowMap.worth
 
     def __call__(self, z: Tensor) -> Tensor:
         self.counts.evaluations += 1
@@ -193,6 +213,8 @@ class Map:
         return self.f(self.layout.unflat(z), *self.args, *self.shared)
 
     def _flat_output(self, out: State, z: Tensor) -> Tensor:
+        if self.layout.plain and isinstance(out, Tensor) and out.shape == z.shape and out.dtype == z.dtype:
+            return out
         wrong = self.layout.mismatch(out, z.shape[0])
         if wrong:
             raise ValueError(
@@ -232,7 +254,7 @@ class Map:
 
     def take(self, rows: Tensor) -> Map:
         """The same problem on some of its rows."""
-        f = self.f.take(rows) if isinstance(self.f, AffineMap) else self.f
+        f = self.f.take(rows) if isinstance(self.f, RowMap) else self.f
         args = tuple(_take(a, rows) for a in self.args)
         return Map(f, args, self.shared, self.layout, len(rows), self.counts, rounding=self.rounding)
 

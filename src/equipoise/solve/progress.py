@@ -14,6 +14,8 @@ from .solution import SHARE, Status, Stop
 
 # A solver with a steady rate is checked when a check could pass, but never less often than this.
 _LONGEST_WAIT = 8
+# Early in a solve, when no row can have stalled, what counts as progress is noted every so many checks.
+_NOTED = 4
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Progress:
     best: Tensor  # (n,) lowest residual that counted as progress
     best_at: Tensor  # (n,) step of it
     done: Tensor  # (n,)
+    recent: Tensor | None = None  # (n,) lowest residual since progress was last noted
     start: Tensor | None = None  # (n,) ‖f(z)‖ at the start, while the size of f(0) is not known
     excess: float = math.inf  # worst residual over tolerance at the last check
     checked: int = 0
@@ -43,6 +46,7 @@ class Progress:
         return replace(
             self,
             floor=self.floor[rows],
+            recent=None if self.recent is None else self.recent[rows],
             start=None if self.start is None else self.start[rows],
             first=self.first[rows],
             asked=self.asked[rows],
@@ -100,7 +104,10 @@ class Progress:
             least, worst = map(float, torch.aminmax(residual / tolerance))
             # Both are NaN where one entry is, and then nothing below holds.
             if share * least > 1 and worst < math.inf and float(residual.max()) <= stop.growth * self.lowest:
-                self._note(k, residual)
+                if k % _NOTED == 0:
+                    self._note(k, residual)
+                else:
+                    self.recent = residual if self.recent is None else torch.minimum(self.recent, residual)
                 self._pace(k, worst)
                 return None
         there = residual * share <= tolerance
@@ -131,6 +138,8 @@ class Progress:
 
     def _note(self, k: int, residual: Tensor) -> None:
         """Keep what counts as progress: a fall by 1 %."""
+        if self.recent is not None:
+            residual, self.recent = torch.minimum(residual, self.recent), None
         better = residual < 0.99 * self.best
         self.best = torch.where(better, residual, self.best)
         self.best_at = torch.where(better, k, self.best_at)

@@ -27,36 +27,48 @@ class Status(IntEnum):
 
     @property
     def meaning(self) -> str:
+        """What happened, in words."""
         return _MEANING[self][0]
 
     @property
     def remedy(self) -> str:
-        return _MEANING[self][1]
+        """What to try, in words."""
+        return self.remedy_after("")
+
+    def remedy_after(self, tried: str) -> str:
+        """What to try, in words, besides the solvers whose names stand in `tried`."""
+        names = tuple(tried.split(" → ")) if tried else ()
+        options = [option for option in _MEANING[self][1] if not option.startswith(names)]
+        return f"{', '.join(options[:-1])} or {options[-1]}" if len(options) > 1 else options[0]
 
 
-_MEANING = {
-    Status.converged: ("the residual met the tolerance", "nothing"),
+_SPLITTING = "a splitting solver if f is monotone"
+_MEANING: dict[Status, tuple[str, tuple[str, ...]]] = {
+    Status.converged: ("the residual met the tolerance", ("nothing",)),
     Status.max_steps: (
         "the residual was still falling when max_steps was reached",
-        "a larger max_steps, a looser rtol, a faster solver (Anderson, Newton), or a nearer start",
+        ("Anderson()", "Newton()", "a larger max_steps", "a looser rtol", "a nearer start"),
     ),
     Status.diverged: (
         "the residual grew far beyond its first value",
-        "a map that contracts (smaller weights), damping, Newton; a splitting solver if f is monotone",
+        ("Newton()", _SPLITTING, "a map that contracts (smaller weights)"),
     ),
     Status.stalled: (
         "the residual stopped improving: the iteration cycles, or sits at rounding level",
-        "damping, Anderson or Newton; a splitting solver if f is monotone; or a looser tolerance",
+        ("Picard(damping=0.8)", "Anderson()", "Newton()", _SPLITTING, "a looser rtol"),
     ),
     Status.nonfinite: (
         "NaN or infinity appeared in the start, the input, the map or a norm",
-        "finite inputs and weights; smaller ones, or float64, if they overflow",
+        ("finite inputs and weights", "smaller ones, or float64, if they overflow"),
     ),
     Status.coupled: (
         "f mixes the samples of a batch: the equation held while others that had ended were left out, and "
         "does not hold with all of them",
-        "an f that treats every sample on its own (LayerNorm, say, or attention within one); where mixing is "
-        "meant, fixed_point with a closure over the batch, lambda z: f(z, x), which always gets all of it",
+        (
+            "an f that treats every sample on its own (LayerNorm, say, or attention within one)",
+            "where mixing is meant, fixed_point with a closure over the batch, lambda z: f(z, x), which "
+            "always gets all of it",
+        ),
     ),
 }
 
@@ -79,8 +91,9 @@ class Stop:
 
     A sample that is not there after `max_steps` steps of a solver has failed; each solver of
     a chain takes as many on the samples that the one before it failed on, and `Solution.steps` counts
-    all. It has `stalled` when its best residual fell by less than 1 % over `patience` steps, and
-    `diverged` when its residual is `growth` times the first one.
+    all. It has `stalled` when its best residual fell by less than 1 % over `patience` steps of the first
+    solver of a chain (the others go on near a solution, where a residual may rise for long before it falls),
+    and `diverged` when its residual is `growth` times the first one.
     """
 
     rtol: float | None = None
@@ -267,7 +280,7 @@ class Solution:
         if len(rows) > shown:
             lines.append(f"  … and {len(rows) - shown} more rows")
         for status in sorted({Status(int(self.status[row])) for row in rows}):
-            lines.append(f"{status.name}: {status.meaning}; try {status.remedy}.")
+            lines.append(f"{status.name}: {status.meaning}; try {status.remedy_after(self.solver)}.")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

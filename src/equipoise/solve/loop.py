@@ -1,0 +1,212 @@
+"""The loop that every solver runs in, and chains of solvers: each row of a batch ends on its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .norms import norm_dtype, row_distances, row_norms
+from .problem import Map
+from .progress import Progress
+from .solution import Point, Status, Stop, Trace
+from .solver import Solver
+
+# A row that failed at a relative residual below this came near: the next solver goes on from there.
+_NEAR = 1e-2
+
+
+@dataclass
+class Outcome:
+    """What the loop found of every row."""
+
+    value: Tensor  # (N, D)
+    status: Tensor  # (N,)
+    residual: Tensor  # (N,)
+    scale: Tensor  # (N,)
+    steps: Tensor  # (N,)
+    floor: Tensor  # (N,)
+    dropped: bool = False  # whether f was last evaluated without rows that had ended, or elsewhere in them
+    rate: float = 1.0  # at which residuals fell, a step
+    image: Tensor | None = None  # f(value), where all rows ended at one check
+
+    @classmethod
+    def unsolved(cls, z: Tensor) -> Outcome:
+        n = z.shape[0]
+        nan = torch.full((n,), math.nan, dtype=norm_dtype(z), device=z.device)
+        steps = torch.zeros(n, dtype=torch.int64, device=z.device)
+        status = torch.full((n,), int(Status.max_steps), dtype=torch.int8, device=z.device)
+        return cls(torch.empty_like(z), status, nan, nan.clone(), steps, torch.zeros_like(nan))
+
+    def take(self, rows: Tensor) -> Outcome:
+        value, status, residual, scale, steps, floor = (
+            t[rows] for t in (self.value, self.status, self.residual, self.scale, self.steps, self.floor)
+        )
+        return Outcome(value, status, residual, scale, steps, floor)
+
+    def put(self, rows: Tensor, other: Outcome) -> None:
+        self.value[rows], self.status[rows] = other.value, other.status
+        self.residual[rows], self.scale[rows] = other.residual, other.scale
+        self.floor[rows] = other.floor
+        self.steps[rows] += other.steps
+        self.image = None
+
+    def settle(self, ended: Tensor, z: Tensor, residual: Tensor, scale: Tensor, tolerance: Tensor) -> None:
+        """Take rows that converged before others as they are now, where they still are at tolerance.
+
+        f has seen all rows to the end, and may mix them: what holds is one state of the whole batch.
+        """
+        still = (self.status == Status.converged) & (residual <= tolerance)
+        self.value = torch.where(still[:, None], z, self.value)
+        self.residual = torch.where(still, residual, self.residual)
+        self.scale = torch.where(still, scale, self.scale)
+        self.dropped = not bool((still | ended).all())
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the loop is run, besides the solver and the stopping test."""
+
+    record: Trace | None = None
+    ahead: bool = False  # the answer will be verified elsewhere: a row may end with a step that is not seen
+    ours: bool = False  # nobody else holds the start: it may become the answer itself
+    rate: float = 1.0  # at which residuals are known to fall, a step
+
+
+def run_chain(
+    f: Map, z: Tensor, chain: list[Solver], stop: Stop, run: Run, before: Outcome | None = None
+) -> Outcome:
+    """Each solver in turn on the rows the one before it failed on; the first goes on from `before`."""
+    if before is None:
+        outcome = iterate(f, z, chain[0], stop, run)
+    else:
+        z = before.value
+        known = replace(run, ahead=False, ours=len(chain) == 1, rate=before.rate)
+        outcome = iterate(f, z, chain[0], stop, known)
+        outcome.steps += before.steps
+    # Where the next solver goes on near a solution, its residual may rise for long before it falls.
+    patient = replace(stop, patience=max(stop.patience, stop.max_steps))
+    for previous, solver in pairwise(chain):
+        failed = torch.nonzero(outcome.status != Status.converged).flatten()
+        if not len(failed):
+            break
+        f.counts.retried += len(failed)
+        # Where the failed solver came near, go on from there; else start afresh.
+        near = outcome.residual <= _NEAR * outcome.scale  # and so not a NaN
+        if previous.selects:
+            near |= (outcome.status == Status.max_steps) | (outcome.status == Status.stalled)
+        start = torch.where((near | (outcome.status == Status.converged))[:, None], outcome.value, z)
+        if f.compactable:
+            some = iterate(f.take(failed), start[failed], solver, patient, run, failed)
+            outcome.put(failed, some)
+        else:
+            some = iterate(f, start, solver, patient, run)
+            outcome.put(failed, some.take(failed))
+        outcome.dropped |= some.dropped or len(failed) < len(z)
+    return outcome
+
+
+def iterate(f: Map, z: Tensor, solver: Solver, stop: Stop, run: Run, names: Tensor | None = None) -> Outcome:
+    """The loop. `names` are the rows' numbers in the user's batch, for the record."""
+    out = Outcome.unsolved(z)
+    if z.shape[0]:
+        _Loop(f, z, solver, stop, run, out, names).run()
+    return out
+
+
+class _Loop:
+    """One solver at work on the rows of a batch, `rows` of them still: where each stands in `out`.
+
+    `ahead` spares an evaluation where the answer will be verified elsewhere: with a solver whose rate is
+    steady a row ends with the step that should bring it to tolerance at that rate, and that step is its
+    value, unseen.
+    """
+
+    def __init__(
+        self, f: Map, z: Tensor, solver: Solver, stop: Stop, run: Run, out: Outcome, names: Tensor | None
+    ) -> None:
+        self.f, self.z, self.solver, self.stop, self.how, self.out = f, z, solver, stop, run, out
+        self.ahead = run.ahead and solver.smooth and solver.uses_value
+        self.rows = torch.arange(z.shape[0], device=z.device)
+        self.names = self.rows if names is None else names
+        self.state: Any = None  # from the first step on: a start that is already good enough needs none
+        self.progress = Progress.begin(f, z, run.rate)
+        self.kept: Tensor | None = None  # the rows that the last check left at work, where it dropped some
+
+    def run(self) -> None:
+        solver, stop, due = self.solver, self.stop, 0
+        for k in range(stop.max_steps + 1):
+            last = k == stop.max_steps
+            self.ahead = self.ahead and not last
+            check = k >= due or last or self.how.record is not None
+            fz = self.f(self.z) if check or solver.uses_value else self.z
+            if check and self._check(k, fz):
+                break
+            if check:
+                due = k + (self.progress.wait(not solver.uses_value) if solver.smooth else 1)
+            if not (check and self.ahead):
+                self._step(fz if self.kept is None or not check else fz[self.kept])
+        self.f.working, self.out.rate = None, self.progress.rate
+
+    def _step(self, fz: Tensor) -> None:
+        f, z, solver = self.f, self.z, self.solver
+        z, self.state = solver.step(f, z, fz, solver.init(f, z) if self.state is None else self.state)
+        self.z = f.rounded(z)
+
+    def _check(self, k: int, fz: Tensor) -> bool:
+        """Measure and judge every row at step k; True when all have ended."""
+        self.kept = None
+        f, progress = self.f, self.progress
+        residual, scale = row_distances(fz, self.z), row_norms(fz)
+        tolerance = progress.tolerance(k, f, self.z, residual, scale, self.stop)
+        if self.ahead:
+            self._step(fz)
+        if self.how.record is not None:
+            keep = slice(None) if f.working is None else f.working
+            rows = self.names[self.rows][keep]
+            self.how.record.points.append(Point(k, rows, residual[keep], self.z[keep].clone()))
+        status = progress.judge(k, self.z, fz, residual, tolerance, self.stop, self.ahead)
+        if status is None:
+            return False
+        ended = (status >= 0) & ~progress.done
+        if not bool(ended.any()):
+            return False
+        self._keep(k, ended, status, fz, residual, scale)
+        progress.done |= ended
+        at_work = torch.nonzero(~progress.done).flatten()
+        if not len(at_work):
+            if int(ended.sum()) < len(self.rows) and not self.ahead:
+                if f.compactable:
+                    self.out.dropped = True
+                else:
+                    self.out.settle(ended, self.z, residual, scale, tolerance)
+            return True
+        self._drop(at_work)
+        return False
+
+    def _keep(
+        self, k: int, ended: Tensor, status: Tensor, fz: Tensor, residual: Tensor, scale: Tensor
+    ) -> None:
+        """Write what was found of the rows that have ended."""
+        out, at = self.out, self.rows[ended]
+        if len(at) < len(out.value):
+            out.value[at] = self.z[ended]
+        else:  # all at once: no copy where z is surely nobody else's
+            out.value = self.z if self.how.ours and self.f.affine is not None else self.z.clone()
+            out.image = None if self.ahead else fz
+        out.status[at], out.steps[at] = status[ended], k + self.ahead
+        out.residual[at], out.scale[at] = residual[ended], scale[ended]
+        out.floor[at] = self.progress.floor[ended]
+
+    def _drop(self, at_work: Tensor) -> None:
+        """Go on with the rows at work alone, where that pays."""
+        if not (self.f.compactable and len(at_work) <= (1 - self.f.worth) * len(self.rows)):
+            self.f.working = ~self.progress.done
+            return
+        self.f, self.progress, self.out.dropped = self.f.take(at_work), self.progress.take(at_work), True
+        self.state = self.state and self.state.take(at_work)
+        self.z, self.rows, self.kept = self.z[at_work], self.rows[at_work], at_work
