@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,13 +11,55 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from .style import DASHES, LIGHT, LINE, MARKERS, Theme, label, legend, note, scale_axis, single, thin
+from .style import (
+    DASHES,
+    HEIGHT,
+    LIGHT,
+    LINE,
+    MARKERS,
+    WIDTH,
+    Theme,
+    label,
+    legend,
+    new_figure,
+    note,
+    scale_axis,
+    shared_legend,
+    thin,
+)
 
 Series: TypeAlias = ArrayLike | Mapping[int, float] | tuple[ArrayLike, ArrayLike]
+
+BAND = "Mean over seeds; shaded, ± one standard deviation, on a logarithmic axis not below the smallest seed."
+_COUNTED = ("step", "epoch", "layer l", "draw")  # axes of whole numbers
+
+
+# -- one line ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series with a look of its own: a colour and dash number, or either by itself; marks or none."""
+
+    series: Series | None
+    at: int | None = None  # None: its place among the lines of the panel
+    dash: Any = None
+    colour: str | None = None
+    marks: bool | None = None  # None: if its points are few
 
 
 def points(series: Series) -> tuple[np.ndarray, np.ndarray]:
     """(x, y) of a series: y over 0, 1, …; {step: y}; or (x, y)."""
+    x, y = _coordinates(series)
+    if y.ndim != 1 or x.shape != y.shape:
+        raise ValueError(
+            f"x and y of a series must be equally long. Got shapes {x.shape} and {y.shape} instead."
+        )
+    return x, y
+
+
+def _coordinates(series: Series) -> tuple[np.ndarray, np.ndarray]:
+    """x (K,) and y, (K,) or (R, K); whether they fit is not checked."""
     if isinstance(series, Mapping):
         steps = sorted(series)
         return np.array(steps, dtype=float), np.array([series[k] for k in steps], dtype=float)
@@ -25,15 +68,9 @@ def points(series: Series) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(
                 f"a series must be y, {{step: y}} or (x, y). Got a tuple of {len(series)} instead."
             )
-        x, y = (np.asarray(part, dtype=float) for part in series)
-    else:
-        y = np.asarray(series, dtype=float)
-        x = np.arange(y.shape[-1] if y.ndim else 0, dtype=float)
-    if y.ndim != 1 or x.shape != y.shape:
-        raise ValueError(
-            f"x and y of a series must be equally long. Got shapes {x.shape} and {y.shape} instead."
-        )
-    return x, y
+        return np.asarray(series[0], dtype=float), np.asarray(series[1], dtype=float)
+    y = np.asarray(series, dtype=float)
+    return np.arange(y.shape[-1] if y.ndim else 0, dtype=float), y
 
 
 def draw(
@@ -43,22 +80,24 @@ def draw(
     *,
     at: int = 0,
     theme: Theme = LIGHT,
-    dash: Any = None,
-    colour: str | None = None,
-    marks: bool | None = None,
     log: bool = False,
+    **look: Any,
 ) -> None:
-    """A line in colour and dash number `at`, with marks if its points are few; `log` leaves out y ≤ 0."""
+    """A line in colour and dash number `at`, with marks if its points are few; `log` leaves out y ≤ 0.
+
+    `look` are fields of a `Line`: dash, colour, marks.
+    """
+    line = Line(series, at, **look)
     x, y = points(series)
     shown = np.isfinite(y) & ((y > 0) | (not log))
-    few = shown.sum() <= 25 if marks is None else marks
+    few = shown.sum() <= 25 if line.marks is None else line.marks
     x, y = thin(x, np.where(shown, y, np.nan))
     ax.plot(
         x,
         y,
         label=name or None,
-        color=colour or theme.colour(at),
-        linestyle=DASHES[at % len(DASHES)] if dash is None else dash,
+        color=line.colour or theme.colour(at),
+        linestyle=DASHES[at % len(DASHES)] if line.dash is None else line.dash,
         linewidth=LINE,
         marker=MARKERS[at % len(MARKERS)] if few else None,
         markersize=4,
@@ -67,21 +106,14 @@ def draw(
 
 
 def draw_band(
-    ax: Axes,
-    runs: ArrayLike,
-    name: str = "",
-    *,
-    x: ArrayLike | None = None,
-    at: int = 0,
-    theme: Theme = LIGHT,
-    log: bool = False,
+    ax: Axes, runs: Series, name: str = "", *, at: int = 0, theme: Theme = LIGHT, log: bool = False
 ) -> None:
-    """Mean over runs (R, K) with mean ± one standard deviation (over R − 1) shaded.
+    """Mean over runs (R, K), or (x, runs), with mean ± one standard deviation (over R − 1) shaded.
 
     On a logarithmic axis, where mean − deviation may be 0 or less, the shade ends at the smallest run.
     """
-    values = np.atleast_2d(np.asarray(runs, dtype=float))
-    steps = np.arange(values.shape[1], dtype=float) if x is None else np.asarray(x, dtype=float)
+    steps, values = _coordinates(runs)
+    values = np.atleast_2d(values)
     if values.ndim != 2 or steps.shape != values.shape[1:]:
         raise ValueError(f"runs must be (R, {len(steps)}), a run a row. Got shape {values.shape} instead.")
     mean, spread = mean_and_sd(values)
@@ -94,56 +126,104 @@ def draw_band(
     ax.fill_between(steps, low, high, where=finite, color=theme.colour(at), alpha=0.18, linewidth=0)
 
 
-BAND = "Mean over seeds; shaded, ± one standard deviation, on a logarithmic axis not below the smallest seed."
+def mean_and_sd(runs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (over R − 1) of R runs at each step."""
+    values = np.atleast_2d(np.asarray(runs, dtype=float))
+    sd = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    return values.mean(axis=0), sd
 
 
-def _draw_bounds(ax: Axes, bounds: Mapping[str, Series] | None, theme: Theme, log: bool) -> None:
-    """Promises: dashed, in ink."""
-    for at, (name, bound) in enumerate((bounds or {}).items()):
-        dash = DASHES[1 + at % 3]
-        draw(ax, bound, name, theme=theme, colour=theme.ink, dash=dash, marks=False, log=log)
+# -- panels --------------------------------------------------------------------------------------------------
 
 
-def curves(
-    series: Mapping[str, Series],
+@dataclass(frozen=True)
+class Panel:
+    """Lines by name on one pair of axes, with the words around them and their scales.
+
+    Runs (R, K), a run a row, are drawn as their mean with a band. A series that is None is left out, and the
+    others keep their colours. A name that starts with _ is not in the legend. `bounds` are promises, dashed
+    in ink, `levels` are horizontal lines, `rules` thin solid ones. The legend stands where it covers least,
+    or `above` crowded axes.
+    """
+
+    lines: Mapping[str, Series | Line | None]
+    x: str = ""
+    y: str = ""
+    title: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    bounds: Mapping[str, Series] | None = None
+    levels: Mapping[str, float] | None = None
+    rules: Mapping[str, float] | None = None
+    above: bool = False
+
+    def draw(self, ax: Axes, theme: Theme = LIGHT) -> None:
+        """Draw the lines, then what they are held against, and dress the axes."""
+        for place, (name, one) in enumerate(self.lines.items()):
+            line = one if isinstance(one, Line) else Line(one)
+            at = place if line.at is None else line.at
+            if line.series is not None and _coordinates(line.series)[1].ndim > 1:
+                draw_band(ax, line.series, name, at=at, theme=theme, log=self.log_y)
+            elif line.series is not None:
+                look = {"dash": line.dash, "colour": line.colour, "marks": line.marks}
+                draw(ax, line.series, name, at=at, theme=theme, log=self.log_y, **look)
+        for at, (name, bound) in enumerate((self.bounds or {}).items()):
+            look = {"colour": theme.ink, "dash": DASHES[1 + at % 3], "marks": False}
+            draw(ax, bound, name, theme=theme, log=self.log_y, **look)
+        for at, (name, level) in enumerate((self.levels or {}).items()):
+            ax.axhline(level, color=theme.soft, linestyle=DASHES[2 - at % 2], linewidth=1.2, label=name)
+        for name, level in (self.rules or {}).items():
+            ax.axhline(level, color=theme.soft, linewidth=1, label=name or None)
+        self.finish(ax, theme)
+
+    def finish(self, ax: Axes, theme: Theme = LIGHT) -> None:
+        """Scales, words and legend; axes on which nothing could be drawn say so."""
+        drawn = any(np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any() for line in ax.get_lines())
+        scale_axis(ax, "x", self.log_x and drawn, integers=self.x in _COUNTED)
+        scale_axis(ax, "y", self.log_y and drawn)
+        label(ax, self.x, self.y, self.title)
+        if drawn:
+            legend(ax, theme, self.above)
+        else:
+            note(ax, "no finite value to show" + (" on a logarithmic axis" if self.log_y else ""), theme)
+
+
+def finish(figure: Figure, ax: Axes, *, theme: Theme = LIGHT, **words: Any) -> Figure:
+    """Scales, words and legend of axes that were drawn on; `words` are fields of a `Panel`: x, y, title, …"""
+    Panel({}, **words).finish(ax, theme)
+    return figure
+
+
+def panels(
+    grid: Sequence[Sequence[Panel]],
     *,
-    x: str = "step",
-    y: str = "",
-    title: str = "",
-    log_x: bool = False,
-    log_y: bool = False,
-    bounds: Mapping[str, Series] | None = None,
-    levels: Mapping[str, float] | None = None,
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    one_legend: bool = False,
     theme: Theme = LIGHT,
 ) -> Figure:
-    """Lines over steps. `bounds` are promises, drawn dashed in ink; `levels` are horizontal lines."""
-    figure, ax = single(theme)
-    for at, (name, values) in enumerate(series.items()):
-        draw(ax, values, name, at=at, theme=theme, log=log_y)
-    _draw_bounds(ax, bounds, theme, log_y)
-    for at, (name, level) in enumerate((levels or {}).items()):
-        ax.axhline(level, color=theme.soft, linestyle=DASHES[2 - at % 2], linewidth=1.2, label=name)
-    return finish(figure, ax, x=x, y=y, title=title, log_x=log_x, log_y=log_y, theme=theme)
+    """A figure of rows of panels, each of that width and height; with `one_legend` above all of them."""
+    figure, axes = new_figure(len(grid), len(grid[0]), width=width, height=height, theme=theme)
+    for row, places in zip(grid, axes, strict=True):
+        for panel, ax in zip(row, places, strict=True):
+            panel.draw(ax, theme)
+    if one_legend:
+        shared_legend(figure, axes[0])
+    return figure
+
+
+def curves(series: Mapping[str, Series], *, theme: Theme = LIGHT, **panel: Any) -> Figure:
+    """Lines over steps. `panel` are fields of a `Panel`: x, y, title, log_x, log_y, bounds, levels, …"""
+    return panels([[Panel(series, **{"x": "step", **panel})]], theme=theme)
 
 
 def bands(
-    runs: Mapping[str, ArrayLike],
-    *,
-    at: ArrayLike | None = None,
-    x: str = "step",
-    y: str = "",
-    title: str = "",
-    log_x: bool = False,
-    log_y: bool = False,
-    bounds: Mapping[str, Series] | None = None,
-    theme: Theme = LIGHT,
+    runs: Mapping[str, ArrayLike], *, at: ArrayLike | None = None, theme: Theme = LIGHT, **panel: Any
 ) -> Figure:
     """Mean ± one standard deviation of several groups of runs, each (R, K), over the steps `at`."""
-    figure, ax = single(theme)
-    for i, (name, values) in enumerate(runs.items()):
-        draw_band(ax, values, name, x=at, at=i, theme=theme, log=log_y)
-    _draw_bounds(ax, bounds, theme, log_y)
-    return finish(figure, ax, x=x, y=y, title=title, log_x=log_x, log_y=log_y, theme=theme)
+    rows = {name: np.atleast_2d(np.asarray(some, dtype=float)) for name, some in runs.items()}
+    lines = rows if at is None else {name: (at, some) for name, some in rows.items()}
+    return curves(lines, theme=theme, **panel)
 
 
 def against_promise(
@@ -151,42 +231,10 @@ def against_promise(
     promised: Series | None = None,
     *,
     others: Mapping[str, Series] | None = None,
-    x: str = "step",
-    y: str = "loss / first loss",
     theme: Theme = LIGHT,
-    **more: Any,
+    **panel: Any,
 ) -> Figure:
     """A loss beside the bound that was promised for it, on a logarithmic axis."""
     bounds = {} if promised is None else {"promised at most": promised}
-    lines = {"measured": measured, **(others or {})}
-    return curves(lines, x=x, y=y, log_y=True, bounds=bounds, theme=theme, **more)
-
-
-def finish(
-    figure: Figure,
-    ax: Axes,
-    *,
-    x: str = "",
-    y: str = "",
-    title: str = "",
-    log_x: bool = False,
-    log_y: bool = False,
-    theme: Theme = LIGHT,
-) -> Figure:
-    """Scales, words and legend; axes on which nothing could be drawn say so."""
-    drawn = any(np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any() for line in ax.get_lines())
-    scale_axis(ax, "x", log_x and drawn, integers=x in ("step", "epoch"))
-    scale_axis(ax, "y", log_y and drawn)
-    label(ax, x, y, title)
-    if drawn:
-        legend(ax, theme)
-    else:
-        note(ax, "no finite value to show" + (" on a logarithmic axis" if log_y else ""), theme)
-    return figure
-
-
-def mean_and_sd(runs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (over R − 1) of R runs at each step."""
-    values = np.atleast_2d(np.asarray(runs, dtype=float))
-    sd = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    return values.mean(axis=0), sd
+    words = {"y": "loss / first loss", "log_y": True, **panel}
+    return curves({"measured": measured, **(others or {})}, bounds=bounds, theme=theme, **words)

@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -29,6 +30,7 @@ FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
 SMALL, NORMAL, LARGE = 9.5, 10.5, 11.5  # points
 LINE, FINE = 1.8, 0.8
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))  # told apart without colour
+_TYPE = {"family": FONT, "size": SMALL}  # of legends
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "h")
 
 
@@ -46,7 +48,12 @@ class Theme:
     sequential: tuple[str, str, str]  # low, middle, high
 
     def colour(self, i: int) -> str:
+        """The colour of series number i; they come again where there are more."""
         return self.series[i % len(self.series)]
+
+
+def _hex(colours: str) -> tuple[str, ...]:
+    return tuple(f"#{colour}" for colour in colours.split())
 
 
 LIGHT = Theme(
@@ -56,18 +63,7 @@ LIGHT = Theme(
     soft="#55606e",
     rule="#c9d0d8",
     masked="#e4e7eb",
-    series=(
-        "#0f62a8",
-        "#c2500f",
-        "#0b8a72",
-        "#a3327f",
-        "#8a6d00",
-        "#4d5d9e",
-        "#3d97cf",
-        "#6b4a3a",
-        "#5a9a1a",
-        "#7d7d7d",
-    ),
+    series=_hex("0f62a8 c2500f 0b8a72 a3327f 8a6d00 4d5d9e 3d97cf 6b4a3a 5a9a1a 7d7d7d"),
     sequential=("#f2f6fa", "#5b9bc9", "#0b3558"),
 )
 DARK = Theme(
@@ -77,18 +73,7 @@ DARK = Theme(
     soft="#a5b0bd",
     rule="#3a434e",
     masked="#2a3038",
-    series=(
-        "#62aef0",
-        "#f08a4b",
-        "#3fc7a8",
-        "#e383c4",
-        "#d9b93f",
-        "#9aa8ec",
-        "#a9d6f5",
-        "#c9a18c",
-        "#9bd65a",
-        "#bdbdbd",
-    ),
+    series=_hex("62aef0 f08a4b 3fc7a8 e383c4 d9b93f 9aa8ec a9d6f5 c9a18c 9bd65a bdbdbd"),
     sequential=("#1a2028", "#2f7fb8", "#d3ebfb"),
 )
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
@@ -164,7 +149,7 @@ def legend(ax: Axes, theme: Theme = LIGHT, above: bool = False) -> None:
     box = ax.legend(
         handles,
         names,
-        prop={"family": FONT, "size": SMALL},
+        prop=_TYPE,
         labelcolor=theme.ink,
         facecolor=theme.paper,
         edgecolor="none",
@@ -173,6 +158,24 @@ def legend(ax: Axes, theme: Theme = LIGHT, above: bool = False) -> None:
         borderaxespad=0.2,
         **place,
     )
+    _plain(box)
+
+
+def shared_legend(figure: Figure, panels: Sequence[Axes], theme: Theme = LIGHT) -> None:
+    """One legend above all panels, of the names that these use, in place of one in each."""
+    named: dict[str, Any] = {}
+    for ax in figure.axes:
+        own = ax.get_legend()
+        if own is not None:
+            own.remove()
+    for ax in panels:
+        named |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(5, len(named)), "frameon": False}
+    _plain(figure.legend(list(named.values()), list(named), prop=_TYPE, labelcolor=theme.ink, **place))
+
+
+def _plain(box: Legend) -> None:
+    """`$` in a name starts no formula."""
     for text in box.get_texts():
         text.set_parse_math(False)
 

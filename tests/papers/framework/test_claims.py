@@ -15,7 +15,9 @@ from equipoise.papers.framework.claims import (
     at_least,
     at_most,
     beside,
+    corrected,
     equal,
+    refuted,
     register,
 )
 
@@ -101,20 +103,20 @@ def test_outcomes_know_their_side():
 
 
 @pytest.mark.parametrize(
-    ("key", "verdict", "counterexample", "wrong"),
+    ("key", "mark", "wrong"),
     [
-        ("nobody2020.x", "holds", "", {"scale": 2.0}),
-        ("gao2022.eq38", "holds", "", {"scale": 2.0}),
-        ("gao2022.new", "maybe", "", {"scale": 2.0}),
-        ("gao2022.new", "holds", "", {"skale": 2.0}),
-        ("gao2022.new", "holds", "", {}),
-        ("gao2022.new", "fails as printed", "", {"scale": 2.0}),
+        ("nobody2020.x", None, {"scale": 2.0}),
+        ("gao2022.eq38", None, {"scale": 2.0}),
+        ("gao2022.new", None, {"skale": 2.0}),
+        ("gao2022.new", None, {}),
+        ("gao2022.new", corrected(""), {"scale": 2.0}),
+        ("gao2022.new", refuted(""), {"scale": 2.0}),
     ],
 )
-def test_a_claim_that_is_not_complete_is_refused(key, verdict, counterexample, wrong):
+def test_a_claim_that_is_not_complete_is_refused(key, mark, wrong):
     def check(seed: int = 0, *, scale: float = 1.0) -> Outcome:
         """1 ≤ scale."""
         return at_most(1.0, scale)
 
     with pytest.raises(ValueError, match=key):
-        register(key, "(1)", verdict, counterexample, **wrong)(check)
+        register(key, "(1)", **wrong)(mark(check) if mark else check)

@@ -162,14 +162,22 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "_REGISTRY", {})
 
     def broken(context):
+        """y"""
         raise RuntimeError("<b>boom</b>")
 
     fine = lambda measured: [judged("<i>c</i>", True, paper="p", measured="m", tolerance="t")]
-    show = lambda measured, page: page.table("t", ["a|b"], [["<script>", 1.23456]], "caption")
-    register("gao2022.broken", "x", "y", judge=fine, draw=show)(broken)
-    register("gao2022.fine", "x <u>", "y", judge=fine, draw=show)(lambda context: {"n": float("nan")})
+    show = lambda measured, page: page.table("t", [{"a|b": "<script>", "c": 1.23456}], "caption")
+
+    @register("gao2022.fine", "x <u>", judge=fine, draw=show, least="tiny")
+    def works(context):
+        """The claim
+        of the paper."""
+        return {"n": float("nan")}
+
+    register("gao2022.broken", "x", judge=fine, draw=show)(broken)
+    assert experiments.experiment("gao2022.fine").claim == "The claim of the paper."
     results = reproduce(["all"], Settings(), tmp_path)
-    assert [r.verdict for r in results] == ["failed", "agree"]
+    assert [r.verdict for r in results] == ["agree", "failed"]
     page = (tmp_path / "index.html").read_text()
     assert "It failed: RuntimeError: &lt;b&gt;boom&lt;/b&gt;" in page
     assert "Traceback" not in page
@@ -178,8 +186,9 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
     assert "&lt;i&gt;c&lt;/i&gt;" in page
     assert json.loads((tmp_path / "gao2022.fine" / "measured.json").read_text()) == {"n": None}
     assert read_results(tmp_path)[1].verdict == "agree"
-    with pytest.raises(ValueError, match="key of its own"):
-        register("gao2022.fine", "x", "y", judge=fine, draw=show)(broken)
+    for key, run in (("gao2022.fine", broken), ("gao2022.mute", lambda context: {})):  # which claims nothing
+        with pytest.raises(ValueError, match="key of its own"):
+            register(key, "x", judge=fine, draw=show)(run)
 
 
 def made(fails=None, width=3):
@@ -198,7 +207,7 @@ def made(fails=None, width=3):
         return context.unit("gao2022.test", "u", unit, lambda progress: {"n": 1})
 
     def draw(measured, page):
-        page.table("t", ["fails"], [[str(fails)]], "caption")
+        page.table("t", [{"fails": str(fails)}], "caption")
         figure, _ = new_figure()
         page.figure("f", figure, "caption")
         if fails:
@@ -354,7 +363,7 @@ def test_plain_is_json_and_a_table_is_written(tmp_path):
     assert plain(value) == {"1": 2.0, "t": [1.0, None], "b": [True, None]}
     assert markdown(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |\n"
     page = Page(tmp_path)
-    page.table("t", ["a", "b"], [[1.23456789, None]], "caption")
+    page.table("t", [{"a": 1.23456789, "b": None}], "caption")
     assert (tmp_path / "t.csv").read_text() == "a,b\n1.23456789,\n"
     assert page.tables[0]["rows"] == [["1.235", "–"]]
     assert [duration(s) for s in (0.2, 30, 600, 7200)] == ["under 1 s", "30 s", "10 min", "2.0 h"]

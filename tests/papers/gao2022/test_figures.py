@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from equipoise.papers import catalogue
-from equipoise.papers.framework.images import Split
+from equipoise.papers.framework.images import TwoClasses
 from equipoise.papers.framework.page import Page
 from equipoise.papers.gao2022.table import MOST_BETA, PRECISION, TABLE_1, _certified, _scaled
 
@@ -149,7 +149,7 @@ def test_the_smallest_beta_is_found_and_gamma_falls_with_it():
     X = torch.randn(4, 6, dtype=torch.float64, generator=generator)
     X = X / X.norm(dim=1, keepdim=True)
     y = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
-    split, shares = Split(X, y, X, y), []
+    split, shares = TwoClasses(X, y, X, y), []
     found = _scaled(split, 8, shares.append)
     least = lambda beta: min(_certified(split, 8, beta, 1 / (2 * (beta + 1)))["margins"].values())
     assert 10 < found["beta"] < MOST_BETA / 10

@@ -60,14 +60,14 @@ def test_the_pl_inequality_fails_with_a_wrong_kernel(monkeypatch, factor, verdic
     monkeypatch.setattr(monotone, "tangent_kernel", wrong)
     monkeypatch.setattr(monotone, "SHARE", 0.05 * factor)  # the same steps
     run = monotone._tracked(*toy(), 10, 6, 0, lambda share: None) | {"certified": certified()}
-    found = monotone.judge_monotone({"runs": [run]})
+    found = monotone._judge_monotone({"runs": [run]})
     assert found[0].verdict == verdict
 
 
 def test_nothing_measured_is_no_agreement():
     run = {"loss": [1.0], "linear": [1.0], "moments": [], "step": 0.1, "flips": 0}
     run |= {"stopped": "step 1: no equilibrium", "certified": certified()}
-    found = [j.verdict for j in monotone.judge_monotone({"runs": [run]})]
+    found = [j.verdict for j in monotone._judge_monotone({"runs": [run]})]
     assert found == [OPEN, "differs", "agree"]  # a run that stopped did not converge
 
 
@@ -81,7 +81,7 @@ def flow(loss, rate=0.01, stopped=""):
 
 def test_linear_convergence_is_told_from_a_power_law():
     k = np.arange(301)
-    verdict = lambda *runs: monotone.judge_monotone({"runs": list(runs)})[1].verdict
+    verdict = lambda *runs: monotone._judge_monotone({"runs": list(runs)})[1].verdict
     at = lambda share: np.exp(-share * 0.01 * k)
     assert verdict(flow(at(1.0))) == verdict(flow(at(0.94))) == "agree"  # at λ_min(K), or slower
     assert verdict(flow(at(0.49))) == verdict(flow(at(2.0)), flow(at(0.49))) == "differs"  # every seed
@@ -89,7 +89,7 @@ def test_linear_convergence_is_told_from_a_power_law():
         assert verdict(flow((k + 1.0) ** -power)) == "differs"
     assert verdict(flow(at(1.0), stopped="step 300: the loss is not finite")) == "differs"
     assert verdict(flow(at(1.0) * (1 + 0.2 * (k == 155)))) == "agree"  # a rise between moments
-    short = monotone.judge_monotone({"runs": [flow(at(1.0), rate=1e-3)]})[1]
+    short = monotone._judge_monotone({"runs": [flow(at(1.0), rate=1e-3)]})[1]
     assert short.verdict == OPEN
     assert "too short" in short.reason
     assert verdict(flow(at(0.04), rate=1e-3)) == "differs"  # too slow, however short
@@ -99,7 +99,7 @@ def test_the_proof_is_judged_and_the_rest_is_shown(tmp_path, monkeypatch):
     run = flow(np.exp(-0.01 * np.arange(11)))
 
     def verdict(**proof):
-        return monotone.judge_monotone({"runs": [run | {"certified": certified() | proof}]})[2].verdict
+        return monotone._judge_monotone({"runs": [run | {"certified": certified() | proof}]})[2].verdict
 
     assert verdict() == "agree"
     assert verdict(violations=1) == "differs"
@@ -107,7 +107,7 @@ def test_the_proof_is_judged_and_the_rest_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(monotone.Page, "figure", lambda *args: None)
     page = monotone.Page(tmp_path)
     run["moments"][1]["lambda_min"] = 0.25 * run["moments"][0]["lambda_min"]
-    monotone.draw_monotone({"data": "d", "N": 2, "width": 3, "runs": [run]}, page)
+    monotone._draw_monotone({"data": "d", "N": 2, "width": 3, "runs": [run]}, page)
     row = dict(zip(page.tables[0]["columns"], page.tables[0]["rows"][0], strict=True))
     assert (row["least λ_min(K) / first"], row["rises"], row["log gap"]) == ("0.25", "0", "0")
     assert "That the rate is λ_min(K) it does not say" in page.notes[0]
@@ -148,7 +148,7 @@ def starts(large, small):
 def test_the_start_is_judged_by_its_residuals_and_its_paths():
     def verdicts(large=(0.1, 0.3, 8.0), small=(1e-6, 0.95, 1.2)):
         measured = starts(large, small)
-        judgements = training.judge_residuals(measured) + training.judge_paths(measured)
+        judgements = training._judge_residuals(measured) + training._judge_paths(measured)
         return [j.verdict for j in judgements]
 
     assert verdicts() == ["agree"] * 4
@@ -181,7 +181,7 @@ def test_a_change_over_training_is_judged_over_seeds():
 
     def verdicts(*after):
         runs = [{"moments": [start, m, m], "accuracy": 0.9} for m in after]
-        return [j.verdict for j in training.judge_training({"runs": runs})]
+        return [j.verdict for j in training._judge_training({"runs": runs})]
 
     clear = moment(20.0, 0.5, 0.4), moment(22.0, 0.48, 0.41)
     assert verdicts(*clear) == ["agree"] * 3
@@ -214,7 +214,7 @@ def test_the_paths_of_ten_classes_are_told_apart():
     run = {"moments": [moment], "labels": list(range(10)), "loss": [1.0], "accuracy": 0.5}
     moment["paths"].append([[None, None], [None, None]])  # of class 0 too, and not finite
     run["labels"].append(0)
-    training.draw_training({"data": "d", "runs": [run]}, page)
+    training._draw_training({"data": "d", "runs": [run]}, page)
     lines = [line for line in page.figures["paths"].axes[0].get_lines() if len(line.get_xdata()) == 2]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 10
 
@@ -310,14 +310,14 @@ def small_starts(**small):
 
 
 def test_what_is_left_after_the_first_step_is_told():
-    found = training.judge_paths(small_starts())
+    found = training._judge_paths(small_starts())
     assert [j.verdict for j in found] == ["differs", "agree"]
     assert "8.0%, 4.0%, 1.0% after them" in found[0].reason
 
 
 def test_a_residual_that_is_not_finite_is_a_word():
     lost = small_starts(residual=(1.0, None, None, None))
-    found = training.judge_residuals(lost)
+    found = training._judge_residuals(lost)
     assert "not finite to not finite" in found[1].measured
     assert found[1].verdict == "differs"
 
@@ -327,7 +327,7 @@ def test_no_two_images_or_classes_look_alike(tmp_path, monkeypatch):
     monkeypatch.setattr(
         training.Page, "figure", lambda p, name, figure, caption: kept.setdefault(name, figure)
     )
-    training.draw_paths(small_starts(), training.Page(tmp_path))
+    training._draw_paths(small_starts(), training.Page(tmp_path))
     lines = [line for line in kept["paths"].axes[0].get_lines() if len(line.get_xdata()) == 2]
     colours = [line.get_color() for line in lines]
     assert len(colours) == len(set(colours)) > 8
@@ -335,7 +335,7 @@ def test_no_two_images_or_classes_look_alike(tmp_path, monkeypatch):
     moment = {"epoch": 0, "paths": start(0, 0)["paths"][:10], "shares": [0.5, 0.2]}
     moment |= dict.fromkeys(("steps", "first", "between", "neighbour"), 0.5)
     run = {"moments": [moment], "labels": list(range(10)), "loss": [1.0], "accuracy": 0.5}
-    training.draw_training({"data": "x", "runs": [run]}, training.Page(tmp_path))
+    training._draw_training({"data": "x", "runs": [run]}, training.Page(tmp_path))
     (box,) = kept["paths"].legends
     assert [text.get_text() for text in box.get_texts()] == [str(kind) for kind in range(10)]
     marks = [line for line in kept["paths"].axes[0].get_lines() if line.get_linestyle() == "None"]

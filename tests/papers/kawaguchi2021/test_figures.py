@@ -179,7 +179,7 @@ def test_no_two_curves_look_alike(tmp_path, monkeypatch):
     kept: list[Figure] = []
     monkeypatch.setattr(Page, "figure", lambda self, name, figure, caption: kept.append(figure))
     page = Page(tmp_path)
-    theory.draw_convergence(convergence("Gaussian", *runs), page)
+    theory._draw_convergence(convergence("Gaussian", *runs), page)
     lines = [line for line in kept[0].axes[1].get_lines() if len(line.get_xdata()) == 2][:9]
     looks = {(line.get_color(), str(line._dash_pattern)) for line in lines}
     assert len(lines) == len(looks) == 9

@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.papers import catalogue
 from equipoise.papers.framework.page import Page
-from equipoise.papers.ling2023.figures import draw_fig1
+from equipoise.papers.ling2023.figures import _draw_fig1 as draw_fig1
 
 
 def verdicts(key, measured):

@@ -36,7 +36,7 @@ def test_an_opteq_learns_the_digits_and_stays_in_its_ball():
     runs = []
     for _ in range(2):
         model = networks.build("OptEq α=1", (1, 8, 8), SIZE, 0)
-        losses = networks.fit(model, x, y, epochs=3, rate=0.01, seed=0)
+        losses = networks.fit(model, x, y, networks.Training(epochs=3, rate=0.01), seed=0)
         runs.append(losses)
     assert runs[0] == runs[1]
     assert losses[-1] < 0.5 * losses[0]
@@ -106,7 +106,7 @@ def table(opteq=0.8, other=0.7, sam=0.0, low=-0.2, seeds=(-0.01, 0.0, 0.01), **o
 
 
 def test_judgements_follow_the_numbers():
-    verdicts = lambda *a, **k: [j.verdict for j in images.judge_table(table(*a, **k))]
+    verdicts = lambda *a, **k: [j.verdict for j in images._judge_table(table(*a, **k))]
     assert verdicts() == ["agree"] * 3 + [OPEN]
     assert verdicts(0.7, 0.8)[0] == "differs"
     assert verdicts(0.8, 0.8)[0] == OPEN
@@ -121,24 +121,24 @@ def test_judgements_follow_the_numbers():
 
 def test_a_network_that_is_better_has_a_reason():
     measured = table()
-    assert not images.judge_table(measured)[0].reason
+    assert not images._judge_table(measured)[0].reason
     better = [{"accuracy": 0.85 + d, "losses": [0.1]} for d in (0.0, 0.01, 0.02)]
     measured["models"]["repeat-6"] = better  # which is not in the paper
-    assert images.judge_table(measured) == images.judge_table(table())
+    assert images._judge_table(measured) == images._judge_table(table())
     measured["models"]["CNN"] = better
-    found = images.judge_table(measured)[0]
+    found = images._judge_table(measured)[0]
     assert found.verdict == "differs"
     assert "0.1 against 0.2 of the OptEq: it fits them better" in found.reason
 
 
 def test_implicit_models_are_judged_where_they_were_trained():
-    verdicts = lambda **others: [j.verdict for j in images.judge_implicit(table(**others))]
+    verdicts = lambda **others: [j.verdict for j in images._judge_implicit(table(**others))]
     names = dict.fromkeys(images.IMPLICIT, 0.5)
     assert verdicts(**names) == ["agree", "agree", "agree", UNTRIED]
     assert verdicts(**{**names, "neural ODE": 0.9}) == ["agree", "differs", "agree", UNTRIED]
     assert verdicts(**{**names, "monotone DEQ": 0.9}) == ["differs", "agree", "agree", UNTRIED]
     assert verdicts() == [UNTRIED] * 4
-    assert "torchdiffeq" in images.judge_implicit(table())[1].reason
+    assert "torchdiffeq" in images._judge_implicit(table())[1].reason
 
 
 def test_without_torchdiffeq_no_neural_ode_is_trained(monkeypatch, tmp_path):
@@ -153,10 +153,10 @@ def test_what_all_images_reach_is_said_and_not_judged(tmp_path, monkeypatch):
     measured = table() | {"whole": {"accuracy": 0.979, "parameters": 9}}
     for runs in measured["models"].values():
         runs[0]["parameters"] = 9
-    assert images.judge_table(measured) == images.judge_table(table())
+    assert images._judge_table(measured) == images._judge_table(table())
     monkeypatch.setattr(images.Page, "figure", lambda *args: None)
     page = images.Page(tmp_path)
-    images.draw_table(measured, page)
+    images._draw_table(measured, page)
     assert "an OptEq of 9 parameters classifies 97.90 % of the test images" in page.notes[-1]
 
 
@@ -202,7 +202,7 @@ def test_what_the_loop_does_is_measured():
 def test_the_judgement_of_the_segmentations_can_fail():
     loop = {"feedback": [0.04, 0.1], "beyond": 0.01, "alone": 0.3}
     runs = lambda values: [dict.fromkeys(segmentation.KEYS, v) | loop for v in values]
-    judge = lambda *opteq, fcn=(0.4, 0.5): segmentation.judge_scores(
+    judge = lambda *opteq, fcn=(0.4, 0.5): segmentation._judge_scores(
         {"models": {"FCN": runs(fcn), "OptEq": runs(opteq)}}
     )
     assert [j.verdict for j in judge(0.5, 0.6)] == ["agree"] * 3

@@ -15,7 +15,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.markup import escape
@@ -57,7 +57,7 @@ class PaperClaim:
     label: str
     statement: str
     verdict: Verdict
-    check: Callable[..., Outcome]
+    check: Check
     counterexample: str = ""
     sensitive_to: Mapping[str, float] = field(default_factory=dict)
 
@@ -71,6 +71,7 @@ class PaperClaim:
         }
 
     def run(self, seed: int = 0, **constants: float) -> Outcome:
+        """Check the statement on the instance of a seed, with the paper's constants or others."""
         unknown = sorted(set(constants) - set(self.constants))
         if unknown:
             raise TypeError(
@@ -83,47 +84,76 @@ class PaperClaim:
         return outcome.holds and outcome.printed is (None if self.verdict == "holds" else False)
 
 
+Check = Callable[..., Outcome]
+Entry = TypeVar("Entry")
 _REGISTRY: dict[str, PaperClaim] = {}
 
 
-def register(
-    key: str, label: str, verdict: Verdict = "holds", counterexample: str = "", **sensitive_to: float
-) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
-    """Enter a check into the registry; its docstring is the statement."""
+def register(key: str, label: str, **sensitive_to: float) -> Callable[[Check], Check]:
+    """Enter a check into the registry; its docstring is the statement.
 
-    def enter(check: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        paper, statement = key.split(".")[0], inspect.getdoc(check)
-        entry = PaperClaim(
-            key, paper, label, statement or "", verdict, check, counterexample, dict(sensitive_to)
-        )
-        wrong = set(sensitive_to) - set(entry.constants)
-        if paper not in PAPERS or verdict not in get_args(Verdict) or not statement or key in _REGISTRY:
-            raise ValueError(f"{key}: a claim needs a paper, a verdict, a statement and a key of its own.")
-        if not sensitive_to or wrong:
+    It stands above `corrected` or `refuted`, where the paper's own statement does not hold.
+    """
+
+    def enter(check: Check) -> Check:
+        paper, statement = key.split(".")[0], inspect.getdoc(check) or ""
+        verdict, counterexample = getattr(check, "printed", ("holds", ""))
+        entry = PaperClaim(key, paper, label, statement, verdict, check, counterexample, dict(sensitive_to))
+        if paper not in PAPERS or not statement or key in _REGISTRY:
+            raise ValueError(f"{key}: a claim needs a paper, a statement and a key of its own.")
+        if not sensitive_to or set(sensitive_to) - set(entry.constants):
             raise ValueError(f"{key}: sensitive_to must name constants of the check. Got {sensitive_to}.")
-        if bool(counterexample) != (verdict != "holds"):
-            raise ValueError(f"{key}: a counterexample belongs to a verdict other than 'holds', and to each.")
+        if verdict != "holds" and not counterexample:
+            raise ValueError(f"{key}: a verdict other than 'holds' needs a counterexample.")
         _REGISTRY[key] = entry
         return check
 
     return enter
 
 
-def claims(paper: str | None = None) -> list[PaperClaim]:
-    """Every registered claim, or those of one paper, in the order of the papers."""
+def corrected(counterexample: str) -> Callable[[Check], Check]:
+    """Mark a check of a repaired statement; the counterexample says where the printed one fails."""
+    return _printed("holds corrected", counterexample)
+
+
+def refuted(counterexample: str) -> Callable[[Check], Check]:
+    """Mark a check of what holds instead; the counterexample says where the printed statement fails."""
+    return _printed("fails as printed", counterexample)
+
+
+def _printed(verdict: Verdict, counterexample: str) -> Callable[[Check], Check]:
+    def mark(check: Check) -> Check:
+        check.__dict__["printed"] = (verdict, counterexample)
+        return check
+
+    return mark
+
+
+def entries(registry: Mapping[str, Entry], paper: str | None) -> list[Entry]:
+    """All that a registry holds, or what it holds of one paper, in the order of the papers."""
     if paper is not None and paper not in PAPERS:
         raise ValueError(f"paper must be one of {', '.join(PAPERS)}. Got {paper!r} instead.")
     chosen = PAPERS if paper is None else (paper,)
-    return [entry for name in chosen for entry in _REGISTRY.values() if entry.paper == name]
+    return [entry for name in chosen for key, entry in registry.items() if key.split(".")[0] == name]
+
+
+def look_up(registry: Mapping[str, Entry], key: str, what: str, advice: str) -> Entry:
+    """The entry of that key; a KeyError names those close to it, or gives the advice."""
+    if key in registry:
+        return registry[key]
+    close = difflib.get_close_matches(key, registry, n=5, cutoff=0.5)
+    advice = f"Close to it: {', '.join(close)}." if close else advice
+    raise KeyError(f"no {what} {key!r} is registered. {advice}")
+
+
+def claims(paper: str | None = None) -> list[PaperClaim]:
+    """Every registered claim, or those of one paper, in the order of the papers."""
+    return entries(_REGISTRY, paper)
 
 
 def claim(key: str) -> PaperClaim:
     """The claim of that key."""
-    if key in _REGISTRY:
-        return _REGISTRY[key]
-    close = difflib.get_close_matches(key, _REGISTRY, n=5, cutoff=0.5)
-    advice = f"Close to it: {', '.join(close)}." if close else "papers.claims() lists the keys."
-    raise KeyError(f"no claim {key!r} is registered. {advice}")
+    return look_up(_REGISTRY, key, "claim", "papers.claims() lists the keys.")
 
 
 def run(key: str, seed: int = 0, **constants: float) -> Outcome:

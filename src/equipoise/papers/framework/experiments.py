@@ -11,7 +11,6 @@ that code changes.
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from ...data.load import check_name
 from ...data.registry import DIGITS_SHA256
 from ...tasks.lock import locked
 from . import units
-from .claims import PAPERS
+from .claims import PAPERS, entries, look_up
 from .page import Page
 from .sources import code_of
 from .units import plain
@@ -77,32 +76,37 @@ class Experiment:
     key: str
     title: str
     claim: str  # of the paper, in our words
-    run: Callable[[Context], Measured]
+    run: Run
     judge: Callable[[Measured], list[Judgement]]
     draw: Callable[[Measured, Page], None]
     minutes: float = 0.0  # of processor time at the scale "small", about
 
     @property
     def paper(self) -> str:
+        """The paper that the experiment is of, by which its key begins."""
         return self.key.split(".")[0]
 
 
+Run = Callable[["Context"], Measured]
 _REGISTRY: dict[str, Experiment] = {}
 
 
 def register(
     key: str,
     title: str,
-    claim: str,
     *,
     judge: Callable[[Measured], list[Judgement]],
     draw: Callable[[Measured, Page], None],
     minutes: float = 0.0,
-    least: str = "tiny",
-) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:
-    """Enter an experiment by its `run`. Below the scale `least` its runs are too short or small to tell."""
+    least: str = "small",
+) -> Callable[[Run], Run]:
+    """Enter an experiment by its `run`, whose docstring is the claim of the paper, in our words.
 
-    def enter(run: Callable[[Context], Measured]) -> Callable[[Context], Measured]:
+    Below the scale `least` its runs are too short or small to tell.
+    """
+
+    def enter(run: Run) -> Run:
+        claim = " ".join((run.__doc__ or "").split())
         if key in _REGISTRY or key.split(".")[0] not in PAPERS or not (title and claim):
             raise ValueError(f"{key}: an experiment needs a paper, a title, a claim and a key of its own.")
         sized = lambda context: run(context) | {"scale": context.settings.scale}
@@ -124,18 +128,12 @@ def _told(found: Judgement, scale: str, least: str) -> Judgement:
 
 def experiments(paper: str | None = None) -> list[Experiment]:
     """Every experiment, or those of one paper, in the order of the papers."""
-    if paper is not None and paper not in PAPERS:
-        raise ValueError(f"paper must be one of {', '.join(PAPERS)}. Got {paper!r} instead.")
-    chosen = PAPERS if paper is None else (paper,)
-    return [entry for name in chosen for entry in _REGISTRY.values() if entry.paper == name]
+    return entries(_REGISTRY, paper)
 
 
 def experiment(key: str) -> Experiment:
-    if key in _REGISTRY:
-        return _REGISTRY[key]
-    close = difflib.get_close_matches(key, _REGISTRY, n=5, cutoff=0.4)
-    advice = f"Close to it: {', '.join(close)}." if close else "`equipoise reproduce list` shows the keys."
-    raise KeyError(f"no experiment {key!r} is registered. {advice}")
+    """The experiment of that key."""
+    return look_up(_REGISTRY, key, "experiment", "`equipoise reproduce list` shows the keys.")
 
 
 def select(names: Iterable[str]) -> list[Experiment]:
@@ -153,24 +151,18 @@ def select(names: Iterable[str]) -> list[Experiment]:
 class Watcher(Protocol):
     """Told how a run goes."""
 
-    def experiment(self, key: str, at: int, total: int) -> None: ...
-
-    def unit(self, name: str, share: float) -> None: ...
-
-    def finished(self, result: Result) -> None: ...
-
-
-class Silent:
-    """A watcher that tells nobody."""
-
     def experiment(self, key: str, at: int, total: int) -> None:
-        return None
+        """Experiment number `at` of `total` begins."""
 
     def unit(self, name: str, share: float) -> None:
-        return None
+        """That share of a unit is done."""
 
     def finished(self, result: Result) -> None:
-        return None
+        """An experiment has come to its result."""
+
+
+class Silent(Watcher):
+    """A watcher that tells nobody."""
 
 
 @dataclass
@@ -189,6 +181,7 @@ class Context:
     used: set[str] = field(default_factory=set)  # of the settings: names of data, and "seeds"
 
     def pick(self, **by_scale: Any) -> Any:
+        """The value of the run's scale; one that is not given is that of the next smaller."""
         return self.settings.pick(**by_scale)
 
     def seeds(self, **by_scale: int) -> list[int]:
@@ -284,7 +277,9 @@ class Context:
             code = code_of(compute)
             stored, why = units.read(path, digest, code)
             if stored is None:
-                stored = self._compute(group, name, digest, inputs, code, path, compute)
+                about = {"group": group, "name": name, "hash": digest, "version": __version__, "code": code}
+                stored = self._compute(about | {"inputs": plain(inputs)}, compute)
+                units.write(path, stored)
                 self.recomputed += [f"{group} {name}: {why}"] if why else []
         self.watcher.unit(f"{group} {name}", 1.0)
         if str(path.relative_to(self.out)) not in self.units:
@@ -302,31 +297,12 @@ class Context:
             if parts and numbers and key != "revision" and value not in self.sizes.setdefault(key, []):
                 self.sizes[key].append(value)
 
-    def _compute(
-        self,
-        group: str,
-        name: str,
-        digest: str,
-        inputs: Mapping[str, Any],
-        code: Mapping[str, str] | None,
-        path: Path,
-        compute: Callable[[Progress], Measured],
-    ) -> Measured:
+    def _compute(self, about: Measured, compute: Callable[[Progress], Measured]) -> Measured:
+        """A unit with what it is of, how long it took, and its result."""
         began, busy = time.perf_counter(), time.process_time()
-        result = plain(compute(lambda share: self.watcher.unit(f"{group} {name}", share)))
-        stored = {
-            "group": group,
-            "name": name,
-            "hash": digest,
-            "version": __version__,
-            "code": code,
-            "inputs": plain(inputs),
-            "seconds": time.perf_counter() - began,
-            "processor_seconds": time.process_time() - busy,
-            "result": result,
-        }
-        units.write(path, stored)
-        return stored
+        result = plain(compute(lambda share: self.watcher.unit(f"{about['group']} {about['name']}", share)))
+        seconds, busy = time.perf_counter() - began, time.process_time() - busy
+        return {**about, "seconds": seconds, "processor_seconds": busy, "result": result}
 
 
 @dataclass(frozen=True)
@@ -362,5 +338,6 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
+        """A stored result, with its judgements."""
         judgements = tuple(Judgement.from_dict(j) for j in data["judgements"])
         return cls(**{**data, "judgements": judgements})

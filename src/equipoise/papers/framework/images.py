@@ -16,8 +16,8 @@ Images = tuple[Tensor, Tensor, Tensor, Tensor]  # x, y, x_test, y_test
 
 
 @dataclass(frozen=True)
-class Split:
-    """Training and test rows."""
+class TwoClasses:
+    """Training and test rows of classes 0 and 1."""
 
     X: Tensor  # (N, d)
     y: Tensor  # (N,) or (N, k)
@@ -40,7 +40,7 @@ def two_classes(
     side: int = 28,
     norm: float | Literal["sqrt_d"] = 1.0,
     dtype: torch.dtype = torch.float32,
-) -> Split:
+) -> TwoClasses:
     """Classes 0 and 1, grey, side × side, rows of one norm, targets 0 and 1  [gao2022, §7], [ling2023, §5]"""
     used, unseen = room(dataset, per_class)
     drawn = prepare.two_classes(dataset, per_class=used, seed=seed, test_per_class=unseen)
@@ -51,7 +51,7 @@ def two_classes(
         return torch.from_numpy(prepare.unit_norm(prepare.flatten(small), norm)).to(dtype)
 
     labels = lambda y: torch.from_numpy(prepare.zero_one(y)).to(dtype)
-    return Split(rows(drawn.x_train), labels(drawn.y_train), rows(drawn.x_test), labels(drawn.y_test))
+    return TwoClasses(rows(drawn.x_train), labels(drawn.y_train), rows(drawn.x_test), labels(drawn.y_test))
 
 
 def two_classes_in_words(

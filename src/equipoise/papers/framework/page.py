@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...files import write_atomically
-from ...plots import LIGHT, save
-from ...plots.style import FONT, SMALL
+from ...plots import save
 
 
 @dataclass
@@ -27,44 +25,26 @@ class Page:
     notes: list[str] = field(default_factory=list)
 
     def figure(self, name: str, figure: Figure, caption: str) -> None:
+        """Keep a figure, written as SVG and PNG."""
         for part in save(figure, self.directory / f".{name}", dpi=130):  # whole, or the one before
             part.replace(part.with_name(part.name.removeprefix(".")))
         self.figures.append({"name": name, "caption": caption})
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str) -> None:
-        """Written as CSV with the numbers as they are, shown and written as Markdown rounded."""
+    def table(self, name: str, rows: Sequence[Mapping[str, Any]], caption: str) -> None:
+        """Keep a table of rows by column, written as CSV with the numbers as they are, and shown rounded."""
+        columns = list(rows[0])
         content = io.StringIO()
-        writer = csv.writer(content, lineterminator="\n")
-        writer.writerows([columns, *rows])
+        writer = csv.DictWriter(content, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
         write_atomically(self.directory / f"{name}.csv", content.getvalue().encode())
-        shown = [[_shown(cell) for cell in row] for row in rows]
+        shown = [[_shown(row[column]) for column in columns] for row in rows]
         write_atomically(self.directory / f"{name}.md", markdown(columns, shown).encode())
-        self.tables.append({"name": name, "columns": list(columns), "rows": shown, "caption": caption})
+        self.tables.append({"name": name, "columns": columns, "rows": shown, "caption": caption})
 
     def note(self, words: str) -> None:
+        """Keep a sentence that stands below the figures and tables."""
         self.notes.append(words)
-
-
-def shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One legend above all panels, of the names that the first row uses, in place of one in each."""
-    named: dict[str, Any] = {}
-    for ax in figure.axes:
-        own = ax.get_legend()
-        if own is not None:
-            own.remove()
-    for ax in panels:
-        named |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    box = figure.legend(
-        list(named.values()),
-        list(named),
-        loc="outside upper center",
-        ncols=min(5, len(named)),
-        frameon=False,
-        prop={"family": FONT, "size": SMALL},
-        labelcolor=LIGHT.ink,
-    )
-    for text in box.get_texts():
-        text.set_parse_math(False)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -29,17 +29,7 @@ import torch
 
 from ...data import DataError
 from ...files import write_atomically
-from .experiments import (
-    SCALES,
-    Context,
-    Experiment,
-    Result,
-    Settings,
-    Silent,
-    Watcher,
-    experiment,
-    select,
-)
+from .experiments import SCALES, Context, Experiment, Result, Settings, Silent, Watcher, experiment, select
 from .gallery import check_place, read_result, write_gallery, write_page
 from .page import Page
 from .units import plain

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from .page import number
-from .verdicts import error_of_difference
+from .verdicts import error_of_difference, standard_error, with_error
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -19,6 +19,23 @@ def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
     kept = [v for v in values if np.isfinite(v)]
     deviation = float(np.std(kept, ddof=1)) if len(kept) > 1 else None
     return (float(np.mean(kept)) if kept else None), deviation
+
+
+def in_columns(name: str, values: Sequence[float], of: str = "") -> dict[str, float | None]:
+    """Two cells of a table: the mean, and the standard deviation beside it."""
+    return dict(zip((name, f"± sd of {of or name}"), spread(values), strict=True))
+
+
+def mean_error(values: Sequence[float] | np.ndarray, form: str = ".1f") -> str:
+    """The mean over seeds and its standard error, in words."""
+    return with_error(float(np.mean(values)), standard_error(list(values)), form)
+
+
+def gain(more: Sequence[float], less: Sequence[float], form: str = ".2f") -> str:
+    """The mean over paired seeds of more − less and its standard error, in words."""
+    gains = np.subtract(more, less).tolist()
+    mean = float(np.mean(gains))
+    return f"{'+' if mean >= 0 else '−'}{with_error(abs(mean), standard_error(gains), form)}"
 
 
 def shown(values: Sequence[float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 
 def eye(n: int) -> Tensor:
+    """The identity, float64."""
     return torch.eye(n, dtype=torch.float64)
 
 
@@ -23,6 +25,7 @@ def norm(M: Tensor) -> float:
 
 
 def sigma_min(M: Tensor) -> float:
+    """The least singular value."""
     return torch.linalg.svdvals(M.detach())[-1].item()
 
 
@@ -38,3 +41,8 @@ def descend(loss: Tensor, parameters: Sequence[Tensor], step: float) -> float:
         for p, g in zip(parameters, gradients, strict=True):
             p -= step * g
     return torch.cat([g.flatten() for g in gradients]).norm().item()
+
+
+def moments(steps: int, most: int) -> set[int]:
+    """At most so many steps of 0, …, `steps`, evenly spread, the first and the last among them."""
+    return set(np.linspace(0, steps, min(most, steps + 1)).round().astype(int).tolist())

@@ -50,6 +50,7 @@ def read(path: Path, digest: str, code: Mapping[str, str] | None) -> tuple[dict[
 
 
 def write(path: Path, stored: Mapping[str, Any]) -> None:
+    """Store a unit with the seal of its content."""
     sealed = {**stored, "sha256": _sha256(stored)}
     write_atomically(path, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
 

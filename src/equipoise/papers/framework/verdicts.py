@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -48,13 +48,25 @@ class Judgement:
 
 
 def judged(
-    claim: str, holds: bool | None, *, paper: str, measured: str, tolerance: str, reason: str = ""
+    claim: str,
+    holds: bool | None,
+    *,
+    paper: str,
+    measured: str,
+    tolerance: str,
+    reason: str = "",
+    because: Callable[[], str] | None = None,
 ) -> Judgement:
-    """Agree or differ, by a test that was applied already and is stated in `tolerance`; None: undecided."""
+    """Agree or differ, by a test that was applied already and is stated in `tolerance`; None: undecided.
+
+    `reason` is said whatever the verdict, `because` is asked for one where the claim differs.
+    """
     if holds is None:
         words = "undecided at this size: the numbers say neither yes nor no"
         reason = f"{words}. {reason}" if reason else words
         return Judgement(claim, paper, measured, tolerance, "undecided", reason)
+    if holds is False and because is not None:
+        reason = because()
     return Judgement(claim, paper, measured, tolerance, "agree" if holds else "differs", reason)
 
 
@@ -152,6 +164,7 @@ def joint(*errors: float | None) -> float:
 
 
 def with_error(mean: float, error: float | None, form: str = ".1f") -> str:
+    """A mean and its standard error in words; of one seed there is no error."""
     return f"{mean:{form}} (one seed)" if error is None else f"{mean:{form}} ± {error:{form}}"
 
 

@@ -11,7 +11,7 @@ from ...kernels import tangent_kernel
 from ...models import ScaledReLU
 from ...solve import Stop
 from ...theory import certify
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
 from ..framework.small import descend, draw, eye, norm, sigma_min, vec
 
 TIGHT = Stop(rtol=1e-13)
@@ -87,13 +87,8 @@ def lemma_3_1_size(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     return all_of(at_most(free, bound, "random A"), at_most(attained, bound, "A = ‖A‖ I", rtol=1e-6))
 
 
-@register(
-    "gao2022.lemma3.2.invertible",
-    "Lemma 3.2, (6)",
-    "holds corrected",
-    "A = ‖A‖ I with every unit active: Q = (1 − γ₀) I, whose least eigenvalue is not above 1 − γ₀.",
-    scale=1.02,
-)
+@register("gao2022.lemma3.2.invertible", "Lemma 3.2, (6)", scale=1.02)
+@corrected("A = ‖A‖ I with every unit active: Q = (1 − γ₀) I, whose least eigenvalue is not above 1 − γ₀.")
 def lemma_3_2_invertible(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """σ_min(I − γ D (Aᵀ⊗I)) ≥ 1 − γ₀: printed for λ_min, and with a strict sign."""
     model, X, _ = _random(seed)
@@ -166,7 +161,8 @@ def _contrary(seed: int) -> tuple[ScaledReLU, Tensor]:
 _CONTRARY = "A = −‖A‖ I with every unit active: Q = (1 + γ₀) I, and the printed 1/(1 − γ₀) is too much."
 
 
-@register("gao2022.sigma_min.M", "after Lemma 4.1", "holds corrected", _CONTRARY, scale=1.05)
+@register("gao2022.sigma_min.M", "after Lemma 4.1", scale=1.05)
+@corrected(_CONTRARY)
 def bound_on_M(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """σ_min(M) ≥ γ‖b‖ min D σ_min(Z)/(1 + γ₀): printed with 1/(1 − γ₀)."""
     model, X = _contrary(seed)
@@ -176,7 +172,8 @@ def bound_on_M(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     return beside(right, at_least(sigma_min(M), top / (1 - 0.8), "1/(1 − γ₀)"))
 
 
-@register("gao2022.sigma_min.Pi", "after Lemma 4.1", "holds corrected", _CONTRARY, scale=1.05)
+@register("gao2022.sigma_min.Pi", "after Lemma 4.1", scale=1.05)
+@corrected(_CONTRARY)
 def bound_on_Pi(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """σ_min(Π) ≥ ‖b‖ min D min E σ_min(X)/(1 + γ₀): printed with 1/(1 − γ₀)."""
     model, X = _contrary(seed)
@@ -264,13 +261,8 @@ def lemma_4_3(seed: int = 0, *, weight: float = 1.0, injection: float = 1.0) -> 
     )
 
 
-@register(
-    "gao2022.eq38",
-    "(38)",
-    "holds corrected",
-    "X = I and W a rotation by 45°: ‖relu(XW)‖ = 1.144 > 1 = ‖W‖‖X‖.",
-    scale=0.98,
-)
+@register("gao2022.eq38", "(38)", scale=0.98)
+@corrected("X = I and W a rotation by 45°: ‖relu(XW)‖ = 1.144 > 1 = ‖W‖‖X‖.")
 def equation_38(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """‖relu(XW)‖_F ≤ ‖W‖ ‖X‖_F: printed for operator norms."""
     R = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64) / 2**0.5

@@ -9,21 +9,14 @@ import torch
 from ...models import ScaledReLU
 from ...solve import Stop
 from ...theory import certify
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
 from ..framework.small import descend, draw, norm, sigma_min
 
 TIGHT = Stop(rtol=1e-13)
 
 
-@register(
-    "gao2022.section5.1",
-    "§5.1, (24)-(26)",
-    "holds corrected",
-    "γ left as it is while the start is multiplied by β = 10⁵: γ₀ = γ(β‖A(0)‖ + 1) is far above 1.",
-    seventeen=2.0,
-    eighteen=2.0,
-    nineteen=1.0,
-)
+@register("gao2022.section5.1", "§5.1, (24)-(26)", seventeen=2.0, eighteen=2.0, nineteen=1.0)
+@corrected("γ left as it is while the start is multiplied by β = 10⁵: γ₀ = γ(β‖A(0)‖ + 1) is far above 1.")
 def section_5_1(
     seed: int = 0, *, seventeen: float = 1.0, eighteen: float = 3.0, nineteen: float = 2.0
 ) -> Outcome:
@@ -45,13 +38,8 @@ def section_5_1(
     return beside(all_of(*found), printed)
 
 
-@register(
-    "gao2022.section5.2.norm",
-    "§5.2, after (27)",
-    "holds corrected",
-    "‖A(0)‖ is printed as O(√m): four times the width makes it four times, not twice, as large.",
-    slope=1.0,
-)
+@register("gao2022.section5.2.norm", "§5.2, after (27)", slope=1.0)
+@corrected("‖A(0)‖ is printed as O(√m): four times the width makes it four times, not twice, as large.")
 def section_5_2_norm(seed: int = 0, *, slope: float = (2 / math.pi) ** 0.5) -> Outcome:
     """‖A(0)‖ ≈ √(2/π) m for half-normal entries, whose mean is √(2/π): printed as O(√m)."""
     small, large = (norm(draw(seed + m, m, m).abs()) for m in (50, 200))
@@ -99,13 +87,8 @@ def stability(seed: int = 0, *, number: float = 2.0) -> Outcome:
     return all_of(at_most(growth[0], 1.0, "just below"), at_least(growth[1], 1.0, "just above"))
 
 
-@register(
-    "gao2022.step_size",
-    "§5, η = O(1/N)",
-    "fails as printed",
-    "ten unit rows, α₀ just large enough for (19): Theorem 4.4 allows η < 1/N by a factor above 10³.",
-    number=150.0,
-)
+@register("gao2022.step_size", "§5, η = O(1/N)", number=150.0)
+@refuted("ten unit rows, α₀ just large enough for (19): Theorem 4.4 allows η < 1/N by a factor above 10³.")
 def step_size(seed: int = 0, *, number: float = 128.0) -> Outcome:
     """η ≤ (1−γ₀)²/(128 B λ₃² N³) is forced by (19) and (20) for unit rows: η = 1/N does not follow.
 
@@ -122,15 +105,8 @@ def step_size(seed: int = 0, *, number: float = 128.0) -> Outcome:
     return beside(below, at_least(allowed, 1 / N, "η allowed against 1/N"))
 
 
-@register(
-    "gao2022.conditions",
-    "§7, the start of the experiments",
-    "fails as printed",
-    "N = m = 30, γ = .1, unit rows: each of (17)-(19) fails by more than a factor 100.",
-    seventeen=4.0,
-    eighteen=8.0,
-    nineteen=8.0,
-)
+@register("gao2022.conditions", "§7, the start of the experiments", seventeen=4.0, eighteen=8.0, nineteen=8.0)
+@refuted("N = m = 30, γ = .1, unit rows: each of (17)-(19) fails by more than a factor 100.")
 def conditions(
     seed: int = 0, *, seventeen: float = 8.0, eighteen: float = 16.0, nineteen: float = 16.0
 ) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from ...models import ScaledReLU
 from ...solve import EquilibriumError, Stop
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress
-from ..framework.images import Split, room, two_classes, two_classes_in_words
-from ..framework.small import norm
+from ..framework.images import TwoClasses, room, two_classes, two_classes_in_words
+from ..framework.small import moments, norm
 
 DATA = ("mnist", "fashion_mnist", "cifar10", "svhn")
 GAMMAS = (0.1, 0.3, 0.5, 0.8)
@@ -38,42 +38,51 @@ def sizes(context: Context) -> dict[str, Any]:
     }
 
 
+def grid(context: Context, own: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> Measured:
+    """{"data": {name: {label: [a curve a seed]}}} on the data asked for, or the paper's own.
+
+    A run says by what it differs from the paper's m = N, γ = .1 and η = 1/N; it may have `seeds` of its own.
+    """
+    size = sizes(context)
+    usual = {"width": size["width"], "gamma": 0.1, "step": STEP, "epochs": size["epochs"]}
+    seeds = len(context.seeds(tiny=1, small=3, medium=1, paper=5))
+    found: Measured = {"data": {}}
+    for name in context.datasets(*own):
+        found["data"][name] = {}
+        for label, run in runs.items():
+            settings = {**usual, **run}
+            count = settings.pop("seeds", seeds)
+            curves = [curve(context, name, seed=seed, **settings) for seed in range(count)]
+            found["data"][name][label] = curves
+    return found
+
+
 def curve(
     context: Context, data: str, *, width: int, gamma: float, step: float, seed: int, epochs: int
 ) -> Measured:
     """One run: training loss at every epoch; test loss, γ‖A‖ and forward iterations at some; `step` is ηN."""
     dataset = context.load(data)
     per_class, _ = room(dataset, sizes(context)["per_class"])
-    inputs = {
-        "data": context.source(data, two_classes_in_words(dataset, per_class)),
-        "per_class": per_class,
-        "width": width,
-        "gamma": gamma,
-        "step": step,
-        "seed": seed,
-        "epochs": epochs,
-    }
-    compute = lambda progress: _descend(
-        two_classes(dataset, per_class, seed), width, gamma, step, seed, epochs, progress
-    )
+    source = context.source(data, two_classes_in_words(dataset, per_class))
+    run = {"width": width, "gamma": gamma, "step": step, "seed": seed, "epochs": epochs}
+    compute = lambda progress: _descend(two_classes(dataset, per_class, seed), progress, **run)
     name = f"{data}-m{width}-gamma{gamma:g}-step{step:g}-seed{seed}"
+    inputs = {"data": source, "per_class": per_class, **run}
     return {**context.unit("gao2022.descent", name, inputs, compute), "N": 2 * per_class}
 
 
 def _descend(
-    split: Split, width: int, gamma: float, step: float, seed: int, epochs: int, progress: Progress
+    split: TwoClasses, progress: Progress, *, width: int, gamma: float, step: float, seed: int, epochs: int
 ) -> Measured:
     X, y = split.X, split.y
-    generator = torch.Generator().manual_seed(seed)
-    model = ScaledReLU(X.shape[1], width, gamma, generator=generator)
-    moments = set(np.linspace(0, epochs, min(MOMENTS, epochs + 1)).round().astype(int).tolist())
+    model = ScaledReLU(X.shape[1], width, gamma, generator=torch.Generator().manual_seed(seed))
+    measured_at = moments(epochs, MOMENTS)
     found: dict[str, list[float]] = {name: [] for name in ("at", "test_loss", "norm", "batch", "sample")}
 
     def look(k: int, loss: float) -> None:
         progress(k / max(epochs, 1))
-        if k in moments and math.isfinite(loss):
-            batch, sample = iterations(model, X)
-            row = (k, _test_loss(model, split), gamma * norm(model.A), batch, sample)
+        if k in measured_at and math.isfinite(loss):
+            row = (k, _test_loss(model, split), gamma * norm(model.A), *iterations(model, X))
             for name, value in zip(found, row, strict=True):
                 found[name].append(value)
 
@@ -88,7 +97,7 @@ def _descend(
     }
 
 
-def _test_loss(model: ScaledReLU, split: Split) -> float:
+def _test_loss(model: ScaledReLU, split: TwoClasses) -> float:
     try:
         with torch.no_grad():
             return HalfSquare()(model(split.X_test), split.y_test).item() / len(split.y_test)
@@ -123,20 +132,6 @@ def predicted(model: ScaledReLU, X: Tensor) -> int:
 # -- reading curves ------------------------------------------------------------------------------------------
 
 
-def grid(context: Context, names: Sequence[str], runs: Sequence[dict[str, Any]], seeds: int) -> Measured:
-    """{"data": {name: {label: [a curve a seed]}}}; a run has a `label`, and may have `seeds` of its own."""
-    found: Measured = {"data": {}}
-    for name in names:
-        found["data"][name] = {
-            run["label"]: [
-                curve(context, name, seed=s, **{k: v for k, v in run.items() if k not in ("label", "seeds")})
-                for s in range(run.get("seeds", seeds))
-            ]
-            for run in runs
-        }
-    return found
-
-
 def ended(run: Measured) -> bool:
     """Whether a run came to its last epoch, with a loss that is finite; one that did not is lost."""
     return not run["stopped"] and run["loss"][-1] is not None
@@ -153,6 +148,7 @@ def finals(runs: Sequence[Measured]) -> list[float]:
 
 
 def finals_test(runs: Sequence[Measured]) -> list[float]:
+    """The last test loss a sample of every run; infinite if the run was lost, or has none there."""
     values = [r["test_loss"][-1] if ended(r) and r["test_loss"] else None for r in runs]
     return [math.inf if v is None else v for v in values]
 

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 
 from ...models import ScaledReLU
-from ...plots import new_figure
-from ...plots.curves import draw, finish
+from ...plots.curves import Panel, panels
 from ...theory import certify
 from ..framework.experiments import Context, Measured, Progress, register
-from ..framework.images import Split, room, two_classes, two_classes_in_words
+from ..framework.images import TwoClasses, room, two_classes, two_classes_in_words
 from ..framework.page import Page, number
-from ..framework.seeds import apart, shown, spread
+from ..framework.seeds import apart, in_columns, shown
 from ..framework.verdicts import BELOW, LEVEL, Judgement, below, impossible, judged
-from .runs import CALM, GAMMAS, STEP, curve, iterations, predicted, sizes
+from .runs import CALM, GAMMAS, STEP, grid, iterations, predicted
 
 TABLE_1 = {0.1: 6.0, 0.3: 9.0, 0.5: 15.0, 0.8: 47.5}
+READINGS = {"batch": "norm of the batch", "sample": "norm of a sample"}  # of ‖Z^{l+1} − Z^l‖ ≤ 10⁻²
 
 
 # -- table 1 -------------------------------------------------------------------------------------------------
@@ -46,57 +46,22 @@ def _at_the_start(context: Context, name: str) -> Measured:
     return context.unit("gao2022.table1", f"{name}-m{width}", inputs, compute) | {"N": 2 * per_class}
 
 
-def judge_table1(measured: Measured) -> list[Judgement]:
+def _judge_table1(measured: Measured) -> list[Judgement]:
     found = []
     for name, (start, along) in measured["data"].items():
-        counts = [row["batch"] for row in _by_gamma(start).values()]
+        counts = {gamma: row["batch"] for gamma, row in _by_gamma(start).items()}
         found += [
             judged(
                 f"{name}: forward passes take more iterations for a larger γ",
-                all(a < b for a, b in pairwise(counts)),
+                all(a < b for a, b in pairwise(counts.values())),
                 paper="§7.2, Table 1: larger γ results in more iterations",
-                measured="at the start: "
-                + ", ".join(f"γ = {g}: {r['batch']}" for g, r in _by_gamma(start).items()),
+                measured="at the start: " + ", ".join(f"γ = {g}: {n}" for g, n in counts.items()),
                 tolerance="more for each larger γ, by the norm of the batch",
             ),
             _growth(name, along),
             _counts(name, start, along),
         ]
     return found
-
-
-def _counts(name: str, start: Measured, along: Measured) -> Judgement:
-    """The paper's means beside ours, by the norm of the batch; what that of a sample gives is shown."""
-    claim = f"{name}: mean forward iterations for γ = .1/.3/.5/.8"
-    paper = "Table 1: " + " / ".join(f"{v:g}" for v in TABLE_1.values())
-    if start["N"] != 1000:
-        reason = f"{name} has {start['N']} samples of the two classes where the paper has 1000."
-        return impossible(claim, paper=paper, reason=reason)
-    trained = all(row["N"] == 1000 for row in along.values())
-    tolerance = "each between the least and the largest count of our training at N = 1000, or one beyond: a "
-    tolerance += "mean is between them, and a count is one more or less by whether its last pass counts"
-    reason = "" if trained else "Only the start has N = 1000 here, and the paper's mean is over training."
-    within: bool | None = None
-    told: dict[str, str] = {}
-    for reading in ("batch", "sample"):
-        if not trained:
-            counts = " / ".join(f"{r[reading]:.3g}" for r in _by_gamma(start).values())
-            told[reading] = f"{counts}, at the start"
-            continue
-        ranges = [(min(r[f"{reading}_range"]), max(r[f"{reading}_range"])) for r in along.values()]
-        pairs = list(zip(ranges, TABLE_1.values(), strict=True))
-        if reading == "batch":
-            within = all(low - 1 <= n <= high + 1 for (low, high), n in pairs)
-        means = " / ".join(f"{r[reading]:.3g}" for r in along.values())
-        told[reading] = f"means {means}; counts " + " / ".join(f"{a:.3g}-{b:.3g}" for a, b in ranges)
-    return judged(
-        claim,
-        within,
-        paper=f"{paper}; which norm is meant is not said",
-        measured=f"with the norm of the batch {told['batch']}; with that of one sample {told['sample']}",
-        tolerance=f"with the norm of the batch {tolerance}",
-        reason=reason,
-    )
 
 
 def _growth(name: str, along: Measured) -> Judgement:
@@ -116,81 +81,98 @@ def _growth(name: str, along: Measured) -> Judgement:
     )
 
 
+def _counts(name: str, start: Measured, along: Measured) -> Judgement:
+    """The paper's means beside ours, by the norm of the batch; what that of a sample gives is shown."""
+    claim = f"{name}: mean forward iterations for γ = .1/.3/.5/.8"
+    paper = "Table 1: " + " / ".join(f"{v:g}" for v in TABLE_1.values())
+    if start["N"] != 1000:
+        reason = f"{name} has {start['N']} samples of the two classes where the paper has 1000."
+        return impossible(claim, paper=paper, reason=reason)
+    trained = all(row["N"] == 1000 for row in along.values())
+    within: bool | None = None
+    told: dict[str, str] = {}
+    for reading in READINGS:
+        listed = lambda rows, key=reading: " / ".join(f"{row[key]:.3g}" for row in rows.values())
+        ranges = [(min(r[f"{reading}_range"]), max(r[f"{reading}_range"])) for r in along.values()]
+        spans = " / ".join(f"{low:.3g}-{high:.3g}" for low, high in ranges)
+        told[reading] = f"{listed(_by_gamma(start))}, at the start"
+        if trained:
+            told[reading] = f"means {listed(along)}; counts {spans}"
+        if trained and reading == "batch":
+            pairs = zip(ranges, TABLE_1.values(), strict=True)
+            within = all(low - 1 <= n <= high + 1 for (low, high), n in pairs)
+    return judged(
+        claim,
+        within,
+        paper=f"{paper}; which norm is meant is not said",
+        measured=f"with the norm of the batch {told['batch']}; with that of one sample {told['sample']}",
+        tolerance="with the norm of the batch each between the least and the largest count of our training "
+        "at N = 1000, or one beyond: a mean is between them, and a count is one more or less by whether its "
+        "last pass counts",
+        reason="" if trained else "Only the start has N = 1000 here, and the paper's mean is over training.",
+    )
+
+
 def _by_gamma(start: Measured) -> dict[str, Measured]:
     return {g: row for g, row in start.items() if g != "N"}
 
 
-def draw_table1(measured: Measured, page: Page) -> None:
+def _draw_table1(measured: Measured, page: Page) -> None:
+    row_of_panels = []
     for name, (start, along) in measured["data"].items():
-        rows = [
-            [f"γ = {g}", TABLE_1[float(g)], r["batch"], r["predicted"], r["sample"]]
-            for g, r in _by_gamma(start).items()
+        counts, N = _by_gamma(start), start["N"]
+        at_start = [
+            {
+                "": f"γ = {g}",
+                "paper": TABLE_1[float(g)],
+                "norm of the batch": r["batch"],
+                "formula": r["predicted"],
+                "norm of a sample (mean)": r["sample"],
+            }
+            for g, r in counts.items()
         ]
-        columns = ["", "paper", "norm of the batch", "formula", "norm of a sample (mean)"]
-        page.table(f"start-{name}", columns, rows, f"{name}, N = {start['N']}, at the start A = I.")
+        page.table(f"start-{name}", at_start, f"{name}, N = {N}, at the start A = I.")
+        over_training = [
+            {"run": g, "N": r["N"]}
+            | {f"mean, {words}": r[reading] for reading, words in READINGS.items()}
+            | in_columns("first", r["first"])
+            | in_columns("last", r["last"])
+            for g, r in along.items()
+        ]
         page.table(
             f"training-{name}",
-            [
-                "run",
-                "N",
-                "mean, norm of the batch",
-                "mean, norm of a sample",
-                "first",
-                "± sd of first",
-                "last",
-                "± sd of last",
-            ],
-            [
-                [g, r["N"], r["batch"], r["sample"], *spread(r["first"]), *spread(r["last"])]
-                for g, r in along.items()
-            ],
+            over_training,
             f"{name}, over training; first and last by the norm of the batch, mean and standard deviation "
             "over seeds; counts of a run that was lost are those until then.",
         )
-    figure, axes = new_figure(1, len(measured["data"]), width=5.0)
-    for (name, (start, _)), ax in zip(measured["data"].items(), axes[0], strict=True):
-        gammas = [float(g) for g in _by_gamma(start)]
-        for at, (label, key) in enumerate((("norm of the batch", "batch"), ("norm of a sample", "sample"))):
-            draw(ax, (gammas, [r[key] for r in _by_gamma(start).values()]), label, at=at)
-        draw(ax, (list(TABLE_1), list(TABLE_1.values())), "paper", at=2)
-        finish(figure, ax, x="γ", y="forward iterations", title=f"{name}, N = {start['N']}", log_y=True)
-    page.figure("iterations", figure, "Forward iterations to ‖Zˡ⁺¹ − Zˡ‖ ≤ 10⁻², by what norm is meant.")
+        gammas = [float(g) for g in counts]
+        lines = {words: (gammas, [r[key] for r in counts.values()]) for key, words in READINGS.items()}
+        lines["paper"] = list(TABLE_1), list(TABLE_1.values())
+        row_of_panels.append(Panel(lines, "γ", "forward iterations", f"{name}, N = {N}", log_y=True))
+    caption = "Forward iterations to ‖Zˡ⁺¹ − Zˡ‖ ≤ 10⁻², by what norm is meant."
+    page.figure("iterations", panels([row_of_panels]), caption)
 
 
-@register(
-    "gao2022.table1",
-    "Table 1: forward iterations",
-    "Plain iterations to a change of 10⁻² grow with γ: 6, 9, 15 and 47.5 on average for .1, .3, .5 and .8.",
-    judge=judge_table1,
-    draw=draw_table1,
-    least="small",
-)
+@register("gao2022.table1", "Table 1: forward iterations", judge=_judge_table1, draw=_draw_table1)
 def table1(context: Context) -> Measured:
+    """Plain iterations to a change of 10⁻² grow with γ: 6, 9, 15 and 47.5 on average for .1, .3, .5, .8."""
+    steps = {gamma: STEP if gamma < 0.8 else CALM for gamma in GAMMAS}
+    settings = {f"γ = {g:g}, η = {step:g}/N": {"gamma": g, "step": step} for g, step in steps.items()}
     found: Measured = {"data": {}}
-    size, seeds = sizes(context), context.seeds(tiny=1, small=3, medium=1, paper=5)
-    for name in context.datasets("mnist"):
-        along = {}
-        for gamma in GAMMAS:
-            step = STEP if gamma < 0.8 else CALM
-            runs = [
-                curve(
-                    context, name, width=size["width"], gamma=gamma, step=step, seed=s, epochs=size["epochs"]
-                )
-                for s in seeds
-            ]
-            along[f"γ = {gamma:g}, η = {step:g}/N"] = {
-                "N": runs[0]["N"],
-                "first": [r["batch"][0] for r in runs],
-                "last": [r["batch"][-1] for r in runs],
-            }
-            for reading in ("batch", "sample"):
-                counts = [r[reading] for r in runs]
-                along[f"γ = {gamma:g}, η = {step:g}/N"] |= {
-                    reading: float(np.mean([np.mean(some) for some in counts])),
-                    f"{reading}_range": [min(map(min, counts)), max(map(max, counts))],
-                }
+    for name, curves in grid(context, ["mnist"], settings)["data"].items():
+        along = {label: _along(runs) for label, runs in curves.items()}
         found["data"][name] = [_at_the_start(context, name), along]
     return found
+
+
+def _along(runs: list[Measured]) -> Measured:
+    """What the counts of one γ come to over training, all seeds together."""
+    row = {"N": runs[0]["N"], "first": [r["batch"][0] for r in runs], "last": [r["batch"][-1] for r in runs]}
+    for reading in READINGS:
+        counts = [r[reading] for r in runs]
+        row[reading] = float(np.mean([np.mean(some) for some in counts]))
+        row[f"{reading}_range"] = [min(map(min, counts)), max(map(max, counts))]
+    return row
 
 
 # -- the conditions, where the experiments are ---------------------------------------------------------------
@@ -200,7 +182,7 @@ MOST_BETA, PRECISION = 1e60, 0.01  # where the search for β ends
 UNSCALED = {"beta": 1.0, "gamma": 0.1}
 
 
-def judge_conditions(measured: Measured) -> list[Judgement]:
+def _judge_conditions(measured: Measured) -> list[Judgement]:
     found = []
     for name, row in measured["data"].items():
         plain, N = row["plain"], row["N"]
@@ -234,24 +216,17 @@ def _hold(start: Measured) -> bool:
     return all(margin >= 1 for margin in start["margins"].values())
 
 
-def draw_conditions(measured: Measured, page: Page) -> None:
+def _draw_conditions(measured: Measured, page: Page) -> None:
+    rows = [
+        {"data": name, "N": r["N"], "m": r["width"], "β": start["beta"], "γ": start["gamma"]}
+        | start["margins"]
+        | {"η allowed by (20)": start["allowed"], "1/N": 1 / r["N"]}
+        for name, r in measured["data"].items()
+        for start in (r["plain"], r["scaled"])
+    ]
     page.table(
         "margins",
-        ["data", "N", "m", "β", "γ", "(17)", "(18)", "(19)", "η allowed by (20)", "1/N"],
-        [
-            [
-                name,
-                r["N"],
-                r["width"],
-                s["beta"],
-                s["gamma"],
-                *s["margins"].values(),
-                s["allowed"],
-                1 / r["N"],
-            ]
-            for name, r in measured["data"].items()
-            for s in (r["plain"], r["scaled"])
-        ],
+        rows,
         "Left over right side of each condition (1 or more is needed), with C₁ = C₂ = C₃ = 1: at the start "
         "of §7, and multiplied by the smallest β that is enough, with γ rescaled as in §5.1.",
     )
@@ -260,11 +235,12 @@ def draw_conditions(measured: Measured, page: Page) -> None:
 @register(
     "gao2022.conditions",
     "§7: the theorem's conditions at the start of the experiments",
-    "The start satisfies (17)-(19), after scaling if need be, and Theorem 4.4 then allows η = 1/N.",
-    judge=judge_conditions,
-    draw=draw_conditions,
+    judge=_judge_conditions,
+    draw=_draw_conditions,
+    least="tiny",
 )
 def conditions(context: Context) -> Measured:
+    """The start satisfies (17)-(19), after scaling if need be, and Theorem 4.4 then allows η = 1/N."""
     return {"data": {name: _starts(context, name) for name in context.datasets("mnist")}}
 
 
@@ -287,7 +263,7 @@ def _starts(context: Context, name: str) -> Measured:
     }
 
 
-def _certified(split: Split, width: int, beta: float, gamma: float) -> Measured:
+def _certified(split: TwoClasses, width: int, beta: float, gamma: float) -> Measured:
     """The sides of Theorem 4.4 at the start βW, βI, 0."""
     generator = torch.Generator().manual_seed(0)
     model = ScaledReLU(split.X.shape[1], width, gamma, dtype=torch.float64, generator=generator)
@@ -299,7 +275,7 @@ def _certified(split: Split, width: int, beta: float, gamma: float) -> Measured:
     return {"margins": margins, "allowed": proof.max_step_size}
 
 
-def _scaled(split: Split, width: int, progress: Progress) -> Measured:
+def _scaled(split: TwoClasses, width: int, progress: Progress) -> Measured:
     """The smallest β for which they hold, by bisection of ln β; γ = 1/(2(β + 1)), so that γ₀ = ½."""
 
     def start(beta: float) -> Measured:

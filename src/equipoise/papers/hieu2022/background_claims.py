@@ -12,7 +12,7 @@ from ...models import Monotone
 from ...models.repeated import Repeat
 from ...models.zoo import ReLUNetwork, weight_tied
 from ...solve import Stop
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
 from ..framework.small import descend, draw, eye, norm
 
 TIGHT = Stop(rtol=1e-13)
@@ -91,12 +91,9 @@ def theorem_2_5_3(seed: int = 0, *, rate: float = 1.0) -> Outcome:
     return all_of(*found)
 
 
-@register(
-    "hieu2022.theorem2.5.4",
-    "Theorem 2.5.4 with Definition 2.5.3",
-    "holds corrected",
-    "½ax² with a = L/5: PL with μ = 2a by Definition 2.5.3, a step leaves (1 − a/L)² > 1 − 2a/L of it.",
-    number=1.0,
+@register("hieu2022.theorem2.5.4", "Theorem 2.5.4 with Definition 2.5.3", number=1.0)
+@corrected(
+    "½ax² with a = L/5: PL with μ = 2a by Definition 2.5.3, a step leaves (1 − a/L)² > 1 − 2a/L of it."
 )
 def theorem_2_5_4(seed: int = 0, *, number: float = 2.0) -> Outcome:
     """f(θ_t) − f* ≤ (1 − μ/(2L))^t (f(θ₀) − f*) where ‖∇f‖² ≥ μ(f − f*) and the step is 1/L.
@@ -152,13 +149,8 @@ def proposition_3(seed: int = 0, *, number: float = 2.0) -> Outcome:
     return all_of(*found)
 
 
-@register(
-    "hieu2022.forward_backward",
-    "(3.5), the interval of α",
-    "holds corrected",
-    "a rotation and stretching I − W at α = 2μ/ℓ², the closed end: the factor is exactly 1.",
-    number=2.1,
-)
+@register("hieu2022.forward_backward", "(3.5), the interval of α", number=2.1)
+@corrected("a rotation and stretching I − W at α = 2μ/ℓ², the closed end: the factor is exactly 1.")
 def forward_backward(seed: int = 0, *, number: float = 2.0) -> Outcome:
     """Forward-backward contracts for α ∈ (0, 2μ/ℓ²), an open interval: printed closed."""
     M, mu = _rotation(0.5, 1.5), 0.5

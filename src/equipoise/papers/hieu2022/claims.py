@@ -13,7 +13,7 @@ from ...models import Monotone
 from ...solve import Stop
 from ...theory import certify
 from ...theory.hieu2022 import certified_start
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
 from ..framework.small import descend, draw, eye, norm, sigma_min, vec
 
 TIGHT = Stop(rtol=1e-13)
@@ -95,7 +95,8 @@ def lemma_3_2_2(seed: int = 0, *, symmetric: float = 1.0, skew: float = 1.0) -> 
 _ORDER = "(uᵀ⊗I_N) in place of (I_N⊗uᵀ): it sums other entries of vec Z than ŷ = Zᵀu does."
 
 
-@register("hieu2022.lemma3.2.3", "Lemma 3.2.3", "holds corrected", _ORDER, half=1.0)
+@register("hieu2022.lemma3.2.3", "Lemma 3.2.3", half=1.0)
+@corrected(_ORDER)
 def lemma_3_2_3(seed: int = 0, *, half: float = 0.5) -> Outcome:
     """∇L = rᵀ(I_N⊗uᵀ) ∂vec Z for A, B and U,  ∇u = Zr, for the loss ½‖r‖²: printed with (uᵀ⊗I_N)."""
     model, X, y = _random(seed)
@@ -112,13 +113,8 @@ def lemma_3_2_3(seed: int = 0, *, half: float = 0.5) -> Outcome:
     return beside(right, equal(other.T @ r, vec(gradients[2]), "∇U", rtol=1e-3))
 
 
-@register(
-    "hieu2022.proposition4",
-    "Proposition 4, (3.7)",
-    "holds corrected",
-    _ORDER,
-    skew=0.5,
-)
+@register("hieu2022.proposition4", "Proposition 4, (3.7)", skew=0.5)
+@corrected(_ORDER)
 def proposition_4(seed: int = 0, *, skew: float = 1.0) -> Outcome:
     """dŷ/dt = −K r,  K = J_AJ_Aᵀ + J_BJ_Bᵀ + J_UJ_Uᵀ + ZᵀZ,  J = (I_N⊗uᵀ)Q⁻¹D[…]: the tangent kernel."""
     model, X, _ = _random(seed)
@@ -145,13 +141,8 @@ def kernel_blocks(seed: int = 0, *, cross: float = 2.0) -> Outcome:
     )
 
 
-@register(
-    "hieu2022.lemma3.3.2",
-    "Lemma 3.3.2",
-    "holds corrected",
-    "two units, the second inactive, B − Bᵀ = 10 off the diagonal: ‖(I⊗uᵀ)Q⁻¹‖ is ten times ‖u‖/μ.",
-    scale=0.97,
-)
+@register("hieu2022.lemma3.3.2", "Lemma 3.3.2", scale=0.97)
+@corrected("two units, the second inactive, B − Bᵀ = 10 off the diagonal: ‖(I⊗uᵀ)Q⁻¹‖ is ten times ‖u‖/μ.")
 def lemma_3_3_2(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """‖(I_N⊗uᵀ) Q⁻¹D‖ ≤ ‖u‖/μ, attained where A = 0: printed without the D, and false."""
     found = []
@@ -280,13 +271,8 @@ def theorem_3_3_1(seed: int = 0, *, rate: float = 0.5, share: float = 0.5) -> Ou
     return all_of(at_least(exponent, rate, "exponent in units of λ₀²"), at_least(least, share, "σ_N(Z)/λ₀"))
 
 
-@register(
-    "hieu2022.eq3.17",
-    "(3.17), Proposition 6",
-    "holds corrected",
-    "μ = ½: λ₀ as printed (3.17) allows leaves room for ‖Z(k) − Z(0)‖ above λ₀/2.",
-    number=15.0,
-)
+@register("hieu2022.eq3.17", "(3.17), Proposition 6", number=15.0)
+@corrected("μ = ½: λ₀ as printed (3.17) allows leaves room for ‖Z(k) − Z(0)‖ above λ₀/2.")
 def equation_3_17(seed: int = 0, *, number: float = 16.0) -> Outcome:
     """λ₀³ ≥ 16‖X‖_F²r₀(ū/μ²)[1 + (6Ū²ā² + 4Ū²)/μ²] gives ‖Z(k) − Z(0)‖_F ≤ λ₀/2: printed with 8 and no μ.
 
@@ -306,12 +292,9 @@ def equation_3_17(seed: int = 0, *, number: float = 16.0) -> Outcome:
     return beside(right, at_most(moved(printed), printed / 2, "‖ΔZ‖_F"))
 
 
-@register(
-    "hieu2022.eq3.18",
-    "(3.18)",
-    "fails as printed",
-    "A = B = 0 and U = X = I, where λ₀ is largest: with its powers of μ restored, (3.18) has margin 1/(20N).",
-    scale=0.95,
+@register("hieu2022.eq3.18", "(3.18)", scale=0.95)
+@refuted(
+    "A = B = 0 and U = X = I, where λ₀ is largest: with its powers of μ restored, (3.18) has margin 1/(20N)."
 )
 def equation_3_18(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """λ₀² ≤ ‖X‖_F²‖U‖²/(μ²N), attained: (3.18), which needs 20 Ū²‖X‖_F²/μ² at least, can never hold."""
@@ -325,13 +308,8 @@ def equation_3_18(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     return beside(all_of(*found), at_least(best, 1.0, "best margin of (3.18)"))
 
 
-@register(
-    "hieu2022.theorem3.3.5",
-    "Theorem 3.3.5",
-    "fails as printed",
-    "n = d = N = 1, A = B = 0, U = X = 1, u = 0, y = .002, μ = .01, R = (10⁻³, 1, 1, ½), η = 4·10⁻⁴.",
-    eta=1e-4,
-)
+@register("hieu2022.theorem3.3.5", "Theorem 3.3.5", eta=1e-4)
+@refuted("n = d = N = 1, A = B = 0, U = X = 1, u = 0, y = .002, μ = .01, R = (10⁻³, 1, 1, ½), η = 4·10⁻⁴.")
 def theorem_3_3_5(seed: int = 0, *, eta: float = 4e-4) -> Outcome:
     """L(1) = 9 L(0) where (3.16)-(3.18) and the step size hold as printed: r ← (1 − ηz²) r, z = 1/μ = 100.
 
@@ -355,14 +333,8 @@ def theorem_3_3_5(seed: int = 0, *, eta: float = 4e-4) -> Outcome:
     return beside(all_of(*conditions, grown), at_most(after / before, 1 - eta * l0**2 / 4, "L(1)/L(0)"))
 
 
-@register(
-    "hieu2022.condition2",
-    "Condition 2, repaired",
-    "holds corrected",
-    "the instance of hieu2022.theorem3.3.5 meets it as printed, and its loss grows.",
-    rate=2.1,
-    share=1.01,
-)
+@register("hieu2022.condition2", "Condition 2, repaired", rate=2.1, share=1.01)
+@corrected("the instance of hieu2022.theorem3.3.5 meets it as printed, and its loss grows.")
 def condition_2(seed: int = 0, *, rate: float = 0.25, share: float = 0.5) -> Outcome:
     """L(k+1) ≤ (1 − ηλ₀²/4) L(k) under (3.16), (3.17) with its powers of μ, λ₀² ≥ 16C₁₃, and a smaller η."""
     exponent, least = _follow(seed, "descent")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +17,16 @@ from torch import Tensor
 
 from ...kernels import tangent_kernel
 from ...models import Monotone
-from ...plots import new_figure
-from ...plots.curves import draw, finish
-from ...plots.style import DASHES, LIGHT
+from ...plots import LIGHT
+from ...plots.curves import Line, Panel, panels
+from ...plots.style import DASHES
 from ...theory import certify
 from ...theory.hieu2022 import certified_start
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import room, two_classes, two_classes_in_words
 from ..framework.page import Page, number
+from ..framework.small import moments
 from ..framework.verdicts import Judgement, judged
 
 MOMENTS = 31
@@ -35,54 +35,13 @@ LAZY = 0.5  # the same share from the start of the theorem, whose K does not mov
 LINEAR = 0.5  # least share of λ_min(K) that is a linear rate
 
 
-@register(
-    "hieu2022.monotone",
-    "Chapter 3: a monotone DEQ trained, its tangent kernel tracked",
-    "A kernel bounded below gives PL*; descent on a monotone DEQ converges linearly, proved under "
-    "conditions on the start and conjectured under suitable ones.",
-    judge=lambda measured: judge_monotone(measured),
-    draw=lambda measured, page: draw_monotone(measured, page),
-    least="small",
-)
-def monotone(context: Context) -> Measured:
-    (name,) = context.datasets("mnist")[:1]
-    dataset = context.load(name)
-    per_class = room(dataset, context.pick(tiny=4, small=10, medium=50))[0]
-    width, steps = context.pick(tiny=12, small=150, medium=500), context.pick(tiny=6, small=1200, medium=4000)
-    found: Measured = {"data": name, "N": 2 * per_class, "width": width, "runs": []}
-    for seed in context.seeds(tiny=1, small=3):
-        inputs = {
-            "data": context.source(name, two_classes_in_words(dataset, per_class, test=False)),
-            "per_class": per_class,
-            "width": width,
-            "steps": steps,
-            "share": SHARE,
-            "lazy": LAZY,
-            "moments": MOMENTS,
-            "flips": True,
-        }
-        inputs["seed"] = seed
-
-        def compute(progress: Progress, seed: int = seed) -> Measured:
-            split = two_classes(dataset, per_class, seed, dtype=torch.float64)
-            return {
-                **_tracked(split.X, split.y, width, steps, seed, progress),
-                "certified": _certified(split.X[:4], split.y[:4] + 0.5, 2 * width, seed),
-            }
-
-        found["runs"].append(context.unit("hieu2022.monotone", f"{name}-seed{seed}", inputs, compute))
-    return found
-
-
-def _tracked(
-    X: torch.Tensor, y: torch.Tensor, width: int, steps: int, seed: int, progress: Progress
-) -> Measured:
+def _tracked(X: Tensor, y: Tensor, width: int, steps: int, seed: int, progress: Progress) -> Measured:
     generator = torch.Generator().manual_seed(seed)
     model = Monotone(X.shape[1], width, margin=0.5, dtype=torch.float64, generator=generator)
     first = tangent_kernel(model, X).total
     step = SHARE / torch.linalg.eigvalsh(first)[-1].item()
     linear = linearised(first, (model(X) - y).detach(), step, steps)
-    moments = set(np.linspace(0, steps, min(MOMENTS, steps + 1)).round().astype(int).tolist())
+    measured_at = moments(steps, MOMENTS)
     rows, active = [], []
 
     def look(k: int, loss: float) -> None:
@@ -91,7 +50,7 @@ def _tracked(
             Z = model.solve(X).value
             assert isinstance(Z, Tensor)
             active.append(Z > 0)
-        if k not in moments:
+        if k not in measured_at:
             return
         kernel = tangent_kernel(model, X).total
         values = torch.linalg.eigvalsh(kernel)
@@ -107,14 +66,9 @@ def _tracked(
         )
 
     history = gradient_descent(model, X, y, steps, step, measure=0, progress=look)
-    return {
-        "loss": history.loss,
-        "linear": linear,
-        "moments": rows,
-        "step": step,
-        "flips": int((active[-1] != active[0]).sum()) if active else 0,
-        "stopped": history.stopped.split("\n")[0],
-    }
+    flips = int((active[-1] != active[0]).sum()) if active else 0
+    found = {"loss": history.loss, "linear": linear, "moments": rows, "step": step, "flips": flips}
+    return {**found, "stopped": history.stopped.split("\n")[0]}
 
 
 def linearised(kernel: Tensor, residual: Tensor, step: float, steps: int) -> list[float]:
@@ -177,7 +131,7 @@ def rates(run: Measured) -> tuple[np.ndarray, np.ndarray]:
     return np.array(falls) / promised if (promised > 0).all() else np.zeros(len(promised)), promised
 
 
-def judge_monotone(measured: Measured) -> list[Judgement]:
+def _judge_monotone(measured: Measured) -> list[Judgement]:
     runs = measured["runs"]
     seen = all(r["moments"] for r in runs)  # else nothing is known of K
     pl = min((_pl(m) for r in runs for m in r["moments"]), default=0.0)
@@ -232,55 +186,51 @@ def _pl(moment: Measured) -> float:
     return math.inf if moment["effective"] is None else moment["effective"] / moment["lambda_min"]
 
 
-def draw_monotone(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 3, width=4.4, height=3.3)
-    loss, rate, movement = axes[0]
+def _panels(measured: Measured) -> list[Panel]:
+    """The loss, the rate beside λ_min(K), and how far K moves; a colour a seed, named by the first."""
+    loss, rate, movement = {}, {}, {}
     for at, run in enumerate(measured["runs"]):
-        steps, colour, words = [m["step"] for m in run["moments"]], LIGHT.colour(at), at == 0
-        of = lambda key, run=run: [m[key] for m in run["moments"]]
-        solid: Any = {"colour": colour, "dash": DASHES[0], "marks": False, "log": True}
-        dashed = solid | {"dash": DASHES[1]}
-        draw(loss, run["loss"], "measured" if words else "", **solid)
-        draw(loss, run["linear"], "kernel held at its start" if words else "", **dashed)
+        unnamed, colour = "" if at == 0 else f"_{at} ", LIGHT.colour(at)
+        solid = lambda series, colour=colour: Line(series, dash=DASHES[0], colour=colour, marks=False)
+        dashed = lambda series, colour=colour: Line(series, dash=DASHES[1], colour=colour, marks=False)
+        steps = [m["step"] for m in run["moments"]]
+        along = lambda key, run=run, steps=steps: (steps, [m[key] for m in run["moments"]])
         share, promised = rates(run)
         speed = share * promised / (2 * run["step"] * np.diff(steps)[: len(share)])
-        draw(rate, (steps[1 : 1 + len(speed)], speed), "−Δlog L / 2η a step" if words else "", **solid)
-        draw(rate, (steps, of("lambda_min")), "λₘᵢₙ(K)" if words else "", **dashed)
-        draw(movement, (steps, of("moved")), f"seed {at}", **solid | {"log": False})
+        loss[f"{unnamed}measured"] = solid(run["loss"])
+        loss[f"{unnamed}kernel held at its start"] = dashed(run["linear"])
+        rate[f"{unnamed}−Δlog L / 2η a step"] = solid((steps[1 : 1 + len(speed)], speed))
+        rate[f"{unnamed}λₘᵢₙ(K)"] = dashed(along("lambda_min"))
+        movement[f"seed {at}"] = solid(along("moved"))
     title = f"{measured['data']}, N = {measured['N']}, n = {measured['width']}"
-    finish(figure, loss, x="step", y="loss", title=title, log_y=True)
-    finish(figure, rate, x="step", y="rate", title="The rate beside λₘᵢₙ(K)", log_y=True)
-    finish(figure, movement, x="step", y="‖K(t) − K(0)‖ / ‖K(0)‖", title="How far the kernel moves")
+    return [
+        Panel(loss, "step", "loss", title, log_y=True),
+        Panel(rate, "step", "rate", "The rate beside λₘᵢₙ(K)", log_y=True),
+        Panel(movement, "step", "‖K(t) − K(0)‖ / ‖K(0)‖", "How far the kernel moves"),
+    ]
+
+
+def _row(seed: int, run: Measured) -> Measured:
+    losses, least = np.array(run["loss"], dtype=float), [m["lambda_min"] for m in run["moments"]]
+    return {
+        "seed": seed,
+        "η": run["step"],
+        "last loss / first": run["loss"][-1] / run["loss"][0],
+        "λ_min(K) at the start": least[0],
+        "least λ_min(K) / first": min(least) / least[0],
+        "rate, least": _slowest(run),
+        "rises": int(np.sum(np.diff(losses) > 0)),
+        "states switched by the last step": run["flips"],
+        "log gap": gap(run["loss"], run["linear"]),
+    }
+
+
+def _draw_monotone(measured: Measured, page: Page) -> None:
     caption = "From the ordinary start, a colour a seed: the loss, what governs its rate, how far K moves."
-    page.figure("kernel", figure, caption)
-    rises = [int(np.sum(np.diff(np.array(r["loss"], dtype=float)) > 0)) for r in measured["runs"]]
+    page.figure("kernel", panels([_panels(measured)], width=4.4, height=3.3), caption)
     page.table(
         "rates",
-        [
-            "seed",
-            "η",
-            "last loss / first",
-            "λ_min(K) at the start",
-            "least λ_min(K) / first",
-            "rate, least",
-            "rises",
-            "states switched by the last step",
-            "log gap",
-        ],
-        [
-            [
-                i,
-                r["step"],
-                r["loss"][-1] / r["loss"][0],
-                r["moments"][0]["lambda_min"],
-                min(m["lambda_min"] for m in r["moments"]) / r["moments"][0]["lambda_min"],
-                _slowest(r),
-                rises[i],
-                r["flips"],
-                gap(r["loss"], r["linear"]),
-            ]
-            for i, r in enumerate(measured["runs"])
-        ],
+        [_row(i, run) for i, run in enumerate(measured["runs"])],
         "By seed: the least share of λ_min(K) that the rate is over a stretch; how often the loss rose; "
         "and the log gap, the largest |log L − log L̂| over the fall of log L̂, with L̂ that of K(0).",
     )
@@ -296,3 +246,34 @@ def draw_monotone(measured: Measured, page: Page) -> None:
             f"From the starts that satisfy the conditions the log gap is at most {number(lazy)} in 60 "
             f"steps of {LAZY}/λ_max(K): there descent is that of the kernel at the start."
         )
+
+
+@register(
+    "hieu2022.monotone",
+    "Chapter 3: a monotone DEQ trained, its tangent kernel tracked",
+    judge=_judge_monotone,
+    draw=_draw_monotone,
+)
+def monotone(context: Context) -> Measured:
+    """A kernel bounded below gives PL*; descent on a monotone DEQ converges linearly, proved under conditions
+    on the start and conjectured under suitable ones."""
+    (name,) = context.datasets("mnist")[:1]
+    dataset = context.load(name)
+    per_class = room(dataset, context.pick(tiny=4, small=10, medium=50))[0]
+    width, steps = context.pick(tiny=12, small=150, medium=500), context.pick(tiny=6, small=1200, medium=4000)
+    source = context.source(name, two_classes_in_words(dataset, per_class, test=False))
+    inputs = {"data": source, "per_class": per_class, "width": width, "steps": steps, "share": SHARE}
+    inputs |= {"lazy": LAZY, "moments": MOMENTS, "flips": True}
+    found: Measured = {"data": name, "N": 2 * per_class, "width": width, "runs": []}
+    for seed in context.seeds(tiny=1, small=3):
+
+        def compute(progress: Progress, seed: int = seed) -> Measured:
+            split = two_classes(dataset, per_class, seed, dtype=torch.float64)
+            return {
+                **_tracked(split.X, split.y, width, steps, seed, progress),
+                "certified": _certified(split.X[:4], split.y[:4] + 0.5, 2 * width, seed),
+            }
+
+        unit = context.unit("hieu2022.monotone", f"{name}-seed{seed}", inputs | {"seed": seed}, compute)
+        found["runs"].append(unit)
+    return found

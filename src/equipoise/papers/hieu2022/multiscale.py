@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...explore import landscape, random_directions
+from ...explore import landscape
 from ...models.zoo import MultiscaleDEQ
-from ...plots import LIGHT, new_figure, surface
+from ...plots import surface
 from ...solve import Stop
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
 from ..framework.page import Page
-from ..framework.verdicts import Judgement, impossible, judged, standard_error, with_error
-from .landscape import LEVEL, colour_bar, dataset, draw_slice, gain, signed, slice_loss
-from .training import FAR, RATES, SEARCH, fit
+from ..framework.seeds import gain, mean_error
+from ..framework.verdicts import Judgement, impossible, judged
+from .landscape import dataset, directions, half, sizes, slice_loss
+from .slices import LEVEL, Slice, draw_slices
+from .training import FAR, SEARCH, fit
 
 # More than the 4 groups of a scale: a normalised group of one channel has the same mean for every image.
 CHANNELS = {"tiny": (8, 8), "small": (16, 32)}
@@ -30,40 +32,6 @@ PENALTY = 1.0
 PROMINENCE = 0.05
 REPEATS = 6  # of the weight-tied network beside it
 KNOWN = 0.85  # of a slice: with less, nothing is said of its minima
-
-
-@register(
-    "hieu2022.fig4.5",
-    "Figures 3.1 and 4.5: the landscape of a multiscale DEQ",
-    "Around a trained multiscale DEQ the loss has one minimum, and it is flat (ImageNet, 1024 test images).",
-    judge=lambda measured: judge_multiscale(measured),
-    draw=lambda measured, page: draw_multiscale(measured, page),
-    least="small",
-    minutes=2,
-)
-def fig4_5(context: Context) -> Measured:
-    name = dataset(context)
-    size = {
-        "rows": context.pick(tiny=100, small=1000, medium=4000),
-        "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
-        "channels": context.pick(**CHANNELS),
-        "grid": context.pick(tiny=3, small=9, medium=21, paper=51),
-        "rate": context.pick(**RATES),
-        "seen": context.pick(tiny=20, small=60, medium=200, paper=1024),
-        "penalty": PENALTY,
-    }
-    found: Measured = {"data": name, "runs": [], "tied": []}
-    source = context.source(name, images_in_words(context.load(name), size["rows"], 500))
-    for seed in context.seeds(tiny=1, small=2):
-        inputs = {"data": source, "seed": seed, **size}
-        stops = [repr(part) for part in (STOP, FAR, *SEARCH)]
-        compute = lambda progress, seed=seed: _trained(context, name, seed, size, progress)
-        unit = context.unit("hieu2022.multiscale", f"{name}-seed{seed}", inputs | {"stops": stops}, compute)
-        found["runs"].append(unit)
-        compute = lambda progress, seed=seed: _trained(context, name, seed, size, progress, REPEATS)
-        tied = inputs | {"repeats": REPEATS}
-        found["tied"].append(context.unit("hieu2022.multiscale", f"{name}-tied-seed{seed}", tied, compute))
-    return found
 
 
 def build(X: torch.Tensor, channels: tuple[int, ...], seed: int) -> MultiscaleDEQ:
@@ -85,15 +53,12 @@ def _trained(
     X, y, X_test, y_test = images(context.load(name), size["rows"], 500, seed)
     deq = build(X, size["channels"], seed)
     model: nn.Module = deq if repeats is None else deq.repeated(repeats)
-    half = lambda share: progress(share / 2)
-    how = {"seed": seed, "rate": size["rate"], "penalty": size["penalty"], "progress": half}
-    losses = fit(model, X, y, size["epochs"], **how)
-    vectors = [n for n, p in model.named_parameters() if p.ndim < 2]
-    directions = random_directions(model, 2, torch.Generator().manual_seed(1000 + seed), ignore=vectors)
+    how = {"seed": seed, "rate": size["rate"], "penalty": size["penalty"]}
+    losses = fit(model, X, y, size["epochs"], **how, after=half(progress, size["epochs"]))
     axis = np.linspace(-1, 1, size["grid"])
     seen = slice_loss(X_test[: size["seen"]], y_test[: size["seen"]])
     share = lambda done: progress(0.5 + done / 2)
-    slice = landscape(model, seen, directions, axis, axis, progress=share)
+    slice = landscape(model, seen, directions(model, 1000 + seed), axis, axis, progress=share)
     return {
         "axis": axis,
         "loss": slice.to_dict()["loss"],
@@ -126,7 +91,7 @@ def minima(loss: np.ndarray, prominence: float = PROMINENCE) -> list[tuple[int, 
     return sorted(set(basin.values()), key=lambda at: loss[at])
 
 
-def judge_multiscale(measured: Measured) -> list[Judgement]:
+def _judge_multiscale(measured: Measured) -> list[Judgement]:
     runs = measured["runs"]
     places = [minima(np.array(r["loss"], dtype=float)) for r in runs]
     middle = len(runs[0]["axis"]) // 2
@@ -152,27 +117,21 @@ def judge_multiscale(measured: Measured) -> list[Judgement]:
     ]
 
 
-def draw_multiscale(measured: Measured, page: Page) -> None:
+def _draw_multiscale(measured: Measured, page: Page) -> None:
     rows = {"multiscale DEQ": measured["runs"], f"repeated {REPEATS} times": measured["tied"]}
     of = lambda run: np.array(run["loss"], dtype=float)
     every = [loss for runs in rows.values() for loss in map(of, runs) if np.isfinite(loss).any()]
     top = max((float(np.nanmax(loss)) for loss in every), default=1.0)
-    seeds = len(measured["runs"])
-    figure, axes = new_figure(2, seeds, width=4.2, height=3.8, sharex=True, sharey=True)
-    filled = None
-    for row_of_axes, (words, runs) in zip(axes, rows.items(), strict=True):
-        for i, (ax, run) in enumerate(zip(row_of_axes, runs, strict=True)):
-            axis, title = np.array(run["axis"]), f"{words}, seed {i}: {run['share']:.0%} low"
-            filled = draw_slice(ax, axis, of(run), top, title) or filled
-            for row, column in minima(of(run)):
-                ax.plot(axis[column], axis[row], "*", color=LIGHT.series[1], markersize=12)
-    for ax in axes.flat:
-        ax.label_outer()
-    if filled is not None:
-        colour_bar(figure, axes, filled)
+    grid = [
+        [
+            Slice(f"{words}, seed {i}: {r['share']:.0%} low", r["axis"], r["loss"], minima(of(r)))
+            for i, r in enumerate(runs)
+        ]
+        for words, runs in rows.items()
+    ]
     page.figure(
         "contours",
-        figure,
+        draw_slices(grid, top, width=4.2, height=3.8),
         f"Loss of {measured['data']} test images on a slice around the trained weights (+), a line at "
         f"{LEVEL:.2f}. Stars are minima, crosses on grey points where an image's equilibrium was not found.",
     )
@@ -182,16 +141,15 @@ def draw_multiscale(measured: Measured, page: Page) -> None:
     page.table(
         "slices",
         [
-            "network",
-            "seed",
-            "minima",
-            f"share with a loss ≤ {LEVEL:.2f}",
-            "known",
-            "training loss",
-            "test accuracy",
-        ],
-        [
-            [words, i, len(minima(of(r))), r["share"], r["known"], r["training_loss"], r["accuracy"]]
+            {
+                "network": words,
+                "seed": i,
+                "minima": len(minima(of(r))),
+                f"share with a loss ≤ {LEVEL:.2f}": r["share"],
+                "known": r["known"],
+                "training loss": r["training_loss"],
+                "test accuracy": r["accuracy"],
+            }
             for words, runs in rows.items()
             for i, r in enumerate(runs)
         ],
@@ -202,6 +160,36 @@ def draw_multiscale(measured: Measured, page: Page) -> None:
     page.note(
         "How flat a minimum must be to be called flat the thesis does not say. Beside the cell repeated "
         f"{REPEATS} times, the share of [−1, 1]² with a loss of at most {LEVEL:.2f} is "
-        f"{with_error(float(np.mean(deq)), standard_error(deq), '.3f')} against "
-        f"{with_error(float(np.mean(tied)), standard_error(tied), '.3f')}, {signed(*gain(deq, tied))}."
+        f"{mean_error(deq, '.3f')} against {mean_error(tied, '.3f')}, {gain(deq, tied, '.3f')}."
     )
+
+
+@register(
+    "hieu2022.fig4.5",
+    "Figures 3.1 and 4.5: the landscape of a multiscale DEQ",
+    judge=_judge_multiscale,
+    draw=_draw_multiscale,
+    minutes=2,
+)
+def fig4_5(context: Context) -> Measured:
+    """Around a trained multiscale DEQ the loss has one minimum, and it is flat (ImageNet, 1024 test
+    images)."""
+    name = dataset(context)
+    size = {
+        **sizes(context),
+        "channels": context.pick(**CHANNELS),
+        "seen": context.pick(tiny=20, small=60, medium=200, paper=1024),
+        "penalty": PENALTY,
+    }
+    found: Measured = {"data": name, "runs": [], "tied": []}
+    source = context.source(name, images_in_words(context.load(name), size["rows"], 500))
+    stops = {"stops": [repr(part) for part in (STOP, FAR, *SEARCH)]}
+    for seed in context.seeds(tiny=1, small=2):
+        for key, label, repeats in (("runs", "", None), ("tied", "-tied", REPEATS)):
+            inputs = {"data": source, "seed": seed, **size, **({"repeats": repeats} if repeats else stops)}
+            trained = lambda progress, seed=seed, repeats=repeats: _trained(
+                context, name, seed, size, progress, repeats
+            )
+            unit = context.unit("hieu2022.multiscale", f"{name}{label}-seed{seed}", inputs, trained)
+            found[key].append(unit)
+    return found

@@ -13,15 +13,15 @@ from torch import Tensor
 from ...explore import Paths, equilibria_plane, solver_paths
 from ...models.zoo import ResidualConv
 from ...plots import LIGHT, new_figure
-from ...plots.curves import BAND, draw, draw_band, finish
+from ...plots.curves import BAND, Panel, panels
 from ...plots.plane import draw_path
-from ...plots.style import MARKERS, label, scale_axis
+from ...plots.style import MARKERS, label, scale_axis, shared_legend
 from ...solve import Stop
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
-from ..framework.page import Page, shared_legend
-from ..framework.verdicts import BELOW, Judgement, below, judged, standard_error, with_error
-from .landscape import gain, signed
+from ..framework.page import Page
+from ..framework.seeds import gain, mean_error
+from ..framework.verdicts import BELOW, Judgement, below, judged
 from .training import FAR, RATES, SEARCH, build, fit
 
 STARTS = {"std 1": 1.0, "std 0.1": 0.1, "std 0.01": 0.01}
@@ -31,6 +31,7 @@ SEEN = 400  # images whose equilibria are compared; of the first 100 the paths a
 
 @torch.no_grad()
 def paths(model: ResidualConv, X: Tensor, steps: int, rtol: float = 2e-6) -> Paths:
+    """The solver's iterates from zero for the images X, at most so many steps each."""
     (features,) = model.injection(X)
     stop = Stop(rtol=rtol, max_steps=steps, patience=steps, growth=1e12)
     return solver_paths(model.cell, torch.zeros_like(features), (features,), stop=stop)
@@ -45,49 +46,37 @@ def _shape(states: Sequence[np.ndarray]) -> dict[str, float]:
     return {"first": float(first), "wander": float(wander)}
 
 
-def _shown(values: Sequence[float], form: str = ".1f") -> str:
-    return with_error(float(np.mean(values)), standard_error(values), form)
-
-
 # -- figures 4.1 and 4.2: the start --------------------------------------------------------------------------
 
 
 def _starts(context: Context) -> Measured:
     (name,) = context.datasets("mnist")[:1]
     rows, steps = context.pick(tiny=4, small=32, medium=128), context.pick(tiny=10, small=100)
-    channels = context.pick(tiny=4, small=16, medium=32)
+    size = {"rows": rows, "steps": steps, "channels": context.pick(tiny=4, small=16, medium=32)}
     source = context.source(name, images_in_words(context.load(name), 200, rows))
     found: Measured = {"data": name, "steps": steps, "starts": {}}
-    for words, std in STARTS.items():
-        found["starts"][words] = []
-        for seed in context.seeds(tiny=1, small=3, medium=5):
-            inputs = {
-                "data": source,
-                "rows": rows,
-                "steps": steps,
-                "channels": channels,
-                "std": std,
-                "seed": seed,
+
+    def unit(std: float, seed: int) -> Measured:
+        def compute(progress: Progress) -> Measured:
+            _, _, X, _ = images(context.load(name), 200, rows, seed)
+            found = paths(build(X, size["channels"], seed, std=std), X, steps)
+            plane = found.plane()
+            return {
+                "residual": found.mean_residual(steps),
+                "paths": [plane.coordinates(z) for z in found.states[:SHOWN]],
+                "shares": plane.shares,
+                **_shape(found.states),
             }
 
-            def compute(progress: Progress, std: float = std, seed: int = seed) -> Measured:
-                dataset = context.load(name)
-                _, _, X, _ = images(dataset, 200, rows, seed)
-                found = paths(build(X, channels, seed, std=std), X, steps)
-                plane = found.plane()
-                return {
-                    "residual": found.mean_residual(steps),
-                    "paths": [plane.coordinates(z) for z in found.states[:SHOWN]],
-                    "shares": plane.shares,
-                    **_shape(found.states),
-                }
+        inputs = {"data": source, **size, "std": std, "seed": seed}
+        return context.unit("hieu2022.start", f"{name}-std{std:g}-seed{seed}", inputs, compute)
 
-            unit = context.unit("hieu2022.start", f"{name}-std{std:g}-seed{seed}", inputs, compute)
-            found["starts"][words].append(unit)
+    for words, std in STARTS.items():
+        found["starts"][words] = [unit(std, seed) for seed in context.seeds(tiny=1, small=3, medium=5)]
     return found
 
 
-def judge_residuals(measured: Measured) -> list[Judgement]:
+def _judge_residuals(measured: Measured) -> list[Judgement]:
     finite = lambda value: math.inf if value is None else value
     last = {w: [finite(r["residual"][-1]) for r in runs] for w, runs in measured["starts"].items()}
     written = lambda v: f"{v:.1e}" if math.isfinite(v) else "not finite"
@@ -110,67 +99,60 @@ def judge_residuals(measured: Measured) -> list[Judgement]:
     ]
 
 
-def draw_residuals(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 1)
-    for at, (words, runs) in enumerate(measured["starts"].items()):
-        values = np.maximum(np.array([r["residual"] for r in runs], dtype=float), 1e-12)
-        draw_band(axes[0, 0], values, f"weights of {words}", at=at, log=True)
-    finish(figure, axes[0, 0], x="solver step", y="‖f(z) − z‖ / ‖z‖", title=measured["data"], log_y=True)
-    page.figure("residuals", figure, f"Mean over images. {BAND}")
+def _draw_residuals(measured: Measured, page: Page) -> None:
+    residuals = lambda runs: np.maximum(np.array([r["residual"] for r in runs], dtype=float), 1e-12)
+    lines = {f"weights of {words}": residuals(runs) for words, runs in measured["starts"].items()}
+    panel = Panel(lines, "solver step", "‖f(z) − z‖ / ‖z‖", measured["data"], log_y=True)
+    page.figure("residuals", panels([[panel]]), f"Mean over images. {BAND}")
 
 
 @register(
     "hieu2022.fig4.1",
     "Figure 4.1: residuals by the size of the start",
-    "The solver does not settle from weights N(0, 1), and converges quickly from small ones.",
-    judge=judge_residuals,
-    draw=draw_residuals,
-    least="small",
+    judge=_judge_residuals,
+    draw=_draw_residuals,
 )
 def fig4_1(context: Context) -> Measured:
+    """The solver does not settle from weights N(0, 1), and converges quickly from small ones."""
     return _starts(context)
 
 
-def judge_paths(measured: Measured) -> list[Judgement]:
+def _judge_paths(measured: Measured) -> list[Judgement]:
     of = lambda words, key: [r[key] for r in measured["starts"][words]]
     first, straight, erratic = of("std 0.01", "first"), of("std 0.01", "wander"), of("std 1", "wander")
-    steady = below([0.9] * len(first), first)
     left = np.mean(np.array([r[:4] for r in of("std 0.01", "residual")], dtype=float), axis=0)[1:]
     return [
         judged(
             "from small weights the state is steady after the first step",
-            steady,
+            below([0.9] * len(first), first),
             paper="§4.1.1, Figure 4.2: quite steady after the first step",
-            measured=f"{_shown([100 * f for f in first])} % of the way is the first step",
+            measured=f"{mean_error([100 * f for f in first])} % of the way is the first step",
             tolerance=f"more than 90 %, mean over images, {BELOW}",
-            reason="the cell is no constant, however small its weights, and the steps after the first are "
-            "short but not nothing: ‖f(z) − z‖/‖z‖ is " + ", ".join(f"{v:.1%}" for v in left) + " after them"
-            if steady is False
-            else "",
+            because=lambda: (
+                "the cell is no constant, however small its weights, and the steps after the first are short "
+                f"but not nothing: ‖f(z) − z‖/‖z‖ is {', '.join(f'{v:.1%}' for v in left)} after them"
+            ),
         ),
         judged(
             "from N(0, 1) weights the way is erratic",
             below([3 * w for w in straight], erratic),
             paper="§4.1.1, Figure 4.2: more chaotic in the normal initialization",
-            measured=f"length over distance {_shown(erratic, '.2f')} against {_shown(straight, '.2f')}",
+            measured=f"length over distance {mean_error(erratic, '.2f')} against "
+            f"{mean_error(straight, '.2f')}",
             tolerance=f"more than three times as long, relative to the distance between its ends, {BELOW}",
         ),
     ]
 
 
-def draw_paths(measured: Measured, page: Page) -> None:
+def _draw_paths(measured: Measured, page: Page) -> None:
     figure, axes = new_figure(1, len(measured["starts"]), width=4.0, height=3.6)
     for ax, (words, runs) in zip(axes[0], measured["starts"].items(), strict=True):
         run = runs[0]
         for at, path in enumerate(run["paths"][: len(LIGHT.series)]):
             draw_path(ax, path, at=at)
         _frame(ax, run["shares"], f"weights of {words}")
-    page.figure(
-        "paths",
-        figure,
-        "Solver paths of images of one network, a colour an image, from the ring to the dots, in the plane "
-        "of all their iterates.",
-    )
+    words = "Solver paths of images of one network, a colour an image, from the ring to the dots"
+    page.figure("paths", figure, f"{words}, in the plane of all their iterates.")
 
 
 def _frame(ax: Any, shares: Sequence[float], title: str) -> None:
@@ -182,68 +164,27 @@ def _frame(ax: Any, shares: Sequence[float], title: str) -> None:
 @register(
     "hieu2022.fig4.2",
     "Figure 4.2: trajectories by the size of the start",
-    "In the plane of principal components the path is erratic from N(0, 1), and one leap from small weights.",
-    judge=judge_paths,
-    draw=draw_paths,
-    least="small",
+    judge=_judge_paths,
+    draw=_draw_paths,
 )
 def fig4_2(context: Context) -> Measured:
+    """In the plane of principal components the path is erratic from N(0, 1), and one leap from small
+    weights."""
     return _starts(context)
 
 
 # -- figure 4.3: over training -------------------------------------------------------------------------------
 
 
-@register(
-    "hieu2022.fig4.3",
-    "Figure 4.3: trajectories over training",
-    "Over training the classes move apart within an epoch, and the solver's path gets more complex.",
-    judge=lambda measured: judge_training(measured),
-    draw=lambda measured, page: draw_training(measured, page),
-    least="small",
-    minutes=1.5,
-)
-def fig4_3(context: Context) -> Measured:
-    (name,) = context.datasets("mnist")[:1]
-    rows, epochs = context.pick(tiny=100, small=1500, medium=5000), context.pick(tiny=1, small=3, medium=40)
-    channels = context.pick(tiny=4, small=8, medium=32)
-    rate = context.pick(**RATES)
-    found: Measured = {"data": name, "runs": []}
-    for seed in context.seeds(tiny=1, small=3):
-        inputs = {
-            "data": context.source(name, images_in_words(context.load(name), rows, min(500, rows))),
-            "rows": rows,
-            "seen": SEEN,
-            "stops": [repr(part) for part in (FAR, *SEARCH)],
-            "epochs": epochs,
-            "channels": channels,
-            "seed": seed,
-            "rate": rate,
-        }
-        compute = lambda progress, seed=seed: _trained(
-            context, name, rows, epochs, channels, rate, seed, progress
-        )
-        found["runs"].append(context.unit("hieu2022.training", f"{name}-seed{seed}", inputs, compute))
-    return found
-
-
-def _trained(
-    context: Context,
-    name: str,
-    rows: int,
-    epochs: int,
-    channels: int,
-    rate: float,
-    seed: int,
-    progress: Progress,
-) -> Measured:
-    dataset = context.load(name)
-    X, y, X_test, y_test = images(dataset, rows, min(500, rows), seed)
-    model = build(X, channels, seed)
+def _trained(context: Context, name: str, size: Measured, seed: int, progress: Progress) -> Measured:
+    rows, epochs = size["rows"], size["epochs"]
+    X, y, X_test, y_test = images(context.load(name), rows, min(500, rows), seed)
+    model = build(X, size["channels"], seed)
     moments: list[Measured] = []
     kept = sorted({0, 1, epochs // 3, epochs})
 
     def look(epoch: int) -> None:
+        progress(epoch / epochs)
         found = paths(model, X[:100], 100, rtol=1e-3)
         solution = model.solve(X[:SEEN], solver=SEARCH, stop=FAR)
         assert isinstance(solution.value, Tensor)
@@ -262,13 +203,9 @@ def _trained(
             row["shares"] = plane.shares
         moments.append(row)
 
-    losses = fit(model, X, y, epochs, seed=seed, rate=rate, progress=progress, after=look)
-    return {
-        "moments": moments,
-        "labels": y[:60],
-        "loss": losses,
-        "accuracy": accuracy(model, X_test, y_test),
-    }
+    losses = fit(model, X, y, epochs, seed=seed, rate=size["rate"], after=look)
+    end = {"loss": losses, "accuracy": accuracy(model, X_test, y_test)}
+    return {"moments": moments, "labels": y[:60], **end}
 
 
 def _classes(points: Tensor, labels: Tensor) -> dict[str, float]:
@@ -285,23 +222,20 @@ def _classes(points: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def judge_training(measured: Measured) -> list[Judgement]:
+def _judge_training(measured: Measured) -> list[Judgement]:
     runs = [r["moments"] for r in measured["runs"]]
     by_seed = lambda key, at: [float(moments[at][key]) for moments in runs]
     of = lambda key, at: float(np.mean(by_seed(key, at)))
-    shown = {
-        (key, at): signed(*gain(by_seed(key, at), by_seed(key, 0)), ".2f")
-        for key, at in (("steps", -1), ("first", -1), ("between", 1))
-    }
-    accuracies = [r["accuracy"] for r in measured["runs"]]
+    change = lambda key, at: gain(by_seed(key, at), by_seed(key, 0))
+    at_three = lambda key: f"{of(key, 0):.0%}, {of(key, 1):.0%}, {of(key, -1):.0%}"
     return [
         judged(
             "the solver needs more steps as training goes on",
             below([1.2 * steps for steps in by_seed("steps", 0)], by_seed("steps", -1)),
             paper="§4.1.2, Figure 4.3: the dynamics become more complex",
-            measured=f"{of('steps', 0):.1f} → {of('steps', -1):.1f} steps to 10⁻³ ({shown['steps', -1]}), "
+            measured=f"{of('steps', 0):.1f} → {of('steps', -1):.1f} steps to 10⁻³ ({change('steps', -1)}), "
             f"those not there after 100 ({of('unsettled', -1):.0%}) counted as 100; test accuracy "
-            f"{np.mean(accuracies):.1%}",
+            f"{np.mean([r['accuracy'] for r in measured['runs']]):.1%}",
             tolerance=f"more than 1.2 times those of the start, {BELOW}",
         ),
         judged(
@@ -309,7 +243,7 @@ def judge_training(measured: Measured) -> list[Judgement]:
             below(by_seed("first", -1), by_seed("first", 0)),
             paper="§4.1.2, Figure 4.3: a single leap at initialization, orbits near the fixed points later",
             measured=f"share of the first step {of('first', 0):.0%} → {of('first', -1):.0%} "
-            f"({shown['first', -1]}); length over distance {of('wander', 0):.2f} → {of('wander', -1):.2f}",
+            f"({change('first', -1)}); length over distance {of('wander', 0):.2f} → {of('wander', -1):.2f}",
             tolerance=f"a smaller share at the end, {BELOW}",
         ),
         judged(
@@ -317,16 +251,16 @@ def judge_training(measured: Measured) -> list[Judgement]:
             below(by_seed("between", 0), by_seed("between", 1)),
             paper="§4.1.2, Figure 4.3: moved to a different region after the first epoch",
             measured=f"variance of equilibria between classes: {of('between', 0):.0%} before, "
-            f"{of('between', 1):.0%} after one epoch ({shown['between', 1]}), {of('between', -1):.0%} at the "
-            f"end; nearest neighbour of the same class: {of('neighbour', 0):.0%}, {of('neighbour', 1):.0%}, "
-            f"{of('neighbour', -1):.0%}; not found at the end: {of('unknown', -1):.1%}",
+            f"{of('between', 1):.0%} after one epoch ({change('between', 1)}), {of('between', -1):.0%} at "
+            f"the end; nearest neighbour of the same class: {at_three('neighbour')}; not found at the end: "
+            f"{of('unknown', -1):.1%}",
             tolerance=f"a larger share of the variance after one epoch than before, {BELOW}; of the "
             "equilibria of training images that are found, to 10⁻²",
         ),
     ]
 
 
-def draw_training(measured: Measured, page: Page) -> None:
+def _draw_training(measured: Measured, page: Page) -> None:
     run = measured["runs"][0]
     shown = [m for m in run["moments"] if "paths" in m]
     figure, axes = new_figure(1, len(shown), width=3.8, height=3.6)
@@ -336,27 +270,50 @@ def draw_training(measured: Measured, page: Page) -> None:
             ax.plot(line[:, 0], line[:, 1], linewidth=0.6, alpha=0.35, color=colour)
             mark = {"marker": MARKERS[kind % len(MARKERS)], "markersize": 5, "linestyle": "none"}
             ax.plot(*line[-1], color=colour, alpha=0.85, label=str(kind), **mark)
-        _frame(
-            ax, moment["shares"], f"after epoch {moment['epoch']}" if moment["epoch"] else "before training"
-        )
+        words = f"after epoch {moment['epoch']}" if moment["epoch"] else "before training"
+        _frame(ax, moment["shares"], words)
     shared_legend(figure, axes[0])
     words = f"Solver paths of {measured['data']} images from zero; each ends in the mark of its class."
     page.figure("paths", figure, words)
-    figure, axes = new_figure(1, 4, width=3.6, height=3.0)
-    for ax, (key, words) in zip(
-        axes[0],
-        {
-            "steps": "solver steps to 10⁻³ (≤ 100)",
-            "first": "share of the first step",
-            "between": "variance between classes",
-            "neighbour": "nearest neighbour of same class",
-        }.items(),
-        strict=True,
-    ):
-        for at, one in enumerate(measured["runs"]):
-            epochs = [m["epoch"] for m in one["moments"]]
-            draw(ax, (epochs, [m[key] for m in one["moments"]]), f"seed {at}", at=at)
-        finish(figure, ax, x="epoch", y=words)
+    what = {
+        "steps": "solver steps to 10⁻³ (≤ 100)",
+        "first": "share of the first step",
+        "between": "variance between classes",
+        "neighbour": "nearest neighbour of same class",
+    }
+    along = lambda moments, key: ([m["epoch"] for m in moments], [m[key] for m in moments])
+    of = lambda key: {f"seed {i}": along(r["moments"], key) for i, r in enumerate(measured["runs"])}
+    figure = panels([[Panel(of(key), "epoch", words) for key, words in what.items()]], width=3.6, height=3.0)
     page.figure("training", figure, "Over training, by seed: how the solver goes, and how classes part.")
-    last = [[i, r["loss"][-1], r["accuracy"]] for i, r in enumerate(measured["runs"])]
-    page.table("final", ["seed", "training loss", "test accuracy"], last, "At the end.")
+    ends = [
+        {"seed": i, "training loss": r["loss"][-1], "test accuracy": r["accuracy"]}
+        for i, r in enumerate(measured["runs"])
+    ]
+    page.table("final", ends, "At the end.")
+
+
+@register(
+    "hieu2022.fig4.3",
+    "Figure 4.3: trajectories over training",
+    judge=_judge_training,
+    draw=_draw_training,
+    minutes=1.5,
+)
+def fig4_3(context: Context) -> Measured:
+    """Over training the classes move apart within an epoch, and the solver's path gets more complex."""
+    (name,) = context.datasets("mnist")[:1]
+    rows = context.pick(tiny=100, small=1500, medium=5000)
+    size = {
+        "rows": rows,
+        "epochs": context.pick(tiny=1, small=3, medium=40),
+        "channels": context.pick(tiny=4, small=8, medium=32),
+        "rate": context.pick(**RATES),
+    }
+    source = context.source(name, images_in_words(context.load(name), rows, min(500, rows)))
+    stops = [repr(part) for part in (FAR, *SEARCH)]
+    found: Measured = {"data": name, "runs": []}
+    for seed in context.seeds(tiny=1, small=3):
+        inputs = {"data": source, **size, "seed": seed, "seen": SEEN, "stops": stops}
+        compute = lambda progress, seed=seed: _trained(context, name, size, seed, progress)
+        found["runs"].append(context.unit("hieu2022.training", f"{name}-seed{seed}", inputs, compute))
+    return found

@@ -13,7 +13,7 @@ from ...differentiate import jacobian_penalty
 from ...models.images import ImageModel
 from ...models.zoo import ResidualConv
 from ...solve import Anderson, Broyden, Stop
-from ..framework.experiments import Progress
+from ..framework.training import take_step
 
 BATCH = 100
 RATES = {"tiny": 1e-2, "medium": 3e-3, "paper": 1e-3}  # fewer steps take a larger one
@@ -47,7 +47,6 @@ def fit(
     seed: int,
     rate: float,
     penalty: float = 0.0,
-    progress: Progress = lambda share: None,
     after: Callable[[int], None] = lambda epoch: None,
 ) -> list[float]:
     """Mean cross-entropy by epoch; `after(epoch)` is called at 0 and after every epoch.
@@ -63,21 +62,15 @@ def fit(
     for epoch in range(1, epochs + 1):
         total = 0.0
         for rows in torch.randperm(len(X), generator=shuffle).split(BATCH):
-            x = X[rows]
+            x, extra = X[rows], None
             if penalty and isinstance(model, ImageModel):
                 z, c = model.equilibrium(x), model.injection(x)
                 loss = F.cross_entropy(model.readout(z), y[rows])
-                goal = loss + penalty * jacobian_penalty(
-                    model, *c, shared=model.shared(), z=z, generator=signs
-                )
+                extra = penalty * jacobian_penalty(model, *c, shared=model.shared(), z=z, generator=signs)
             else:
-                goal = loss = F.cross_entropy(model(x), y[rows])
-            optimiser.zero_grad()
-            goal.backward()
-            optimiser.step()
-            schedule.step()
+                loss = F.cross_entropy(model(x), y[rows])
+            take_step(optimiser, schedule, loss if extra is None else loss + extra)
             total += loss.item() * len(rows)
         losses.append(total / len(X))
-        progress(epoch / epochs)
         after(epoch)
     return losses

@@ -11,7 +11,7 @@ from ...kernels import tangent_kernel
 from ...losses import Logistic
 from ...models import LinearEquilibrium
 from ...models.affine.linear import d_operator
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
 from ..framework.small import descend, draw, eye, norm, vec
 
 
@@ -288,13 +288,8 @@ def theorem_2_delta(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     return all_of(at_least(least[0], 0.0, "just below"), at_most(least[1], 0.0, "just above"))
 
 
-@register(
-    "kawaguchi2021.appendixB",
-    "Appendix B",
-    "holds corrected",
-    "any S that is not doubly stochastic: the rest of (I − γS)⁻¹ − 11ᵀ/(m(1−γ)) grows like 1/(1−γ).",
-    scale=0.99,
-)
+@register("kawaguchi2021.appendixB", "Appendix B", scale=0.99)
+@corrected("any S that is not doubly stochastic: the rest of (I − γS)⁻¹ − 11ᵀ/(m(1−γ)) grows like 1/(1−γ).")
 def appendix_b(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """(I − γS)⁻¹ = π1ᵀ/(1−γ) + a term that stays bounded as γ → 1,  Sπ = π, 1ᵀπ = 1: printed with 11ᵀ/m."""
     S = torch.softmax(draw(seed, 4, 4), dim=0)

@@ -12,9 +12,7 @@ from torch import Tensor
 from ...losses import Logistic, Loss, Square
 from ...models import LinearEquilibrium
 from ...models.affine.linear import d_operator
-from ...plots import new_figure
-from ...plots.curves import draw, finish
-from ...plots.style import legend
+from ...plots.curves import Line, Panel, panels
 from ...theory.trust_region import resolvent_limit, trust_region
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
@@ -23,14 +21,18 @@ from ..framework.small import norm
 from ..framework.verdicts import Judgement, judged
 from .theory import M, delm, gaussian, least, record
 
+TAU = 0.05  # of the logistic loss
+LOSSES = ("square", "logistic")
+
+
 # -- figures 2c and 3: the bounds ----------------------------------------------------------------------------
 
 
 def _bounded(
-    model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss, star: float, step: float, steps: int
+    model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss, star: float, inputs: Measured
 ) -> Measured:
     """Gap to L* along small steps, beside e^{−2κλ_T T} with λ_T of this path and with 1/(m(1+γ)²)."""
-    kappa = loss.pl_constant(X)
+    kappa, steps, step = loss.pl_constant(X), inputs["steps"], inputs["step"]
     moments = sorted({0, steps, *np.geomspace(1, steps, 60).round().astype(int).tolist()})
     smallest, rows = math.inf, []
 
@@ -56,7 +58,7 @@ def _bounded(
     }
 
 
-def judge_bounds(measured: Measured, bound: str, figure: str) -> list[Judgement]:
+def _judge_bounds(measured: Measured, bound: str, figure: str) -> list[Judgement]:
     """Where the paper states the bounds, and what it says of their figure.
 
     gap ≤ bound + nεL(0): a sum of n terms is known up to nε/2 of itself, L − L* up to nεL(0)."""
@@ -84,21 +86,36 @@ def judge_bounds(measured: Measured, bound: str, figure: str) -> list[Judgement]
     ]
 
 
-def draw_bounds(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 1)
-    ax, at = axes[0, 0], np.maximum(measured["at"], 0.7)
-    star = measured["least"]
-    for i, (key, name) in enumerate(
-        (
-            ("gap", "trajectory"),
-            ("dependent", "bound, λ of the path"),
-            ("independent", "bound, 1/(m(1+γ)²)"),
-        )
-    ):
-        draw(ax, (at, star + np.array(measured[key], dtype=float)), name, at=i, marks=False, log=True)
-    ax.axhline(star, color="#55606e", linewidth=1, label="least loss L*")
-    finish(figure, ax, x="step", y="training loss", log_x=True, log_y=True)
-    legend(ax, above=True)
+def _judge_fig2c(measured: Measured) -> list[Judgement]:
+    figure = "§4, Figure 2c: a faster and more accurate convergence rate"
+    return _judge_bounds(measured, "Corollary 1, Figure 2c", figure)
+
+
+def _judge_fig3(measured: Measured) -> list[Judgement]:
+    figure = "D.2, Figure 3: demonstrates a faster convergence rate"
+    without, kappa = measured["without_tau"], measured["kappa"]
+    return [
+        *_judge_bounds(measured, "Corollary 2, Figure 3", figure),
+        judged(
+            "with R = ∞ the bound does not decrease without the penalty τq², and does with it",
+            without == 0 < kappa,
+            paper="Corollary 2, proof in A.4: for (R, τ) = (∞, 0) it holds trivially, for ρ(∞) = 0",
+            measured=f"κ = {number(without)} at τ = 0, {number(kappa)} at τ = {TAU}",
+            tolerance="κ = 0 for τ = 0, and κ > 0 for the τ of the figure",
+        ),
+    ]
+
+
+def _draw_bounds(measured: Measured, page: Page) -> None:
+    star, at = measured["least"], np.maximum(measured["at"], 0.7)
+    above = lambda key: Line((at, star + np.array(measured[key], dtype=float)), marks=False)
+    lines = {
+        "trajectory": above("gap"),
+        "bound, λ of the path": above("dependent"),
+        "bound, 1/(m(1+γ)²)": above("independent"),
+    }
+    words = {"x": "step", "y": "training loss", "log_x": True, "log_y": True, "above": True}
+    figure = panels([[Panel(lines, rules={"least loss L*": star}, **words)]])
     page.figure(
         "bounds", figure, "Small steps of descent stand for the flow; λ of the path is λ_T of the paper."
     )
@@ -107,41 +124,32 @@ def draw_bounds(measured: Measured, page: Page) -> None:
 @register(
     "kawaguchi2021.fig2c",
     "Figure 2c: the trajectory and its bounds",
-    "The bound of Corollary 1 holds along training, and is closer with λ_T of the path.",
-    judge=lambda measured: judge_bounds(
-        measured, "Corollary 1, Figure 2c", "§4, Figure 2c: a faster and more accurate convergence rate"
-    ),
-    draw=draw_bounds,
+    judge=_judge_fig2c,
+    draw=_draw_bounds,
+    least="tiny",
 )
 def fig2c(context: Context) -> Measured:
+    """The bound of Corollary 1 holds along training, and is closer with λ_T of the path."""
     n, steps = context.pick(tiny=50, small=1000), context.pick(tiny=50, small=3000, medium=100_000)
-    step = 2e-6 * 1000 / n
+    inputs = {"n": n, "steps": steps, "step": 2e-6 * 1000 / n}
+    record(context, n)
 
     def compute(progress: Progress) -> Measured:
         X, y = gaussian(n)
-        return _bounded(delm(0), X, y, Square(), least(X, y), step, steps)
+        return _bounded(delm(0), X, y, Square(), least(X, y), inputs)
 
-    inputs = {"n": n, "steps": steps, "step": step}
-    record(context, n)
     return context.unit("kawaguchi2021.bounds", f"square-{steps}", inputs, compute) | {"terms": n * M}
-
-
-TAU = 0.05  # of the logistic loss
 
 
 @register(
     "kawaguchi2021.fig3",
     "Figure 3: logistic loss and its bounds",
-    "The bound of Corollary 2 holds along training, and is closer with λ_T of the path.",
-    judge=lambda measured: [
-        *judge_bounds(
-            measured, "Corollary 2, Figure 3", "D.2, Figure 3: demonstrates a faster convergence rate"
-        ),
-        *judge_tau(measured),
-    ],
-    draw=draw_bounds,
+    judge=_judge_fig3,
+    draw=_draw_bounds,
+    least="tiny",
 )
 def fig3(context: Context) -> Measured:
+    """The bound of Corollary 2 holds along training, and is closer with λ_T of the path."""
     n, steps = context.pick(tiny=20, small=50), context.pick(tiny=50, small=3000, medium=100_000)
     inputs = {"n": n, "steps": steps, "step": 1e-4, "tau": TAU}
     words = f"{n} samples x ~ N(0, I) in R^{M}, seed 0; y 0 or 1 with probability ½, seed 1"
@@ -151,23 +159,10 @@ def fig3(context: Context) -> Measured:
         X, _ = gaussian(n)
         y = (torch.rand(n, 1, generator=torch.Generator().manual_seed(1)) < 0.5).double()
         loss = Logistic(tau=TAU)
-        found = _bounded(delm(0, outputs=1), X, y, loss, _newton(X, y, loss), 1e-4, steps)
+        found = _bounded(delm(0, outputs=1), X, y, loss, _newton(X, y, loss), inputs)
         return {**found, "without_tau": Logistic(tau=0.0).pl_constant(X)}
 
     return context.unit("kawaguchi2021.bounds", f"logistic-{steps}", inputs, compute) | {"terms": n}
-
-
-def judge_tau(measured: Measured) -> list[Judgement]:
-    return [
-        judged(
-            "with R = ∞ the bound does not decrease without the penalty τq², and does with it",
-            measured["without_tau"] == 0 < measured["kappa"],
-            paper="Corollary 2, proof in A.4: for (R, τ) = (∞, 0) it holds trivially, for ρ(∞) = 0",
-            measured=f"κ = {number(measured['without_tau'])} at τ = 0, {number(measured['kappa'])} at τ = "
-            f"{TAU}",
-            tolerance="κ = 0 for τ = 0, and κ > 0 for the τ of the figure",
-        )
-    ]
 
 
 def _newton(X: Tensor, y: Tensor, loss: Loss) -> float:
@@ -183,60 +178,56 @@ def _newton(X: Tensor, y: Tensor, loss: Loss) -> float:
 # -- theorem 2 and appendix B --------------------------------------------------------------------------------
 
 
-def judge_theorem2(measured: Measured) -> list[Judgement]:
+def _judge_theorem2(measured: Measured) -> list[Judgement]:
     rows = measured["rows"]
-    worst = {key: max(r[key] for r in rows) for key in ("kkt", "velocity", "beaten")}
+    kkt, velocity, beaten = (max(r[key] for r in rows) for key in ("kkt", "velocity", "beaten"))
     return [
         judged(
             "gradient flow moves M to the minimiser of the trust-region problem",
-            worst["kkt"] <= 1e-8,
+            kkt <= 1e-8,
             paper="Theorem 2, (13): dM/dt = V/δ, V in argmin",
-            measured=f"KKT residual at most {worst['kkt']:.1e} at {len(rows)} moments of two losses",
+            measured=f"KKT residual at most {kkt:.1e} at {len(rows)} moments of two losses",
             tolerance="at most 10⁻⁸ of ‖∇L₀‖",
         ),
         judged(
             "dM/dt is the velocity of the weights' flow",
-            worst["velocity"] <= 1e-4,
+            velocity <= 1e-4,
             paper="Theorem 2, (13)",
-            measured=f"relative difference to a small step of A and B at most {worst['velocity']:.1e}",
+            measured=f"relative difference to a small step of A and B at most {velocity:.1e}",
             tolerance="at most 10⁻⁴",
         ),
         judged(
             "no other point of the trust region has a lower model value",
-            worst["beaten"] == 0,
+            beaten == 0,
             paper="Theorem 2, (13): V in argmin",
-            measured=f"{worst['beaten']} of 200 random points of the region at each moment",
+            measured=f"{beaten} of 200 random points of the region at each moment",
             tolerance="none",
         ),
     ]
 
 
-def draw_theorem2(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 2)
-    for at, loss in enumerate(("square", "logistic")):
-        rows = [r for r in measured["rows"] if r["loss"] == loss]
-        steps = [r["step"] for r in rows]
-        draw(axes[0, 0], (steps, [r["kkt"] for r in rows]), loss, at=at, log=True)
-        draw(axes[0, 1], (steps, [r["radius"] for r in rows]), loss, at=at, log=True)
-    finish(figure, axes[0, 0], x="step", y="KKT residual", log_y=True)
-    finish(figure, axes[0, 1], x="step", y="radius of the trust region", log_y=True)
+def _draw_theorem2(measured: Measured, page: Page) -> None:
+    def panel(key: str, words: str) -> Panel:
+        rows = {loss: [r for r in measured["rows"] if r["loss"] == loss] for loss in LOSSES}
+        lines = {loss: ([r["step"] for r in some], [r[key] for r in some]) for loss, some in rows.items()}
+        return Panel(lines, "step", words, log_y=True)
+
+    figure = panels([[panel("kkt", "KKT residual"), panel("radius", "radius of the trust region")]])
     page.figure("trust-region", figure, "Along a run of descent; the residual is relative to ‖∇L₀‖.")
 
 
 @register(
     "kawaguchi2021.theorem2",
     "Theorem 2: the dynamics as a trust-region Newton method",
-    "At every moment gradient flow of a DELM moves M to the solution of a trust-region problem.",
-    judge=judge_theorem2,
-    draw=draw_theorem2,
+    judge=_judge_theorem2,
+    draw=_draw_theorem2,
+    least="tiny",
 )
 def theorem2(context: Context) -> Measured:
+    """At every moment gradient flow of a DELM moves M to the solution of a trust-region problem."""
     n, steps = context.pick(tiny=20, small=100), context.pick(tiny=20, small=1000)
-    inputs = {"n": n, "steps": steps}
-    words = (
-        f"{n} samples x ~ N(0, I) in R^{M}, seed 0; w ~ N(0, I), seed 2; y = x·w, or 1 where x·w > 0, else 0"
-    )
-    context.drawn("synthetic-normal", words)
+    x = f"{n} samples x ~ N(0, I) in R^{M}, seed 0; w ~ N(0, I), seed 2"
+    context.drawn("synthetic-normal", f"{x}; y = x·w, or 1 where x·w > 0, else 0")
 
     def compute(progress: Progress) -> Measured:
         X, _ = gaussian(n)
@@ -249,7 +240,7 @@ def theorem2(context: Context) -> Measured:
                 gradient_descent(model, X, y, every, 1e-4, loss=loss, measure=0)
         return {"rows": rows}
 
-    return context.unit("kawaguchi2021.theorem2", f"n{n}", inputs, compute)
+    return context.unit("kawaguchi2021.theorem2", f"n{n}", {"n": n, "steps": steps}, compute)
 
 
 def _moment(model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss) -> Measured:
@@ -269,42 +260,41 @@ def _moment(model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss) -> Measu
     return {"kkt": region.kkt_residual, "velocity": off, "beaten": beaten, "radius": region.radius}
 
 
-def judge_appendix_b(measured: Measured) -> list[Judgement]:
+def _judge_appendix_b(measured: Measured) -> list[Judgement]:
     (right, at_last), (printed, last) = (
         (measured[key][0], measured[key][-1]) for key in ("right", "printed")
     )
-    bounded = last <= 1.5 * printed
     return [
         judged(
             "(I − γS)⁻¹ = 11ᵀ/(m(1−γ)) + a rest that is bounded as γ → 1",
-            bounded,
+            last <= 1.5 * printed,
             paper="Appendix B: V = P₁r/(1−γ) + g, P₁ = 11ᵀ/m, with ‖g‖ < c for all γ",
             measured=f"norm of the rest {number(printed)} → {number(last)}",
             tolerance="from γ = .9 to 1 − 10⁻⁵ it grows by at most a half",
-            reason=""
-            if bounded
-            else "right only for a doubly stochastic S; otherwise the rest grows as 1/(1 − γ), and π1ᵀ with "
-            f"Sπ = π must stand for 11ᵀ/m: that rest goes from {number(right)} to {number(at_last)}",
+            because=lambda: (
+                "right only for a doubly stochastic S; otherwise the rest grows as 1/(1 − γ), and π1ᵀ "
+                f"with Sπ = π must stand for 11ᵀ/m: that rest goes from {number(right)} to {number(at_last)}"
+            ),
         ),
     ]
 
 
-def draw_appendix_b(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 1)
-    for at, (key, name) in enumerate((("right", "rest of π1ᵀ/(1−γ)"), ("printed", "rest of 11ᵀ/(m(1−γ))"))):
-        draw(axes[0, 0], (measured["depth"], measured[key]), name, at=at, log=True)
-    finish(figure, axes[0, 0], x="1/(1 − γ)", y="operator norm", log_x=True, log_y=True)
+def _draw_appendix_b(measured: Measured, page: Page) -> None:
+    names = {"rest of π1ᵀ/(1−γ)": "right", "rest of 11ᵀ/(m(1−γ))": "printed"}
+    lines = {name: (measured["depth"], measured[key]) for name, key in names.items()}
+    figure = panels([[Panel(lines, "1/(1 − γ)", "operator norm", log_x=True, log_y=True)]])
     page.figure("rest", figure, "What is left of (I − γS)⁻¹ beside its growing part.")
 
 
 @register(
     "kawaguchi2021.appendixB",
     "Appendix B: the implicit bias of infinite depth",
-    "As γ → 1 the direction of the dynamics is 11ᵀ/m of the error over 1 − γ, plus a bounded rest.",
-    judge=judge_appendix_b,
-    draw=draw_appendix_b,
+    judge=_judge_appendix_b,
+    draw=_draw_appendix_b,
+    least="tiny",
 )
 def appendix_b(context: Context) -> Measured:
+    """As γ → 1 the direction of the dynamics is 11ᵀ/m of the error over 1 − γ, plus a bounded rest."""
     found: Measured = {"depth": [], "right": [], "printed": []}
     for power in range(1, 6):
         gamma = 1 - 10.0**-power

@@ -35,6 +35,7 @@ class Kind:
 
     @property
     def label(self) -> str:
+        """What the figures call it."""
         return {"linear": "linear", "delm": "DELM"}.get(self.name, f"DNN, H = {self.depth}")
 
     def start(self, m: int, generator: torch.Generator) -> Parameters:
@@ -150,34 +151,20 @@ def _chunks(X: Tensor, y: Tensor, rows: int = 2000) -> list[tuple[Tensor, Tensor
 
 
 def runs(
-    context: Context,
-    name: str,
-    kind: Kind,
-    *,
-    train_rows: int,
-    test_rows: int,
-    epochs: int,
-    trials: int,
-    rates: Sequence[float] = RATES,
+    context: Context, name: str, kind: Kind, *, train_rows: int, test_rows: int, **size: Any
 ) -> Measured:
-    """A unit: one model on one data set."""
+    """A unit: one model on one data set; `size` has its epochs, its trials and its rates."""
     dataset = context.load(name)
-    train_rows, test_rows = min(train_rows, len(dataset.x_train)), min(test_rows, len(dataset.x_test))
-    inputs = {
-        "data": context.source(name, _in_words(train_rows, test_rows)),
-        "kind": [kind.name, kind.depth, kind.bias],
-        "rows": [train_rows, test_rows],
-        "epochs": epochs,
-        "trials": trials,
-        "rates": list(rates),
-    }
+    rows = [min(train_rows, len(dataset.x_train)), min(test_rows, len(dataset.x_test))]
+    source = context.source(name, _in_words(*rows))
+    inputs = {"data": source, "kind": [kind.name, kind.depth, kind.bias], "rows": rows, **size}
 
     def compute(progress: Progress) -> Measured:
-        data = [teacher_data(dataset, train_rows, test_rows, seed) for seed in range(trials)]
-        return train(kind, data, rates, epochs, progress)
+        data = [teacher_data(dataset, *rows, seed) for seed in range(size["trials"])]
+        return train(kind, data, size["rates"], size["epochs"], progress)
 
     what = kind.name if kind.name != "dnn" else f"dnn{kind.depth}{'' if kind.bias else '-nobias'}"
-    return context.unit("kawaguchi2021.sgd", f"{name}-{what}-n{train_rows}", inputs, compute)
+    return context.unit("kawaguchi2021.sgd", f"{name}-{what}-n{rows[0]}", inputs, compute)
 
 
 # -- best and worst rates ------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ...data import synthetic
 from ...models import LinearEquilibrium
-from ...plots import new_figure
-from ...plots.curves import draw, finish
-from ...plots.style import DASHES, legend, power
+from ...plots.curves import Line, Panel, panels
+from ...plots.style import DASHES, power
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page
@@ -23,10 +22,8 @@ from ..framework.verdicts import Judgement, judged
 GAMMA, M = 0.8, 10
 REACHED = 0.05  # a loss at most 5 % above the least has reached it
 STEP = 2e-5  # of the sum over 1000 samples
-STILL, MOST = (
-    1e-9,
-    300_000,
-)  # a ResNet is trained on until ‖∇L‖ is this part of its first value; steps at most
+STILL = 1e-9  # a ResNet is trained on until ‖∇L‖ is this part of its first value,
+MOST = 300_000  # or for so many steps
 
 
 def _data(kind: str, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -35,6 +32,7 @@ def _data(kind: str, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def gaussian(n: int) -> tuple[Tensor, Tensor]:
+    """n samples x ~ N(0, I) in R^10, and y = −x + .1 N(0, I)."""
     return _data("Gaussian", n)
 
 
@@ -65,12 +63,9 @@ def delm(seed: int | None, outputs: int = M, gamma: float = GAMMA) -> LinearEqui
 
 
 def _convergence(context: Context, kind: str) -> Measured:
-    n = context.pick(tiny=50, small=1000)
-    steps = context.pick(tiny=20, small=2000)
-    step = STEP * 1000 / n
+    n, steps = context.pick(tiny=50, small=1000), context.pick(tiny=20, small=2000)
+    step, every = STEP * 1000 / n, max(1, steps // 200)
     starts = {"identity": None, **{f"random {s + 1}": s for s in context.seeds(tiny=1, small=3)}}
-    depths = context.pick(tiny=(2,), small=(2, 5, 10))
-    rates = context.pick(tiny=(1.0,), small=(0.1, 0.3, 1.0))
     inputs = {"kind": kind, "n": n, "steps": steps, "step": step, "starts": starts}
     record(context, n, kind)
 
@@ -78,31 +73,30 @@ def _convergence(context: Context, kind: str) -> Measured:
         X, y = _data(kind, n)
         found = {}
         for i, (name, seed) in enumerate(starts.items()):
-            found[name] = gradient_descent(delm(seed), X, y, steps, step, measure=0).loss[
-                :: max(1, steps // 200)
-            ]
+            found[name] = gradient_descent(delm(seed), X, y, steps, step, measure=0).loss[::every]
             progress((i + 1) / len(starts))
         return {"loss": found, "least": least(X, y), "size": y.square().sum().item()}
 
     measured = context.unit("kawaguchi2021.delm", f"{kind}-n{n}", inputs, train_delm)
     resnets = [
-        _resnet(context, kind, n, depth, rate * step, steps, f"{kind}-depth{depth}-rate{rate:g}-n{n}")
-        for depth in depths
-        for rate in rates
+        _resnet(context, kind, n, depth, rate, steps)
+        for depth in context.pick(tiny=(2,), small=(2, 5, 10))
+        for rate in context.pick(tiny=(1.0,), small=(0.1, 0.3, 1.0))
     ]
-    return {**measured, "resnets": resnets, "kind": kind, "every": max(1, steps // 200), "steps": steps}
+    return {**measured, "resnets": resnets, "kind": kind, "every": every, "steps": steps}
 
 
-def _resnet(context: Context, kind: str, n: int, depth: int, step: float, steps: int, name: str) -> Measured:
+def _resnet(context: Context, kind: str, n: int, depth: int, rate: float, steps: int) -> Measured:
     """One linear ResNet: its losses in the paper's number of steps, and where it comes to rest after them."""
-    inputs = {"kind": kind, "n": n, "steps": steps, "step": step, "depth": depth}
+    step, name = rate * STEP * 1000 / n, f"{kind}-depth{depth}-rate{rate:g}-n{n}"
+    inputs = {"kind": kind, "n": n, "step": step, "depth": depth}
     within = lambda progress: {"loss": shown(*_data(kind, n), depth, step, steps)}
-    rest = {"kind": kind, "n": n, "step": step, "depth": depth, "still": STILL, "most": MOST}
     beyond = lambda progress: at_rest(*_data(kind, n), depth, step, progress)
+    rest = {**inputs, "still": STILL, "most": MOST}
     return {
         "depth": depth,
         "step": step,
-        **context.unit("kawaguchi2021.resnet", name, inputs, within),
+        **context.unit("kawaguchi2021.resnet", name, {**inputs, "steps": steps}, within),
         "rest": context.unit("kawaguchi2021.rest", name, rest, beyond),
     }
 
@@ -149,9 +143,8 @@ def at_rest(X: Tensor, y: Tensor, depth: int, step: float, progress: Progress) -
     return {"loss": loss if loss < 1e12 else math.nan, "steps": k, "gradient": size / first}
 
 
-def judge_convergence(measured: Measured) -> list[Judgement]:
-    star, kind, steps = measured["least"], measured["kind"], measured["steps"]
-    runs = measured["resnets"]
+def _judge_convergence(measured: Measured) -> list[Judgement]:
+    star, kind, steps, runs = (measured[key] for key in ("least", "kind", "steps", "resnets"))
     early = sum(_reached(r["loss"][-1], star) for r in runs)
     there = [r for r in runs if _reached(r["rest"]["loss"], star)]
     stuck = [r for r in runs if r not in there and _still(r)]
@@ -159,8 +152,9 @@ def judge_convergence(measured: Measured) -> list[Judgement]:
     words = "converges to a value above it" if stays else "converges to it"
     figure = "§4, Figure 2a" if stays else "§4, Figure 2b"
     reaches = None if bool(there) == bool(stuck) else bool(there)
-    holds = reaches if reaches is None else reaches != stays
     taken = [r["rest"]["steps"] for r in there]
+    when = f", after {min(taken)} to {max(taken)} steps" if taken else ""
+    plateau = "what looks like an end is a plateau: the same runs leave it when trained on"
     return [
         judged(
             f"{kind} data: the DELM reaches the least loss from every start",
@@ -172,17 +166,13 @@ def judge_convergence(measured: Measured) -> list[Judgement]:
         ),
         judged(
             f"{kind} data: a linear ResNet started at the identity {words}",
-            holds,
+            None if reaches is None else reaches != stays,
             paper=f"{figure}: {words}, in a figure of 2000 steps; depth and step size are not stated",
             measured=f"of {len(runs)} combinations of depth and step size {early} are at it after {steps} "
-            f"steps, and {len(there)} when trained on"
-            + (f", after {min(taken)} to {max(taken)} steps" if taken else "")
-            + f"; {len(stuck)} come to rest above it",
+            f"steps, and {len(there)} when trained on{when}; {len(stuck)} come to rest above it",
             tolerance=f"at it: at most {REACHED:.0%} above L*; trained on: until ‖∇L‖ ≤ {STILL:g} of its "
             f"first value, or {MOST} steps; decided if some come to rest, and all of those alike",
-            reason="what looks like an end is a plateau: the same runs leave it when trained on"
-            if stays and holds is False and early < len(there)
-            else "",
+            because=lambda: plateau if stays and early < len(there) else "",
         ),
     ]
 
@@ -202,54 +192,39 @@ def _above(loss: float | None, star: float) -> str:
     return f"{100 * gap:.2g} % above L*" if gap > 1e-12 else f"at L* to rounding ({100 * gap:+.0e} %)"
 
 
-def draw_convergence(measured: Measured, page: Page) -> None:
+def _draw_convergence(measured: Measured, page: Page) -> None:
     """Left a colour and dash a start; right a colour a depth, a dash a step size."""
-    figure, axes = new_figure(1, 2, width=5.2, height=3.6)
     star, every, runs = measured["least"], measured["every"], measured["resnets"]
-    left, right = axes[0]
-    for at, (name, loss) in enumerate(measured["loss"].items()):
-        draw(left, (np.arange(len(loss)) * every, loss), name, at=at, marks=False, log=True)
     depths, steps = (sorted({r[key] for r in runs}) for key in ("depth", "step"))
-    for r in runs:
-        x, at, dash = np.arange(len(r["loss"])) * every, depths.index(r["depth"]), steps.index(r["step"])
-        draw(right, (x, r["loss"]), _name(r), at=at, dash=DASHES[dash], marks=False, log=True)
-    for ax in (left, right):
-        ax.axhline(star, color="#55606e", linewidth=1, label="least loss L*")
-        finish(figure, ax, x="step", y="training loss", log_y=True)
-        legend(ax, above=True)
-    words = (
+
+    def line(loss: list[float], at: int | None = None, dash: int | None = None) -> Line:
+        look = None if dash is None else DASHES[dash]
+        return Line((np.arange(len(loss)) * every, loss), at, look, marks=False)
+
+    left = {name: line(loss) for name, loss in measured["loss"].items()}
+    right = {_name(r): line(r["loss"], depths.index(r["depth"]), steps.index(r["step"])) for r in runs}
+    rule, words = {"least loss L*": star}, {"x": "step", "y": "training loss", "log_y": True, "above": True}
+    page.figure(
+        "losses",
+        panels([[Panel(lines, rules=rule, **words) for lines in (left, right)]], width=5.2, height=3.6),
         f"{measured['kind']} data, y = −x + .1 noise in R¹⁰: DELMs by start (left), linear ResNets (right; "
-        "a colour a depth, a dash a step size)."
+        "a colour a depth, a dash a step size).",
     )
-    page.figure("losses", figure, words)
+    ends = [(name, loss[-1], None) for name, loss in measured["loss"].items()]
+    ends += [(_name(r), r["loss"][-1], r["rest"]) for r in runs]
     page.table(
         "final",
         [
-            "model",
-            f"loss after {measured['steps']} steps",
-            f"after {measured['steps']} steps, beside L*",
-            "trained on: loss",
-            "trained on: beside L*",
-            "trained on: steps",
-            "‖∇L‖ / first",
-        ],
-        [
-            *(
-                [name, loss[-1], _above(loss[-1], star), None, None, None, None]
-                for name, loss in measured["loss"].items()
-            ),
-            *(
-                [
-                    _name(r),
-                    r["loss"][-1],
-                    _above(r["loss"][-1], star),
-                    r["rest"]["loss"],
-                    _above(r["rest"]["loss"], star),
-                    r["rest"]["steps"],
-                    r["rest"]["gradient"],
-                ]
-                for r in runs
-            ),
+            {
+                "model": name,
+                f"loss after {measured['steps']} steps": loss,
+                f"after {measured['steps']} steps, beside L*": _above(loss, star),
+                "trained on: loss": rest and rest["loss"],
+                "trained on: beside L*": rest and _above(rest["loss"], star),
+                "trained on: steps": rest and rest["steps"],
+                "‖∇L‖ / first": rest and rest["gradient"],
+            }
+            for name, loss, rest in ends
         ],
         f"L* = {star:.6g}. ResNets are trained on until the gradient vanishes, or for {MOST} steps.",
     )
@@ -260,28 +235,24 @@ def _name(run: Measured) -> str:
     return f"depth {run['depth']}, η = {step}"
 
 
-_FIG2 = "DELMs reach the global minimum from every start; a linear ResNet from the identity "
-
-
 @register(
     "kawaguchi2021.fig2a",
     "Figure 2a: convergence on Gaussian data",
-    _FIG2 + "converges to a suboptimal value.",
-    judge=judge_convergence,
-    draw=draw_convergence,
-    least="small",
+    judge=_judge_convergence,
+    draw=_draw_convergence,
 )
 def fig2a(context: Context) -> Measured:
+    """DELMs reach the global minimum from every start; a linear ResNet from the identity converges to a
+    suboptimal value."""
     return _convergence(context, "Gaussian")
 
 
 @register(
     "kawaguchi2021.fig2b",
     "Figure 2b: convergence on uniform data",
-    _FIG2 + "reaches it too.",
-    judge=judge_convergence,
-    draw=draw_convergence,
-    least="small",
+    judge=_judge_convergence,
+    draw=_draw_convergence,
 )
 def fig2b(context: Context) -> Measured:
+    """DELMs reach the global minimum from every start; a linear ResNet from the identity reaches it too."""
     return _convergence(context, "uniform")

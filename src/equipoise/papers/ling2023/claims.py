@@ -11,7 +11,7 @@ from ...kernels import tangent_kernel
 from ...models import GaussianReLU
 from ...solve import Stop
 from ...theory import certify
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
 from ..framework.small import descend, draw, eye, norm, sigma_min, vec
 
 TIGHT = Stop(rtol=1e-13)
@@ -48,13 +48,8 @@ def _resolvent(model: GaussianReLU, X: Tensor) -> tuple[Tensor, Tensor]:
     return Z, torch.kron(eye(n), model.a.detach()[None]) @ torch.linalg.solve(J, D)
 
 
-@register(
-    "ling2023.lemma1",
-    "Lemma 1",
-    "holds corrected",
-    "2√2σ_w is the edge of the spectrum: about one draw in seven lies above it, whatever m is.",
-    edge=1.4,
-)
+@register("ling2023.lemma1", "Lemma 1", edge=1.4)
+@corrected("2√2σ_w is the edge of the spectrum: about one draw in seven lies above it, whatever m is.")
 def lemma_1(seed: int = 0, *, edge: float = 2.0) -> Outcome:
     """P(‖W‖ > √2σ_w(2 + ε)) ≤ e^{−ε²m/2} for W_ij ~ N(0, 2σ_w²/m): printed with ε = 0 and e^{−Ω(m)}."""
     eps, m, draws = 0.5, 24, 400
@@ -64,13 +59,8 @@ def lemma_1(seed: int = 0, *, edge: float = 2.0) -> Outcome:
     return beside(right, at_most((sizes > 2).double().mean().item(), 0.03, "share above 2√2σ_w"))
 
 
-@register(
-    "ling2023.lemma2",
-    "Lemma 2, (3)",
-    "holds corrected",
-    "R = (a⊗I_n)J⁻¹D multiplies an mn × n matrix by an mn × mn one.",
-    half=1.0,
-)
+@register("ling2023.lemma2", "Lemma 2, (3)", half=1.0)
+@corrected("R = (a⊗I_n)J⁻¹D multiplies an mn × n matrix by an mn × mn one.")
 def lemma_2(seed: int = 0, *, half: float = 0.5) -> Outcome:
     """vec ∇W = (Z⊗I)Rᵀr,  vec ∇U = (X⊗I)Rᵀr,  ∇a = Zr,  R = (I_n⊗aᵀ)J⁻¹D, for the loss ½‖r‖²."""
     model, X, y = _random(seed)
@@ -225,13 +215,8 @@ def equation_8(seed: int = 0, *, number: float = 4 * (2 + 2**0.5)) -> Outcome:
     return at_least((lambda0**0.5 - 4 * E / lambda0) ** 2, lambda0 / 2, "λ_τ at worst")
 
 
-@register(
-    "ling2023.eq9",
-    "(9), last line of the proof of Theorem 1",
-    "holds corrected",
-    "λ₀ = 4C₂, as (9) is printed: the last line promises 1 − ηλ₀/2 and has 1 − η·0.",
-    number=7.0,
-)
+@register("ling2023.eq9", "(9), last line of the proof of Theorem 1", number=7.0)
+@corrected("λ₀ = 4C₂, as (9) is printed: the last line promises 1 − ηλ₀/2 and has 1 − η·0.")
 def equation_9(seed: int = 0, *, number: float = 8.0) -> Outcome:
     """λ₀ − 4C₂ ≥ λ₀/2 needs λ₀ ≥ 8C₂,  C₂ = (c_w² + c_u²)‖X‖_F²: printed with 4."""
     C2 = draw(seed, 1).abs().item()
@@ -239,13 +224,8 @@ def equation_9(seed: int = 0, *, number: float = 8.0) -> Outcome:
     return beside(right, at_least(4 * C2 - 4 * C2, 4 * C2 / 2, "λ₀ = 4C₂"))
 
 
-@register(
-    "ling2023.condition1",
-    "Condition 1 under Assumption 1",
-    "fails as printed",
-    "a ~ N(0, I/m) has norm 1 and exceeds 1/(2√n) at every width, so that (9) fails for every δ.",
-    number=2.1,
-)
+@register("ling2023.condition1", "Condition 1 under Assumption 1", number=2.1)
+@refuted("a ~ N(0, I/m) has norm 1 and exceeds 1/(2√n) at every width, so that (9) fails for every δ.")
 def condition_1(seed: int = 0, *, number: float = 2.0) -> Outcome:
     """(9), even with its printed 4, forces ‖a(0)‖ + δ ≤ (1 − ρ_w)/(2√n); attained by one unit with u → ∞.
 

@@ -13,15 +13,14 @@ from torch import Tensor
 from ...data import synthetic
 from ...kernels import tangent_kernel
 from ...models import GaussianReLU
-from ...plots import LIGHT, new_figure
-from ...plots.curves import BAND, draw_band, finish
+from ...plots.curves import BAND, Panel, panels
 from ...solve import Stop
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import room, two_classes, two_classes_in_words
-from ..framework.page import Page, number, shared_legend
+from ..framework.page import Page, number
 from ..framework.seeds import compared, spread
-from ..framework.small import norm
+from ..framework.small import moments, norm
 from ..framework.verdicts import FALLING, Judgement, falling, judged
 
 S2 = 0.08  # σ_w²
@@ -76,39 +75,31 @@ def stable_step(context: Context, name: str, width: int) -> float:
 def curve(context: Context, name: str, *, width: int, step: float, seed: int) -> Measured:
     """One run: loss at every step; ‖W(τ)‖, λ_τ = λ_min(G(τ)) and ‖G(τ) − G(0)‖_F/‖G(0)‖_F at some."""
     size = sizes(context)
-    inputs = {
-        "data": _source(context, name, size["n"], size["d"]),
-        "width": width,
-        "step": step,
-        "seed": seed,
-        "steps": size["steps"],
-        "sigma_w2": S2,
-    }
-    compute = lambda progress: _descend(
-        *instance(context, name, seed, size["n"], size["d"]), width, step, seed, size["steps"], progress
-    )
+    n, d = size["n"], size["d"]
+    run = {"width": width, "step": step, "seed": seed, "steps": size["steps"]}
+    compute = lambda progress: _descend(*instance(context, name, seed, n, d), progress, **run)
+    inputs = {"data": _source(context, name, n, d), **run, "sigma_w2": S2}
     return context.unit("ling2023.descent", f"{name}-m{width}-step{step:.3g}-seed{seed}", inputs, compute)
 
 
 def _descend(
-    X: Tensor, y: Tensor, width: int, step: float, seed: int, steps: int, progress: Progress
+    X: Tensor, y: Tensor, progress: Progress, *, width: int, step: float, seed: int, steps: int
 ) -> Measured:
     model = GaussianReLU(X.shape[1], width, S2, generator=torch.Generator().manual_seed(seed))
-    moments = set(np.linspace(0, steps, min(MOMENTS, steps + 1)).round().astype(int).tolist())
+    measured_at = moments(steps, MOMENTS)
     found: dict[str, list[float]] = {"at": [], "norm": [], "lambda": [], "moved": []}
     first: list[Tensor] = []
 
     def look(k: int, loss: float) -> None:
         progress(k / max(steps, 1))
-        if k in moments and math.isfinite(loss):
+        if k in measured_at and math.isfinite(loss):
             Z = model.solve(X).value
             assert isinstance(Z, Tensor)
-            found["at"].append(k)
-            found["norm"].append(norm(model.W))
-            found["lambda"].append(_lambda_min(Z))
             gram = Z @ Z.T
             first.append(gram)
-            found["moved"].append(((gram - first[0]).norm() / first[0].norm()).item())
+            moved = ((gram - first[0]).norm() / first[0].norm()).item()
+            for key, value in zip(found, (k, norm(model.W), _lambda_min(Z), moved), strict=True):
+                found[key].append(value)
 
     stop = Stop(max_steps=2000, patience=200)
     history = gradient_descent(model, X, y, steps, step, measure=0, stop=stop, progress=look)
@@ -123,35 +114,7 @@ def _lambda_min(Z: Tensor) -> float:
 # -- figure 1 ------------------------------------------------------------------------------------------------
 
 
-@register(
-    "ling2023.fig1",
-    "Figure 1: width, on synthetic data, MNIST and CIFAR10",
-    "Wider networks converge faster to a smaller training loss, as the authors believe because Gram matrices "
-    "become more stable; ‖W(τ)‖ stays below 1 throughout.",
-    judge=lambda measured: judge_fig1(measured),
-    draw=lambda measured, page: draw_fig1(measured, page),
-    least="small",
-)
-def fig1(context: Context) -> Measured:
-    widths = sizes(context)["widths"]
-    seeds = context.seeds(tiny=1, small=3, medium=1, paper=5)
-    images = context.datasets("mnist", "cifar10")
-    names = images if context.settings.data else [SYNTHETIC, *images]
-    found: Measured = {"data": {}}
-    for name in names:
-        step = stable_step(context, name, widths[-1])
-        common = {
-            f"m = {m}": [curve(context, name, width=m, step=step, seed=s) for s in seeds] for m in widths
-        }
-        scaled = {
-            f"m = {m}": [curve(context, name, width=m, step=step * widths[-1] / m, seed=s) for s in seeds]
-            for m in widths
-        }
-        found["data"][name] = {"step": step, "widths": widths, "same": common, "scaled": scaled}
-    return found
-
-
-def judge_fig1(measured: Measured) -> list[Judgement]:
+def _judge_fig1(measured: Measured) -> list[Judgement]:
     found = []
     for name, row in measured["data"].items():
         by_width = {width: _finals(runs) for width, runs in row["same"].items()}
@@ -210,74 +173,87 @@ def _finals(runs: Sequence[Measured]) -> list[float]:
     return [r["loss"][-1] / r["N"] if not r["stopped"] else math.inf for r in runs]
 
 
-def draw_fig1(measured: Measured, page: Page) -> None:
+def _panels(name: str, row: Measured) -> list[Panel]:
+    """Losses at one η and at η ∝ 1/m, ‖W(τ)‖ and λ_min(G(τ)), which is left out where it is rounding."""
+
+    def losses(runs: Sequence[Measured]) -> np.ndarray:
+        k = min(len(r["loss"]) for r in runs)
+        return np.array([r["loss"][:k] for r in runs], dtype=float) / [[r["N"]] for r in runs]
+
+    def along(runs: Sequence[Measured], key: str) -> tuple[list[int], list[list[float]]]:
+        k = min(len(r["at"]) for r in runs)
+        return runs[0]["at"][:k], [r[key][:k] for r in runs]
+
+    by_width = row["same"].items()
+    same, scaled = ({label: losses(runs) for label, runs in row[key].items()} for key in ("same", "scaled"))
+    size = {label: along(runs, "norm") for label, runs in by_width}
+    least = {label: along(runs, "lambda") for label, runs in by_width}
+    known = {label: one if np.min(one[1]) > _rounding(row) else None for label, one in least.items()}
+    return [
+        Panel(same, "step", "loss / N", f"{name}: one η for all", log_y=True),
+        Panel(scaled, "step", "loss / N", f"{name}: η ∝ 1/m", log_y=True),
+        Panel(size, "step", "‖W(τ)‖", name, rules={"": 1.0}),
+        Panel(known, "step", "λₘᵢₙ(G(τ))", name, log_y=True),
+    ]
+
+
+def _row(name: str, label: str, row: Measured) -> Measured:
+    """What the runs of one width came to, with one η for all and with η ∝ 1/m."""
+    same, scaled = row["same"][label], row["scaled"][label]
+    cells: Measured = {"data": name, "width": label, "η": row["step"], "seeds": len(same)}
+    kinds = {"one η for all": same, "η ∝ 1/m": scaled}
+    for words, runs in kinds.items():
+        cells[f"loss / N, {words}"], cells[f"± sd, {words}"] = spread(_finals(runs))
+    cells |= {f"lost, {words}": sum(bool(r["stopped"]) for r in runs) for words, runs in kinds.items()}
+    return cells | {
+        "largest ‖W‖": max(v for r in same for v in r["norm"]),
+        "λ at the end / λ₀": _kept(same, _rounding(row)),
+        "‖G − G(0)‖/‖G(0)‖ at most": max(v for r in same for v in r["moved"]),
+    }
+
+
+def _draw_fig1(measured: Measured, page: Page) -> None:
     rows = measured["data"]
-    figure, axes = new_figure(len(rows), 4, width=3.9, height=3.0)
-    for (name, row), panels in zip(rows.items(), axes, strict=True):
-        for at, label in enumerate(row["same"]):
-            for panel, key in ((panels[0], "same"), (panels[1], "scaled")):
-                loss = [np.array(r["loss"], dtype=float) / r["N"] for r in row[key][label]]
-                k = min(map(len, loss))
-                draw_band(panel, [v[:k] for v in loss], label, at=at, log=True)
-            runs = row["same"][label]
-            k = min(len(r["at"]) for r in runs)
-            for panel, key in ((panels[2], "norm"), (panels[3], "lambda")):
-                values = [r[key][:k] for r in runs]
-                steps = runs[0]["at"][:k]
-                if key == "norm":
-                    draw_band(panel, values, label, x=steps, at=at)
-                elif np.min(values) > _rounding(row):
-                    draw_band(panel, values, label, x=steps, at=at, log=True)
-        finish(figure, panels[0], x="step", y="loss / N", title=f"{name}: one η for all", log_y=True)
-        finish(figure, panels[1], x="step", y="loss / N", title=f"{name}: η ∝ 1/m", log_y=True)
-        panels[2].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
-        finish(figure, panels[2], x="step", y="‖W(τ)‖", title=name)
-        finish(figure, panels[3], x="step", y="λₘᵢₙ(G(τ))", title=name, log_y=True)
-    shared_legend(figure, axes[0])
+    grid = [_panels(name, row) for name, row in rows.items()]
     page.figure(
         "curves",
-        figure,
+        panels(grid, width=3.9, height=3.0, one_legend=True),
         f"{BAND} λₘᵢₙ(G) is left out where it is 0, up to rounding, as for m < n.",
     )
     page.table(
         "final",
-        [
-            "data",
-            "width",
-            "η",
-            "seeds",
-            "loss / N, one η for all",
-            "± sd, one η for all",
-            "loss / N, η ∝ 1/m",
-            "± sd, η ∝ 1/m",
-            "lost, one η for all",
-            "lost, η ∝ 1/m",
-            "largest ‖W‖",
-            "λ at the end / λ₀",
-            "‖G − G(0)‖/‖G(0)‖ at most",
-        ],
-        [
-            [
-                name,
-                label,
-                row["step"],
-                len(runs),
-                *spread(_finals(runs)),
-                *spread(_finals(row["scaled"][label])),
-                *(sum(bool(r["stopped"]) for r in some) for some in (runs, row["scaled"][label])),
-                max(v for r in runs for v in r["norm"]),
-                _kept(runs, _rounding(row)),
-                max(v for r in runs for v in r["moved"]),
-            ]
-            for name, row in rows.items()
-            for label, runs in row["same"].items()
-        ],
+        [_row(name, label, row) for name, row in rows.items() for label in row["same"]],
         "After the last step: mean and standard deviation over the seeds that came to it. No η is given: "
         "ours is 1/λ_max(H) of the widest start.",
     )
+    advantages = "; ".join(f"{name} {_advantage(row)}" for name, row in rows.items())
     page.note(
         "H grows as m, so at one η a wider network moves further a step, which may be the reason, too. "
-        "Final loss of the narrowest over that of the widest: "
-        + "; ".join(f"{name} {_advantage(row)}" for name, row in rows.items())
-        + "."
+        f"Final loss of the narrowest over that of the widest: {advantages}."
     )
+
+
+@register(
+    "ling2023.fig1",
+    "Figure 1: width, on synthetic data, MNIST and CIFAR10",
+    judge=_judge_fig1,
+    draw=_draw_fig1,
+)
+def fig1(context: Context) -> Measured:
+    """Wider networks converge faster to a smaller training loss, as the authors believe because Gram matrices
+    become more stable; ‖W(τ)‖ stays below 1 throughout."""
+    widths = sizes(context)["widths"]
+    seeds = context.seeds(tiny=1, small=3, medium=1, paper=5)
+    images = context.datasets("mnist", "cifar10")
+    found: Measured = {"data": {}}
+    for name in images if context.settings.data else [SYNTHETIC, *images]:
+        step = stable_step(context, name, widths[-1])
+        row: Measured = {"step": step, "widths": widths}
+        for key, power in (("same", 0), ("scaled", 1)):
+            steps = {m: step * (widths[-1] / m) ** power for m in widths}
+            row[key] = {
+                f"m = {m}": [curve(context, name, width=m, step=steps[m], seed=s) for s in seeds]
+                for m in widths
+            }
+        found["data"][name] = row
+    return found

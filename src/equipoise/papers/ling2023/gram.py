@@ -12,9 +12,7 @@ import torch
 from ...data import synthetic
 from ...kernels.width import width_convergence
 from ...models import GaussianReLU
-from ...plots import LIGHT, new_figure
-from ...plots.curves import BAND, draw, draw_band, finish
-from ...plots.style import legend, scale_axis
+from ...plots.curves import BAND, Line, Panel, panels
 from ...theory import certify
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
@@ -23,6 +21,7 @@ from ..framework.verdicts import Judgement, judged
 from .figures import S2
 
 LAYERS = 8
+EDGE = 2 * math.sqrt(2 * S2)  # 2√2σ_w
 DRAWS = BAND.replace("seed", "draw")
 
 
@@ -46,15 +45,13 @@ def _study(context: Context) -> Measured:
     return {**context.unit("ling2023.gram", f"n{n}-m{widths[-1]}", inputs, compute), **inputs}
 
 
-def judge_theorem2(measured: Measured) -> list[Judgement]:
-    share = measured["theorem_2"][-1]
-    shown = ", ".join(
-        f"m = {m}: {s:.0%}" for m, s in zip(measured["widths"], measured["theorem_2"], strict=True)
-    )
+def _judge_theorem2(measured: Measured) -> list[Judgement]:
+    shares = zip(measured["widths"], measured["theorem_2"], strict=True)
+    shown = ", ".join(f"m = {m}: {share:.0%}" for m, share in shares)
     return [
         judged(
             "λ₀ ≥ mλ*/2 with high probability at a large width",
-            share >= 0.9,
+            measured["theorem_2"][-1] >= 0.9,
             paper="Theorem 2: with probability 1 − t, for m = Ω(n²/λ*² · log(n/(λ*t)))",
             measured=f"share of {measured['draws']} draws: {shown}; λ* = {number(measured['lambda_star'])}",
             tolerance="at least 90 % of the draws at the largest width",
@@ -62,56 +59,55 @@ def judge_theorem2(measured: Measured) -> list[Judgement]:
     ]
 
 
-def draw_theorem2(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 1)
-    ax, widths = axes[0, 0], measured["widths"]
-    values = np.array(measured["lambda_0"]).T / np.array(widths)  # (draws, widths)
-    draw_band(ax, values, "λ₀/m", x=widths, at=0)
-    draw(ax, (widths, [measured["lambda_star"]] * len(widths)), "λ*", at=1)
-    draw(ax, (widths, [measured["lambda_star"] / 2] * len(widths)), "λ*/2, the bound", at=2)
-    finish(figure, ax, x="width m", y="λₘᵢₙ(G)/m", title=f"n = {measured['n']}", log_x=True)
-    page.figure("lambda", figure, f"λₘᵢₙ of the Gram matrix at the start. {DRAWS}")
+def _draw_theorem2(measured: Measured, page: Page) -> None:
+    widths, star = measured["widths"], measured["lambda_star"]
+    lines = {
+        "λ₀/m": (widths, np.array(measured["lambda_0"]).T / np.array(widths)),  # (draws, widths)
+        "λ*": (widths, [star] * len(widths)),
+        "λ*/2, the bound": (widths, [star / 2] * len(widths)),
+    }
+    panel = Panel(lines, "width m", "λₘᵢₙ(G)/m", f"n = {measured['n']}", log_x=True)
+    page.figure("lambda", panels([[panel]]), f"λₘᵢₙ of the Gram matrix at the start. {DRAWS}")
 
 
 @register(
     "ling2023.theorem2",
     "Theorem 2: the least eigenvalue of the Gram matrix at the start",
-    "λ₀ = λ_min(ZZᵀ) is at least mλ*/2 with high probability once the network is wide.",
-    judge=judge_theorem2,
-    draw=draw_theorem2,
-    least="small",
+    judge=_judge_theorem2,
+    draw=_draw_theorem2,
 )
 def theorem2(context: Context) -> Measured:
+    """λ₀ = λ_min(ZZᵀ) is at least mλ*/2 with high probability once the network is wide."""
     return _study(context)
 
 
-def judge_theorem4(measured: Measured) -> list[Judgement]:
-    edge = 2 * math.sqrt(2 * S2)
+def _by_layer(measured: Measured, key: str) -> dict[str, Any]:
+    """{"m = 50": (layers, (draws, layers)), …}"""
+    values = np.array(measured[key])  # (widths, draws, layers)
+    layers = np.arange(1, values.shape[2] + 1)
+    return {f"m = {m}": (layers, some) for m, some in zip(measured["widths"], values, strict=True)}
+
+
+def _judge_theorem4(measured: Measured) -> list[Judgement]:
     return [
         judged(
             "‖G − G^(l)‖_F/m falls by a factor 2√2σ_w a layer or faster",
-            measured["decay"] <= edge,
-            paper=f"Theorem 4: O(n(2√2σ_w)^l), {edge:.3f} a layer",
+            measured["decay"] <= EDGE,
+            paper=f"Theorem 4: O(n(2√2σ_w)^l), {EDGE:.3f} a layer",
             measured=f"{measured['decay']:.3f} a layer",
             tolerance="the factor fitted to the mean over draws is at most 2√2σ_w",
         )
     ]
 
 
-def draw_theorem4(measured: Measured, page: Page) -> None:
-    gaps = np.array(measured["layer_gaps"])  # (widths, draws, layers)
-    layers = np.arange(1, gaps.shape[2] + 1)
-    figure, axes = new_figure(1, 1)
-    for at, (m, some) in enumerate(zip(measured["widths"], gaps, strict=True)):
-        draw_band(axes[0, 0], some, f"m = {m}", x=layers, at=at, log=True)
-    edge = 2 * math.sqrt(2 * S2)
-    bound = gaps.mean(axis=(0, 1))[0] * edge ** (layers - 1)
-    draw(axes[0, 0], (layers, bound), f"∝ {edge:.3g}ˡ, of the theorem", at=len(gaps))
-    finish(figure, axes[0, 0], x="layer l", y="‖G − G⁽ˡ⁾‖ / m", log_y=True)
-    scale_axis(axes[0, 0], "x", log=False, integers=True)
+def _draw_theorem4(measured: Measured, page: Page) -> None:
+    lines = _by_layer(measured, "layer_gaps")
+    layers, _ = next(iter(lines.values()))
+    first = np.array(measured["layer_gaps"]).mean(axis=(0, 1))[0]
+    lines[f"∝ {EDGE:.3g}ˡ, of the theorem"] = (layers, first * EDGE ** (layers - 1))
     page.figure(
         "layers",
-        figure,
+        panels([[Panel(lines, "layer l", "‖G − G⁽ˡ⁾‖ / m", log_y=True)]]),
         f"Distance of the Gram matrix of layer l from that of the equilibrium, Frobenius norm. {DRAWS}",
     )
 
@@ -119,53 +115,44 @@ def draw_theorem4(measured: Measured, page: Page) -> None:
 @register(
     "ling2023.theorem4",
     "Theorem 4: from finite depth to the equilibrium",
-    "‖G − G^(l)‖_F/m falls geometrically in the depth l, by 2√2σ_w a layer.",
-    judge=judge_theorem4,
-    draw=draw_theorem4,
+    judge=_judge_theorem4,
+    draw=_draw_theorem4,
+    least="tiny",
 )
 def theorem4(context: Context) -> Measured:
+    """‖G − G^(l)‖_F/m falls geometrically in the depth l, by 2√2σ_w a layer."""
     return _study(context)
 
 
-def judge_theorem5(measured: Measured) -> list[Judgement]:
+def _judge_theorem5(measured: Measured) -> list[Judgement]:
     errors = np.array(measured["layer_errors"])  # (widths, draws, layers)
     layers = errors.shape[2]
-    promised = measured["n"] * (2 * math.sqrt(2 * S2)) ** np.arange(1, layers + 1)
+    promised = measured["n"] * EDGE ** np.arange(1, layers + 1)
     within = (errors <= promised).all(axis=2).mean(axis=1)  # of the draws, by width
-    shares = zip(measured["widths"], within, strict=True)
+    shares = ", ".join(f"m = {m}: {share:.0%}" for m, share in zip(measured["widths"], within, strict=True))
     return [
         judged(
             f"‖G^(l)/m − K^(l)‖_F ≤ n(2√2σ_w)^l with high probability at a large width, l ≤ {layers}",
             within[-1] >= 0.9,
             paper="Theorem 5: with probability 1 − n² exp(−Ω(m 8^l σ_w^2l) + O(l²))",
-            measured=f"share of {measured['draws']} draws: "
-            + ", ".join(f"m = {m}: {share:.0%}" for m, share in shares)
-            + f"; at l = {layers} the bound is {promised[-1]:.2g}, the mean error "
-            f"{errors[-1, :, -1].mean():.2g}",
+            measured=f"share of {measured['draws']} draws: {shares}; at l = {layers} the bound is "
+            f"{promised[-1]:.2g}, the mean error {errors[-1, :, -1].mean():.2g}",
             tolerance="at every one of these layers, in at least 90 % of the draws at the largest width",
         )
     ]
 
 
-def draw_theorem5(measured: Measured, page: Page) -> None:
+def _draw_theorem5(measured: Measured, page: Page) -> None:
     widths = measured["widths"]
-    errors = np.array(measured["layer_errors"])  # (widths, draws, layers)
-    layers = np.arange(1, errors.shape[2] + 1)
-    figure, axes = new_figure(1, 2)
-    left, right = axes[0]
     whole = np.array(measured["gram_errors"]).T  # (draws, widths)
-    draw_band(left, whole, "‖G/m − K‖", x=widths, at=0, log=True)
     ideal = whole.mean(axis=0)[0] * (np.array(widths) / widths[0]) ** -0.5
-    draw(left, (widths, ideal), "∝ 1/√m", at=1)
-    finish(figure, left, x="width m", y="‖G/m − K‖", log_x=True, log_y=True)
-    for at, (m, some) in enumerate(zip(widths, errors, strict=True)):
-        draw_band(right, some, f"m = {m}", x=layers, at=at, log=True)
-    finish(figure, right, x="layer l", y="‖G⁽ˡ⁾/m − K⁽ˡ⁾‖", log_y=True)
-    legend(right, above=True)
-    scale_axis(right, "x", log=False, integers=True)
+    by_width = {"‖G/m − K‖": (widths, whole), "∝ 1/√m": (widths, ideal)}
+    by_layer = _by_layer(measured, "layer_errors")
+    left = Panel(by_width, "width m", "‖G/m − K‖", log_x=True, log_y=True)
+    right = Panel(by_layer, "layer l", "‖G⁽ˡ⁾/m − K⁽ˡ⁾‖", log_y=True, above=True)
     page.figure(
         "population",
-        figure,
+        panels([[left, right]]),
         f"Distance from the infinitely wide network, by width and by depth, Frobenius norm. {DRAWS}",
     )
     page.note(
@@ -178,12 +165,11 @@ def draw_theorem5(measured: Measured, page: Page) -> None:
 @register(
     "ling2023.theorem5",
     "Theorem 5: from finite width to the population Gram matrix",
-    "‖G^(l)/m − K^(l)‖_F is at most n(2√2σ_w)^l for wide networks.",
-    judge=judge_theorem5,
-    draw=draw_theorem5,
-    least="small",
+    judge=_judge_theorem5,
+    draw=_draw_theorem5,
 )
 def theorem5(context: Context) -> Measured:
+    """‖G^(l)/m − K^(l)‖_F is at most n(2√2σ_w)^l for wide networks."""
     return _study(context)
 
 
@@ -192,12 +178,12 @@ def theorem5(context: Context) -> Measured:
 FEASIBLE: dict[str, Any] = {"n": 2, "d": 10, "size": 0.05, "sigma_w2": 0.001, "delta": 0.078}
 
 
-def judge_condition1(measured: Measured) -> list[Judgement]:
-    rows = measured["assumption1"]
+def _judge_condition1(measured: Measured) -> list[Judgement]:
+    rows, fixed = measured["assumption1"], measured["zero_readout"]
     held = sum(r["proved"] for r in rows)
     worst = max(r["margins"]["(9)"] for r in rows)
-    fixed = measured["zero_readout"]
     proved = [r for r in fixed if r["proved"]]
+    too_large = "(9) asks ‖a(0)‖ + δ ≤ (1 − ρ_w)/(2√n), where a ~ N(0, 1/m) has norm 1, whatever m is"
     return [
         judged(
             "Condition 1 holds with high probability under Assumption 1",
@@ -205,9 +191,7 @@ def judge_condition1(measured: Measured) -> list[Judgement]:
             paper="§3.2: with probability 1 − t, for m = Ω(n³/λ*² · log(n/(λ*t)))",
             measured=f"in {held} of {len(rows)} draws; left over right side of (9) at most {worst:.2g}",
             tolerance="in at least 90 % of the draws",
-            reason=""
-            if worst >= 1
-            else "(9) asks ‖a(0)‖ + δ ≤ (1 − ρ_w)/(2√n), where a ~ N(0, 1/m) has norm 1, whatever m is",
+            reason="" if worst >= 1 else too_large,
         ),
         judged(
             "where it holds, L(τ) ≤ (1 − ηλ₀/2)^τ L(0)",
@@ -221,45 +205,29 @@ def judge_condition1(measured: Measured) -> list[Judgement]:
     ]
 
 
-def draw_condition1(measured: Measured, page: Page) -> None:
-    page.table(
-        "draws",
-        ["start", "n", "m", "draw", "(7)", "(8)", "(9)", "proved"],
-        [
-            [start, r["n"], r["m"], i, *(r["margins"][c] for c in ("(7)", "(8)", "(9)")), r["proved"]]
-            for start in ("assumption1", "zero_readout")
-            for i, r in enumerate(measured[start])
-        ],
-        "Left over right side of each inequality (1 or more is needed).",
-    )
-    figure, axes = new_figure(1, 1)
-    kinds = {"assumption1": "Assumption 1", "zero_readout": "a(0) = 0"}
-    series: dict[str, list[float]] = {}
-    for start, words in kinds.items():
-        for r in measured[start]:
-            series.setdefault(f"{words}, n = {r['n']}", []).append(min(r["margins"].values()))
-    for at, (label, margins) in enumerate(series.items()):
-        draw(axes[0, 0], (np.arange(len(margins)), margins), label, at=at, dash="none", log=True)
-    axes[0, 0].axhline(1.0, color=LIGHT.soft, linewidth=0.8)
-    finish(figure, axes[0, 0], x="draw", y="least margin of (7)-(9)", log_y=True)
-    scale_axis(axes[0, 0], "x", log=False, integers=True)
-    legend(axes[0, 0], above=True)
-    page.figure(
-        "margins",
-        figure,
-        "Condition 1 needs a margin of 1 or more, the line; with a(0) = 0 targets are small.",
-    )
+def _draw_condition1(measured: Measured, page: Page) -> None:
+    rows, margins = [], {}
+    for start, words in {"assumption1": "Assumption 1", "zero_readout": "a(0) = 0"}.items():
+        for i, r in enumerate(measured[start]):
+            sides = {c: r["margins"][c] for c in ("(7)", "(8)", "(9)")}
+            about = {"start": start, "n": r["n"], "m": r["m"], "draw": i}
+            rows.append({**about, **sides, "proved": r["proved"]})
+            margins.setdefault(f"{words}, n = {r['n']}", []).append(min(r["margins"].values()))
+    page.table("draws", rows, "Left over right side of each inequality (1 or more is needed).")
+    lines = {label: Line(some, dash="none") for label, some in margins.items()}
+    panel = Panel(lines, "draw", "least margin of (7)-(9)", log_y=True, rules={"": 1.0}, above=True)
+    caption = "Condition 1 needs a margin of 1 or more, the line; with a(0) = 0 targets are small."
+    page.figure("margins", panels([[panel]]), caption)
 
 
 @register(
     "ling2023.condition1",
     "Condition 1 and Theorem 1 on drawn networks",
-    "Wide networks of Assumption 1 satisfy Condition 1 with high probability, and then converge linearly.",
-    judge=judge_condition1,
-    draw=draw_condition1,
-    least="small",
+    judge=_judge_condition1,
+    draw=_draw_condition1,
 )
 def condition1(context: Context) -> Measured:
+    """Wide networks of Assumption 1 satisfy Condition 1 with high probability, and then converge linearly."""
     width, steps = context.pick(tiny=200, small=400), context.pick(tiny=5, small=150)
     draws = context.pick(tiny=2, small=10)
     inputs = {**FEASIBLE, "width": width, "steps": steps, "draws": draws, "s2": S2}
@@ -271,25 +239,20 @@ def condition1(context: Context) -> Measured:
         found: Measured = {"assumption1": [], "zero_readout": []}
         for seed in range(draws):
             progress(seed / draws)
-            for n, d in ((2, 10), (20, 50)):
-                found["assumption1"].append(_certified(seed, n, d, width, S2, "assumption1"))
-            found["zero_readout"].append(
-                _certified(seed, 2, 10, width, FEASIBLE["sigma_w2"], "zero_readout", FEASIBLE["delta"], steps)
-            )
+            found["assumption1"] += [_certified(seed, n, d, width) for n, d in ((2, 10), (20, 50))]
+            found["zero_readout"].append(_certified(seed, 2, 10, width, steps))
         return found
 
-    return {
-        **context.unit("ling2023.condition1", f"m{width}", inputs, compute),
-        "width": width,
-        "steps": steps,
-    }
+    unit = context.unit("ling2023.condition1", f"m{width}", inputs, compute)
+    return {**unit, "width": width, "steps": steps}
 
 
-def _certified(
-    seed: int, n: int, d: int, m: int, s2: float, start: str, delta: float | None = None, steps: int = 0
-) -> Measured:
+def _certified(seed: int, n: int, d: int, m: int, steps: int | None = None) -> Measured:
+    """Condition 1 of a draw of Assumption 1; with `steps`, of a(0) = 0, and a run where it is proved."""
     X, y = (torch.from_numpy(a) for a in synthetic.orthogonal(n, d, seed))
-    if start == "zero_readout":
+    start, s2, delta = "assumption1", S2, None
+    if steps is not None:
+        start, s2, delta = "zero_readout", FEASIBLE["sigma_w2"], FEASIBLE["delta"]
         y = FEASIBLE["size"] * torch.sign(y)
     generator = torch.Generator().manual_seed(seed)
     model = GaussianReLU(d, m, s2, start=start, dtype=torch.float64, generator=generator)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels import population_gram, population_lambda_min
 from ...kernels.population import dual_relu
 from ...models import GaussianReLU
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
 from ..framework.small import draw, eye, sigma_min
 
 S2 = 0.08  # σ_w²
@@ -77,13 +77,8 @@ def lemma_7(seed: int = 0, *, normaliser: float = 1.0) -> Outcome:
     return all_of(equal(total, expected, "the series", rtol=1e-7), at_least(min(even), 1e-6, "even μ_r²"))
 
 
-@register(
-    "ling2023.lemma3",
-    "Lemma 3, (12)-(13)",
-    "holds corrected",
-    "cos θ^(l) with K_ij^(l−1) in the denominator: off by several percent for rows at a right angle.",
-    lag=1.0,
-)
+@register("ling2023.lemma3", "Lemma 3, (12)-(13)", lag=1.0)
+@corrected("cos θ^(l) with K_ij^(l−1) in the denominator: off by several percent for rows at a right angle.")
 def lemma_3(seed: int = 0, *, lag: float = 0.0) -> Outcome:
     """K^(l) = ρ^(l) Q(cos θ^(l)),  cos θ^(l) = (1 − 1/ρ^(l)) Q(cos θ^(l−1)) + C/ρ^(l).
 
@@ -171,12 +166,9 @@ def theorem_4(seed: int = 0, *, edge: float = 2 * 2**0.5) -> Outcome:
     return at_most((error[7] / error[2]) ** 0.2, edge * S2**0.5, "factor a layer")
 
 
-@register(
-    "ling2023.theorem5",
-    "Theorem 5",
-    "holds corrected",
-    "m = 40 and l = 20: the difference stays where it was at l = 5, the printed bound has fallen to 10⁻⁷.",
-    slope=-1.0,
+@register("ling2023.theorem5", "Theorem 5", slope=-1.0)
+@corrected(
+    "m = 40 and l = 20: the difference stays where it was at l = 5, the printed bound has fallen to 10⁻⁷."
 )
 def theorem_5(seed: int = 0, *, slope: float = -0.5) -> Outcome:
     """‖G^(l)/m − K^(l)‖_F falls as m^{−½} at a fixed depth; at a fixed width it does not fall with l.
@@ -192,14 +184,8 @@ def theorem_5(seed: int = 0, *, slope: float = -0.5) -> Outcome:
     return beside(equal(measured, slope, f"exponent {measured:.2f}", rtol=0.35), printed)
 
 
-@register(
-    "ling2023.lemma4",
-    "Lemma 4",
-    "holds corrected",
-    "M as constructed has 2(l−1) + 1 + 1 + d columns, which is 2l + d.",
-    extra=2.0,
-    variance=1.5,
-)
+@register("ling2023.lemma4", "Lemma 4", extra=2.0, variance=1.5)
+@corrected("M as constructed has 2(l−1) + 1 + 1 + d columns, which is 2l + d.")
 def lemma_4(seed: int = 0, *, extra: float = 0.0, variance: float = 2.0) -> Outcome:
     """G_ij^(l+1) = relu(Mh)ᵀ relu(Mh'),  hᵀh' = σ_w²G_ij^(l)/m + x_iᵀx_j/d, M of 2l + d columns, N(0, 2).
 

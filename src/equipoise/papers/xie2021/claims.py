@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
 from ..framework.small import draw, eye, norm
 
 Map = Callable[[Tensor], Tensor]
@@ -120,13 +120,8 @@ def theorem_1_relu(seed: int = 0, *, half: float = 0.5) -> Outcome:
     return all_of(*found)
 
 
-@register(
-    "xie2021.theorem1.invertible",
-    "after Theorem 1",
-    "holds corrected",
-    "W⁻¹ for W⁻ᵀ, throughout or in the linear term, and a W that is not symmetric: another minimiser.",
-    half=0.6,
-)
+@register("xie2021.theorem1.invertible", "after Theorem 1", half=0.6)
+@corrected("W⁻¹ for W⁻ᵀ, throughout or in the linear term, and a W that is not symmetric: another minimiser.")
 def theorem_1_invertible(seed: int = 0, *, half: float = 0.5) -> Outcome:
     """z minimises (μ/2)‖W⁻ᵀz‖² − ⟨c, W⁻ᵀz⟩ − ½‖z‖² on W⁻ᵀz ≥ 0, for an invertible W: printed with W⁻¹."""
     f = _layer(seed, mu=1.5)
@@ -154,13 +149,8 @@ def unique(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     return all_of(*found)
 
 
-@register(
-    "xie2021.skip",
-    "§2.2, skip connection",
-    "holds corrected",
-    "the Moreau envelope without the factor α: its proximal map is another one.",
-    power=0.0,
-)
+@register("xie2021.skip", "§2.2, skip connection", power=0.0)
+@corrected("the Moreau envelope without the factor α: its proximal map is another one.")
 def skip(seed: int = 0, *, power: float = 1.0) -> Outcome:
     """α f + (1−α)I = prox of α M_φ^{1−α}, M the Moreau envelope: printed without the factor α.
 
@@ -256,13 +246,8 @@ def theorem_3(seed: int = 0, *, order: float = 1.0) -> Outcome:
     return equal(measured, order, f"order {measured:.3f}", rtol=0.1)
 
 
-@register(
-    "xie2021.lemma1",
-    "Lemma 1",
-    "holds corrected",
-    "W_k = 0 of size 1 × 1 and m = 1 = max n: two numbers that are not 0 do not have the product 0.",
-    offset=-1.0,
-)
+@register("xie2021.lemma1", "Lemma 1", offset=-1.0)
+@corrected("W_k = 0 of size 1 × 1 and m = 1 = max n: two numbers that are not 0 do not have the product 0.")
 def lemma_1(seed: int = 0, *, offset: float = 0.0) -> Outcome:
     """W_k = W̄_kW̄_{k−1}ᵀ with both of full rank exists iff m ≥ n_k + n_{k−1} − rank W_k: printed m ≥ max n.
 
@@ -284,13 +269,8 @@ def lemma_1(seed: int = 0, *, offset: float = 0.0) -> Outcome:
     return beside(right, ranks(zero, 1))
 
 
-@register(
-    "xie2021.lemma2",
-    "Lemma 2",
-    "holds corrected",
-    "W_1 = 0, as the printed proof takes: z_1 = W_1ᵀh_1 = 0, and the input is lost.",
-    coupling=0.3,
-)
+@register("xie2021.lemma2", "Lemma 2", coupling=0.3)
+@corrected("W_1 = 0, as the printed proof takes: z_1 = W_1ᵀh_1 = 0, and the input is lost.")
 def lemma_2(seed: int = 0, *, coupling: float = 0.0) -> Outcome:
     """W_{l+1}W_lᵀ = A_{l+1} and W_1W_Lᵀ = 0 make a deep OptEq the net h_{l+1} = σ(A_{l+1}h_l + b_{l+1}).
 

@@ -7,20 +7,20 @@ CIFAR10 with a state of 8×8, a few thousand images, a few epochs. The networks 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...models.images import ImageModel, parameters_of
 from ...models.proximal import ConvOptEq
-from ...plots import new_figure
-from ...plots.style import label
+from ...plots.style import label, single
 from ...solve import Anderson
 from ...theory.conv_wellposed import images_wellposed
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
 from ..framework.page import Page, number
+from ..framework.seeds import gain
 from ..framework.verdicts import (
     ALL_BELOW,
     BELOW,
@@ -42,6 +42,7 @@ from .networks import (
     SAM_SUFFIX,
     STEPS,
     STOP,
+    Training,
     build,
     fit,
 )
@@ -71,10 +72,8 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
     def compute(progress: Progress) -> Measured:
         x, y, x_test, y_test = images(context.load(name), size["train"], size["test"], seed, size["shrink"])
         model = build(words, tuple(x.shape[1:]), size, seed)
-        augment = name == "cifar10"
-        options = {"epochs": size["epochs"], "rate": size["rate"], "share": size.get("share", 1.0)}
-        options |= {"seed": seed, "augment": augment}
-        losses = fit(model, x, y, **options, progress=progress)
+        how = Training(size["epochs"], size["rate"], size.get("share", 1.0), augment=name == "cifar10")
+        losses = fit(model, x, y, how, seed, progress)
         found: Measured = {"parameters": parameters_of(model), "losses": losses}
         found["accuracy"] = accuracy(model, x_test, y_test)
         if isinstance(model, ConvOptEq):
@@ -88,29 +87,16 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
     return context.unit("xie2021.images", f"{name}-{words.replace(' ', '')}-seed{seed}", inputs, compute)
 
 
-MNIST = {
+MNIST: dict[str, Any] = {
     "train": 6000,
     "test": 10000,
     "shrink": 2,
     "extractor": [2],
-    "features": 16,
-    "state": 16,
-    "hidden": [16, 32],
     "epochs": 5,
     "rate": 0.01,
 }
-CIFAR10 = {
-    "train": 6000,
-    "test": 2000,
-    "shrink": 1,
-    "extractor": [2, 2],
-    "features": 16,
-    "state": 16,
-    "hidden": [16, 32],
-    "epochs": 8,
-    "rate": 0.01,
-    "share": 0.2,
-}
+MNIST |= {"features": 16, "state": 16, "hidden": [16, 32]}
+CIFAR10 = {**MNIST, "test": 2000, "shrink": 1, "extractor": [2, 2], "epochs": 8, "share": 0.2}
 
 
 def _sized(context: Context, full: dict[str, Any]) -> dict[str, Any]:
@@ -127,83 +113,34 @@ def _measure(context: Context, name: str, size: dict[str, Any], models: Sequence
     return {"data": name, "models": runs}
 
 
-@register(
-    "xie2021.mnist",
-    "OptEq on MNIST: α × SAM, beside a CNN, a weight-tied network and a residual DEQ",
-    "OptEq classifies images better than a CNN of its size, α = .1 is far behind α = 1, and SAM changes "
-    "little where α is near 1 (in the paper on CIFAR10; MNIST is not in it).",
-    judge=lambda measured: judge_table(measured),
-    draw=lambda measured, page: draw_table(measured, page),
-    least="small",
-    minutes=12,
-)
-def mnist(context: Context) -> Measured:
-    (name,) = context.datasets("mnist")[:1]
-    size = _sized(context, MNIST)
-    if name == "digits":
-        size = {**size, "shrink": 1, "extractor": [1], "train": min(size["train"], 1400)}
-    measured = _measure(context, name, size)
-    if name == "mnist" and context.pick(tiny=0, small=1):
-        whole = {**size, "train": 60000, "epochs": 2}
-        measured["whole"] = _unit(context, name, "OptEq α=1", 0, whole)
-    return measured
+# -- judging -------------------------------------------------------------------------------------------------
 
 
-@register(
-    "xie2021.table1",
-    "Tables 1 and 3: OptEq on CIFAR10, α × SAM, beside networks of its size",
-    "On CIFAR10 OptEq reaches 87 % for α = .8 and 1 and far less for α = .1; it is better than a CNN, neural "
-    "ODEs and monotone DEQs of its size; SAM improves it, and changes little where α is near 1.",
-    judge=lambda measured: judge_table(measured) + judge_implicit(measured),
-    draw=lambda measured, page: draw_table(measured, page),
-    least="small",
-    minutes=23,
-)
-def table1(context: Context) -> Measured:
-    (name,) = context.datasets("cifar10")[:1]
-    size = _sized(context, CIFAR10)
-    if name == "digits":
-        size = {**size, "extractor": [1], "train": min(size["train"], 1400)}
-    implicit = tuple(IMPLICIT)
-    if not importlib.util.find_spec("torchdiffeq"):
-        implicit = (MONOTONE,)
-        context.notes.append("torchdiffeq is not installed: no neural ODE was trained.")
-    return _measure(context, name, size, MODELS + implicit)
-
-
-def _mean(runs: list[Measured]) -> tuple[float, float | None]:
-    """The mean accuracy and its standard error, in percent."""
-    values = [100 * r["accuracy"] for r in runs]
-    return float(np.mean(values)), standard_error(values)
-
-
-def judge_table(measured: Measured) -> list[Judgement]:
+def _judge_table(measured: Measured) -> list[Judgement]:
     scores = _scores(measured)
     sam = {a: scores[name + SAM_SUFFIX] for name, a in OPTEQ.items()}
     plain = {a: scores[name] for name, a in OPTEQ.items()}
     shift = lambda values, points: [v + points for v in values]
-    little = all_below(
-        [
-            pair
-            for a in (0.8, 1.0)
-            for pair in ((shift(plain[a], -LITTLE), sam[a]), (sam[a], shift(plain[a], LITTLE)))
-        ]
-    )
+    within = [
+        pair
+        for a in (0.8, 1.0)
+        for pair in ((shift(plain[a], -LITTLE), sam[a]), (sam[a], shift(plain[a], LITTLE)))
+    ]
     behind = below(plain[0.1], shift(plain[1.0], -FAR))
-    changes = ", ".join(f"α={a:g}: {difference(sam[a], plain[a])}" for a in ALPHAS)
+    changes = ", ".join(f"α={a:g}: {gain(sam[a], plain[a])}" for a in ALPHAS)
     return [
         _better(measured, "CNN", CNN),
         judged(
             "α = .1 is far behind α = 1",
             behind,
             paper="A.1, Table 3: a poor result, 56.8 % against 87.2 % (CIFAR10)",
-            measured=f"{difference(plain[0.1], plain[1.0])} points",
+            measured=f"{gain(plain[0.1], plain[1.0])} points",
             tolerance=f"more than {FAR:g} points, {BELOW}",
             reason="" if behind else "here T is solved to its equilibrium, whatever α is, not cut off at K",
         ),
         judged(
             "SAM changes little where α is near 1",
-            little,
+            all_below(within),
             paper="§5.1, Table 3: a limited impact, −.1 and +.2 points",
             measured=f"{changes} points",
             tolerance=f"at α = .8 and 1 between −{LITTLE:g} and {LITTLE:g} points, {ALL_BELOW}",
@@ -212,13 +149,13 @@ def judge_table(measured: Measured) -> list[Judgement]:
             "SAM improves the accuracy",
             below(plain[0.8], sam[0.8]),
             paper="§5.2, Table 1b: 86.0 % with, 85.7 % without (CIFAR10)",
-            measured=f"α=0.8: {difference(sam[0.8], plain[0.8])} points",
+            measured=f"α=0.8: {gain(sam[0.8], plain[0.8])} points",
             tolerance=f"higher, {BELOW}",
         ),
     ]
 
 
-def judge_implicit(measured: Measured) -> list[Judgement]:
+def _judge_implicit(measured: Measured) -> list[Judgement]:
     """What Table 1b sets beside the OptEq, as far as it can be trained here."""
     missing = "the package torchdiffeq is not installed"
     return [
@@ -248,15 +185,13 @@ def _claim(words: str) -> str:
 
 def _better(measured: Measured, words: str, paper: str) -> Judgement:
     ours, other = (_scores(measured)[name] for name in (OURS, words))
-    better = below(other, ours)
     return judged(
         _claim(words),
-        better,
+        below(other, ours),
         paper=paper,
-        measured=f"{np.mean(ours):.1f} % (α = .8) against {np.mean(other):.1f} %, "
-        f"{difference(ours, other)} points",
+        measured=f"{np.mean(ours):.1f} % (α = .8) against {np.mean(other):.1f} %, {gain(ours, other)} points",
         tolerance=f"a higher mean, {BELOW}",
-        reason=_fits(measured["models"], words) if better is False else "",
+        because=lambda: _fits(measured["models"], words),
     )
 
 
@@ -266,13 +201,6 @@ def _fits(models: dict[str, list[Measured]], words: str) -> str:
     losses = f"{number(theirs)} against {number(ours)} of the OptEq"
     how = "better, and no bound on ‖W_l‖ holds it" if theirs < ours else "less, and generalises better"
     return f"after as many epochs its loss on the training images is {losses}: it fits them {how}"
-
-
-def difference(more: list[float], less: list[float]) -> str:
-    """The mean over seeds of more − less, and its standard error, in words."""
-    gains = np.subtract(more, less).tolist()
-    error = standard_error(gains)
-    return f"{np.mean(gains):+.2f} " + ("(one seed)" if error is None else f"± {error:.2f}")
 
 
 def how_solved(models: Iterable[str]) -> str:
@@ -294,31 +222,35 @@ def _way(words: str) -> str:
     return f"solved to {stop.rtol:g}, or as far as {stop.max_steps} steps come, differentiated implicitly"
 
 
-def draw_table(measured: Measured, page: Page) -> None:
-    models = measured["models"]
-    figure, axes = new_figure(1, 1, width=7, height=3.6)
-    ax = axes[0, 0]
-    scores = [_mean(runs) for runs in models.values()]
-    errors = [e or 0.0 for _, e in scores]
-    ax.errorbar(range(len(models)), [m for m, _ in scores], yerr=errors, fmt="o", capsize=3)
+# -- the experiments -----------------------------------------------------------------------------------------
+
+
+def _draw_table(measured: Measured, page: Page) -> None:
+    models, scores = measured["models"], _scores(measured)
+    errors = {words: standard_error(values) for words, values in scores.items()}
+    means = {words: float(np.mean(values)) for words, values in scores.items()}
+    figure, ax = single(width=7, height=3.6)
+    bars = [error or 0.0 for error in errors.values()]
+    ax.errorbar(range(len(models)), list(means.values()), yerr=bars, fmt="o", capsize=3)
     ax.set_xticks(range(len(models)), list(models), rotation=35, ha="right")
     label(ax, "", "test accuracy, %", measured["data"])
     page.figure("accuracy", figure, "Mean over the seeds, with the standard error of the mean.")
-    mean: Callable[[list[Measured], str], float | None] = lambda runs, key: (
-        float(np.mean([r[key] for r in runs])) if key in runs[0] else None
-    )
+    bounds = {
+        words: float(np.mean([r["contraction"] for r in runs])) if "contraction" in runs[0] else None
+        for words, runs in models.items()
+    }
     page.table(
         "accuracy",
-        ["network", "parameters", "accuracy, %", "standard error", "seeds", "training loss", "Lip T ≤"],
         [
-            [
-                words,
-                runs[0]["parameters"],
-                *_mean(runs),
-                len(runs),
-                float(np.mean([r["losses"][-1] for r in runs])),
-                mean(runs, "contraction"),
-            ]
+            {
+                "network": words,
+                "parameters": runs[0]["parameters"],
+                "accuracy, %": means[words],
+                "standard error": errors[words],
+                "seeds": len(runs),
+                "training loss": float(np.mean([r["losses"][-1] for r in runs])),
+                "Lip T ≤": bounds[words],
+            }
             for words, runs in models.items()
         ],
         f"{measured['data']}, test images. {how_solved(models)}",
@@ -330,3 +262,45 @@ def draw_table(measured: Measured, page: Page) -> None:
             f"Trained on all 60000 images for 2 epochs at 14×14, an OptEq of {whole['parameters']} "
             f"parameters classifies {100 * whole['accuracy']:.2f} % of the test images."
         )
+
+
+@register(
+    "xie2021.mnist",
+    "OptEq on MNIST: α × SAM, beside a CNN, a weight-tied network and a residual DEQ",
+    judge=_judge_table,
+    draw=_draw_table,
+    minutes=12,
+)
+def mnist(context: Context) -> Measured:
+    """OptEq classifies images better than a CNN of its size, α = .1 is far behind α = 1, and SAM changes
+    little where α is near 1 (in the paper on CIFAR10; MNIST is not in it)."""
+    (name,) = context.datasets("mnist")[:1]
+    size = _sized(context, MNIST)
+    if name == "digits":
+        size = {**size, "shrink": 1, "extractor": [1], "train": min(size["train"], 1400)}
+    measured = _measure(context, name, size)
+    if name == "mnist" and context.pick(tiny=0, small=1):
+        whole = {**size, "train": 60000, "epochs": 2}
+        measured["whole"] = _unit(context, name, "OptEq α=1", 0, whole)
+    return measured
+
+
+@register(
+    "xie2021.table1",
+    "Tables 1 and 3: OptEq on CIFAR10, α × SAM, beside networks of its size",
+    judge=lambda measured: _judge_table(measured) + _judge_implicit(measured),
+    draw=_draw_table,
+    minutes=23,
+)
+def table1(context: Context) -> Measured:
+    """On CIFAR10 OptEq reaches 87 % for α = .8 and 1 and far less for α = .1; it is better than a CNN, neural
+    ODEs and monotone DEQs of its size; SAM improves it, and changes little where α is near 1."""
+    (name,) = context.datasets("cifar10")[:1]
+    size = _sized(context, CIFAR10)
+    if name == "digits":
+        size = {**size, "extractor": [1], "train": min(size["train"], 1400)}
+    implicit = tuple(IMPLICIT)
+    if not importlib.util.find_spec("torchdiffeq"):
+        implicit = (MONOTONE,)
+        context.notes.append("torchdiffeq is not installed: no neural ODE was trained.")
+    return _measure(context, name, size, MODELS + implicit)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...models.proximal import DeepOptEq, OptEq
-from ...plots import new_figure
-from ...plots.curves import draw, finish
+from ...plots.curves import Panel, panels
 from ...solve import SAM, Picard, Stop, fixed_point
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page, number
@@ -35,31 +33,7 @@ def _descent(model: OptEq | DeepOptEq, X: Tensor, steps: int) -> Measured:
     return {"gap": gap.mean(dim=1), "rises": int((gap[1:] > gap[:-1] + 1e-12).sum()), "off": off.item()}
 
 
-@register(
-    "xie2021.objective",
-    "Theorem 1 and Corollary 1: the objective along the iteration",
-    "The equilibrium of an OptEq minimises a convex function; two layers minimise a joint one.",
-    judge=lambda measured: judge_objective(measured),
-    draw=lambda measured, page: draw_objective(measured, page),
-)
-def objective(context: Context) -> Measured:
-    size = context.pick(tiny=5, small=30)
-    steps = context.pick(tiny=10, small=80)
-    inputs = {"size": size, "steps": steps}
-    context.drawn("synthetic-normal", f"10 samples x ~ N(0, I) in R^{size}, seed 0")
-
-    def compute(progress: Progress) -> Measured:
-        X = normal(0, 10, size)
-        how: dict[str, Any] = {"dtype": torch.float64}
-        make = lambda: torch.Generator().manual_seed(0)
-        one = OptEq(size, size, size + 2, generator=make(), **how)
-        two = DeepOptEq(size, size, [size + 2, size], 0.5, generator=make(), **how)
-        return {"one layer": _descent(one, X, steps), "two layers, α = .5": _descent(two, X, steps)}
-
-    return context.unit("xie2021.objective", f"m{size}", inputs, compute)
-
-
-def judge_objective(measured: Measured) -> list[Judgement]:
+def _judge_objective(measured: Measured) -> list[Judgement]:
     return [
         judged(
             f"{name}: the equilibrium is the minimiser",
@@ -72,18 +46,18 @@ def judge_objective(measured: Measured) -> list[Judgement]:
     ]
 
 
-def draw_objective(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 1)
-    for at, (name, row) in enumerate(measured.items()):
+def _draw_objective(measured: Measured, page: Page) -> None:
+    lines = {}
+    for name, row in measured.items():
         gap = np.array(row["gap"], dtype=float)
         gap = gap[: np.argmax(gap <= 0)] if (gap <= 0).any() else gap
-        draw(axes[0, 0], (np.arange(1, len(gap) + 1), gap), name, at=at, log=True)
-    finish(figure, axes[0, 0], x="iteration of z ← T(z)", y="objective above its minimum", log_y=True)
+        lines[name] = (np.arange(1, len(gap) + 1), gap)
+    panel = Panel(lines, "iteration of z ← T(z)", "objective above its minimum", log_y=True)
     words = "Mean over samples; the minimum comes from a quadratic programme."
     least = min(v for row in measured.values() for v in row["gap"])
     if least <= 0:
         words += f" A curve ends before its first value of 0 or less, where all is rounding ({least:.1e})."
-    page.figure("objective", figure, words)
+    page.figure("objective", panels([[panel]]), words)
     told = ", ".join(
         f"{name} {row['rises']} times, from {number(row['gap'][0])} to {row['gap'][-1]:.1e}"
         for name, row in measured.items()
@@ -92,25 +66,67 @@ def draw_objective(measured: Measured, page: Page) -> None:
 
 
 @register(
+    "xie2021.objective",
+    "Theorem 1 and Corollary 1: the objective along the iteration",
+    judge=_judge_objective,
+    draw=_draw_objective,
+    least="tiny",
+)
+def objective(context: Context) -> Measured:
+    """The equilibrium of an OptEq minimises a convex function; two layers minimise a joint one."""
+    size, steps = context.pick(tiny=5, small=30), context.pick(tiny=10, small=80)
+    context.drawn("synthetic-normal", f"10 samples x ~ N(0, I) in R^{size}, seed 0")
+
+    def compute(progress: Progress) -> Measured:
+        X, own = normal(0, 10, size), lambda: torch.Generator().manual_seed(0)
+        one = OptEq(size, size, size + 2, dtype=torch.float64, generator=own())
+        two = DeepOptEq(size, size, [size + 2, size], 0.5, dtype=torch.float64, generator=own())
+        return {"one layer": _descent(one, X, steps), "two layers, α = .5": _descent(two, X, steps)}
+
+    return context.unit("xie2021.objective", f"m{size}", {"size": size, "steps": steps}, compute)
+
+
+def _judge_theorem3(measured: Measured) -> list[Judgement]:
+    alphas, off = measured["alphas"], measured["off"]
+    x, y = (np.log(np.array(values, dtype=float)) for values in (alphas, off))
+    slope = float(np.polynomial.polynomial.polyfit(x[-3:], y[-3:], 1)[1])
+    return [
+        judged(
+            "the equilibrium tends to that of the wide network as α → 0",
+            bool((np.diff(y) < 0).all()) and off[-1] <= 0.01,
+            paper="Theorem 3",
+            measured=f"relative distance {number(off[0])} at α = {alphas[0]:g}, {number(off[-1])} at α = "
+            f"{alphas[-1]:g}; at the three smallest α it falls as α to the power {slope:.3f}",
+            tolerance="smaller at each smaller α, and at most .01 at the smallest",
+        )
+    ]
+
+
+def _draw_theorem3(measured: Measured, page: Page) -> None:
+    alphas, off = measured["alphas"], measured["off"]
+    lines = {"deep against wide": (alphas, off), "∝ α": (alphas, [off[-1] * a / alphas[-1] for a in alphas])}
+    panel = Panel(lines, "α", "relative distance of the equilibria", log_x=True, log_y=True)
+    page.figure("limit", panels([[panel]]), "Three layers; the wide network is their average.")
+
+
+@register(
     "xie2021.theorem3",
     "Theorem 3: the limit α → 0 is a wide OptEq",
-    "As α → 0 the equilibrium of the deep network tends to that of the wide one.",
-    judge=lambda measured: judge_theorem3(measured),
-    draw=lambda measured, page: draw_theorem3(measured, page),
+    judge=_judge_theorem3,
+    draw=_draw_theorem3,
+    least="tiny",
 )
 def theorem3(context: Context) -> Measured:
-    size = context.pick(tiny=4, small=20)
-    alphas = [0.3, 0.1, 0.03, 0.01, 0.003]
+    """As α → 0 the equilibrium of the deep network tends to that of the wide one."""
+    size, alphas = context.pick(tiny=4, small=20), [0.3, 0.1, 0.03, 0.01, 0.003]
     context.drawn("synthetic-normal", f"8 samples x ~ N(0, I) in R^{size}, seed 1")
 
     def compute(progress: Progress) -> Measured:
         X, off = normal(1, 8, size), []
+        stop = Stop(rtol=1e-12, max_steps=100_000, patience=10_000)
         for alpha in alphas:
-            generator = torch.Generator().manual_seed(0)
-            deep = DeepOptEq(
-                size, size, [size, size + 1, size], alpha, dtype=torch.float64, generator=generator
-            )
-            stop = Stop(rtol=1e-12, max_steps=100_000, patience=10_000)
+            how = {"dtype": torch.float64, "generator": torch.Generator().manual_seed(0)}
+            deep = DeepOptEq(size, size, [size, size + 1, size], alpha, **how)
             limit = deep.wide().equilibrium(X, stop=stop)
             off.append(((deep.equilibrium(X, stop=stop) - limit).norm() / limit.norm()).item())
         return {"alphas": alphas, "off": off}
@@ -118,46 +134,49 @@ def theorem3(context: Context) -> Measured:
     return context.unit("xie2021.theorem3", f"m{size}", {"size": size, "alphas": alphas}, compute)
 
 
-def judge_theorem3(measured: Measured) -> list[Judgement]:
-    alphas, off = (np.log(np.array(measured[k], dtype=float)) for k in ("alphas", "off"))
-    slope = float(np.polynomial.polynomial.polyfit(alphas[-3:], off[-3:], 1)[1])
+# -- SAM -----------------------------------------------------------------------------------------------------
+
+
+def _judge_sam(measured: Measured) -> list[Judgement]:
+    plain, off, counts = measured["plain"][-1], measured["SAM"], measured["counts"]
     return [
         judged(
-            "the equilibrium tends to that of the wide network as α → 0",
-            bool((np.diff(off) < 0).all()) and measured["off"][-1] <= 0.01,
-            paper="Theorem 3",
-            measured=f"relative distance {number(measured['off'][0])} at α = {measured['alphas'][0]:g}, "
-            f"{number(measured['off'][-1])} at α = {measured['alphas'][-1]:g}; at the three smallest α it "
-            f"falls as α to the power {slope:.3f}",
-            tolerance="smaller at each smaller α, and at most .01 at the smallest",
+            "SAM comes ever nearer to the preferred fixed point, plain iteration does not",
+            all(a > b for a, b in pairwise(off)) and off[-1] < 0.5 * plain,
+            paper="Theorem 4: the sequence converges to it",
+            measured=f"distance {number(off[0])} after {counts[0]} steps, {number(off[-1])} after "
+            f"{counts[-1]}; plain iteration {number(plain)}",
+            tolerance="nearer at each larger number of steps, and at most half as far as plain at the end",
         )
     ]
 
 
-def draw_theorem3(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 1)
-    draw(axes[0, 0], (measured["alphas"], measured["off"]), "deep against wide", at=0, log=True)
-    ideal = [measured["off"][-1] * a / measured["alphas"][-1] for a in measured["alphas"]]
-    draw(axes[0, 0], (measured["alphas"], ideal), "∝ α", at=1, log=True)
-    finish(figure, axes[0, 0], x="α", y="relative distance of the equilibria", log_x=True, log_y=True)
-    page.figure("limit", figure, "Three layers; the wide network is their average.")
-
-
-# -- SAM -----------------------------------------------------------------------------------------------------
+def _draw_sam(measured: Measured, page: Page) -> None:
+    lines = {name: (measured["counts"], measured[name]) for name in ("SAM", "plain")}
+    panel = Panel(lines, "steps", "distance to the preferred one", log_x=True, log_y=True)
+    caption = "f projects on a hyperplane; R = ½‖z‖² prefers its point of least norm."
+    page.figure("sam", panels([[panel]]), caption)
+    away = dict(zip(measured["counts"], measured["SAM"], strict=True))
+    steps, off = (np.log([part[-2], part[-1]]) for part in (measured["counts"], measured["SAM"]))
+    page.note(
+        "The paper takes the K-th iterate for an approximation, K = 20 in its experiments (§4.2 and §5), "
+        f"and does not say how good: here it is {number(away[20])} away after 20 steps, from a point of norm "
+        f"1, and this falls as the steps to the power {float((off[1] - off[0]) / (steps[1] - steps[0])):.2f}."
+    )
 
 
 @register(
     "xie2021.sam",
     "Theorem 4: SAM against plain iteration, where fixed points are many",
-    "SAM converges to the fixed point that the regulariser prefers.",
-    judge=lambda measured: judge_sam(measured),
-    draw=lambda measured, page: draw_sam(measured, page),
+    judge=_judge_sam,
+    draw=_draw_sam,
+    least="tiny",
 )
 def sam(context: Context) -> Measured:
+    """SAM converges to the fixed point that the regulariser prefers."""
     counts = context.pick(tiny=[20, 100], small=[1, 5, 20, 100, 1000, 10_000, 30_000])
-    context.drawn(
-        "synthetic-hyperplane", "aᵀz = 1 in R^10, a uniform of norm 1, seed 3; the start 3·N(0, I), seed 4"
-    )
+    plane = "aᵀz = 1 in R^10, a uniform of norm 1, seed 3; the start 3·N(0, I), seed 4"
+    context.drawn("synthetic-hyperplane", plane)
 
     def compute(progress: Progress) -> Measured:
         a = normal(3, 10)
@@ -174,32 +193,3 @@ def sam(context: Context) -> Measured:
         return {"counts": counts, **off}
 
     return context.unit("xie2021.sam", f"{counts[-1]}", {"counts": counts}, compute)
-
-
-def judge_sam(measured: Measured) -> list[Judgement]:
-    plain, off = measured["plain"][-1], measured["SAM"]
-    return [
-        judged(
-            "SAM comes ever nearer to the preferred fixed point, plain iteration does not",
-            all(a > b for a, b in pairwise(off)) and off[-1] < 0.5 * plain,
-            paper="Theorem 4: the sequence converges to it",
-            measured=f"distance {number(off[0])} after {measured['counts'][0]} steps, {number(off[-1])} "
-            f"after {measured['counts'][-1]}; plain iteration {number(plain)}",
-            tolerance="nearer at each larger number of steps, and at most half as far as plain at the end",
-        )
-    ]
-
-
-def draw_sam(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, 1)
-    for at, name in enumerate(("SAM", "plain")):
-        draw(axes[0, 0], (measured["counts"], measured[name]), name, at=at, log=True)
-    finish(figure, axes[0, 0], x="steps", y="distance to the preferred one", log_x=True, log_y=True)
-    page.figure("sam", figure, "f projects on a hyperplane; R = ½‖z‖² prefers its point of least norm.")
-    away = dict(zip(measured["counts"], measured["SAM"], strict=True))
-    steps, off = (np.log([part[-2], part[-1]]) for part in (measured["counts"], measured["SAM"]))
-    page.note(
-        "The paper takes the K-th iterate for an approximation, K = 20 in its experiments (§4.2 and §5), "
-        f"and does not say how good: here it is {number(away[20])} away after 20 steps, from a point of norm "
-        f"1, and this falls as the steps to the power {float((off[1] - off[0]) / (steps[1] - steps[0])):.2f}."
-    )

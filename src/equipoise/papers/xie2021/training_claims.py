@@ -8,17 +8,12 @@ import torch
 from torch import Tensor
 
 from ...linalg import conv_norm_upper
-from ..framework.claims import Outcome, all_of, at_least, at_most, beside, equal, register
+from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
 from ..framework.small import draw, eye, norm
 
 
-@register(
-    "xie2021.regularise",
-    "§4.1",
-    "holds corrected",
-    "a quadratic φ and R = λ‖·‖² or λ‖·‖₁: the minimiser of φ + R is another point.",
-    two=1.0,
-)
+@register("xie2021.regularise", "§4.1", two=1.0)
+@corrected("a quadratic φ and R = λ‖·‖² or λ‖·‖₁: the minimiser of φ + R is another point.")
 def regularise(seed: int = 0, *, two: float = 2.0) -> Outcome:
     """z = prox_R(prox_φ(z)) minimises φ + M_R, the Moreau envelope of R, at y = prox_φ(z): printed φ + R.
 
@@ -132,13 +127,8 @@ def kernel(seed: int = 0, *, cross: float = 1.0) -> Outcome:
     return all_of(*(equal(K, J @ J.T, name) for K, J, name in zip(blocks, found, "WUb", strict=True)))
 
 
-@register(
-    "xie2021.theorem5",
-    "Theorem 5, Lemma 16",
-    "fails as printed",
-    "the same input twice, with residuals 1 and −1: the gradient is 0 and the loss is not.",
-    number=2.1,
-)
+@register("xie2021.theorem5", "Theorem 5, Lemma 16", number=2.1)
+@refuted("the same input twice, with residuals 1 and −1: the gradient is 0 and the loss is not.")
 def theorem_5(seed: int = 0, *, number: float = 2.0) -> Outcome:
     """‖∇ℓ‖² ≥ 2λ_min(JJᵀ)ℓ is what holds, and λ_min(JJᵀ) = 0 where an input stands twice.
 
