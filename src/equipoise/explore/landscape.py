@@ -54,6 +54,7 @@ class Landscape:
 
     @property
     def masked(self) -> np.ndarray:
+        """Which points have no loss."""
         return np.isnan(self.loss)
 
     def share_below(self, level: float) -> float:
@@ -68,6 +69,7 @@ class Landscape:
             return abs(self.share_below(level) - float(np.mean(coarse <= level)))
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, in which a loss that is masked is null."""
         loss = self.loss.astype(object)
         loss[self.masked] = None
         return {

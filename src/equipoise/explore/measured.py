@@ -31,9 +31,11 @@ class Measured:
 
     @property
     def words(self) -> str:
+        """What is measured, as a figure calls it: "mean cross entropy"."""
         return f"{'mean' if self.mean else 'summed'} {self.name.replace('_', ' ')}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON: what is measured and on how many rows, without the rows."""
         return {
             "loss_name": self.name,
             "reduction": "mean" if self.mean else "sum",

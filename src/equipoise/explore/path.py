@@ -52,6 +52,7 @@ class Moments(Checkpoints):
         self.weights: dict[int, dict[str, Tensor]] = {}
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+        """Keep the parameters among the tensors of a checkpoint, by epoch or step."""
         self.weights[facts.get("epoch", step)] = {
             name.removeprefix(prefix): t.detach().cpu().clone()
             for prefix in _PREFIXES
@@ -61,6 +62,7 @@ class Moments(Checkpoints):
         return Path()
 
     def steps(self) -> list[int]:
+        """None: there is no checkpoint to go on from."""
         return []
 
 

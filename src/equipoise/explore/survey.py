@@ -40,6 +40,7 @@ class Way:
     certified: bool
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON of the path: its moments, its coordinates and what the plane holds of it."""
         return {
             "unit": "step" if self.certified else "epoch",
             "moments": self.moments,
@@ -67,6 +68,7 @@ class Survey:
         return None if self.centre.reason else self.slice.share_below(2 * self.centre.loss)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON of the slice, the loss at the trained weights and the sharpness there."""
         return {
             **self.slice.to_dict(),
             **self.loss.to_dict(),

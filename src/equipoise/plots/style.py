@@ -226,6 +226,7 @@ class Powers(Formatter):
         return power(float(f"{x:.6g}"))
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The labels of all ticks of an axis, in plain numbers if those that are seen can be."""
         low, high = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
         ticks = [float(f"{v:.6g}") for v in values]
         seen = [abs(v) for v in ticks if v and low <= v <= high]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
@@ -37,24 +39,28 @@ _SMALL = {"family": FONT, "size": SMALL}
 ALONE = "a point alone"  # no contour or surface goes through it
 
 
-def profile(
-    u: ArrayLike,
-    values: ArrayLike,
-    *,
-    log: bool = False,
-    x: str = "direction",
-    name: str = "loss",
-    title: str = "",
-    masked: str = "no equilibrium",
-    theme: Theme = LIGHT,
-) -> Figure:
-    """`values` (len(u),) along a line, and the whole of it.
+@dataclass(frozen=True)
+class View:
+    """The words around a picture of a function, its scale and its theme."""
+
+    log: bool = False
+    x: str = "first direction"
+    y: str = "second direction"
+    name: str = "loss"  # of the function
+    title: str = ""
+    masked: str = "no equilibrium"  # where it is not known
+    theme: Theme = LIGHT
+
+
+def profile(u: ArrayLike, values: ArrayLike, **view: Any) -> Figure:
+    """`values` (len(u),) along a line, and the whole of it; `view` are fields of a `View`.
 
     Masked, NaN and infinite values (on a logarithmic scale those ≤ 0 too) are crossed out at the bottom, and
     the stretch around them is grey.
     """
-    a = np.asarray(u, dtype=float)
-    Z = _known(values, log)
+    seen = View(**{"x": "direction", **view})
+    a, theme = np.asarray(u, dtype=float), seen.theme
+    Z = _known(values, seen.log)
     if a.ndim != 1 or Z.shape != a.shape or len(a) < 2:
         raise ValueError(f"values must be (len(u),), 2 at least. Got {Z.shape} for u {a.shape} instead.")
     figure, ax = single(theme)
@@ -63,20 +69,20 @@ def profile(
     alone = ~hidden & ~beside[:-2] & ~beside[2:]
     scale_axis(ax, "x", log=False)
     if hidden.all():
-        note(ax, masked, theme)
+        note(ax, seen.masked, theme)
         ax.set_yticks([])
     else:
-        draw(ax, (a, Z.filled(np.nan)), name, theme=theme, marks=True if alone.any() else None)
-        scale_axis(ax, "y", log)
+        draw(ax, (a, Z.filled(np.nan)), seen.name, theme=theme, marks=True if alone.any() else None)
+        scale_axis(ax, "y", seen.log)
     if hidden.any():
         edges = np.concatenate([a[:1], (a[1:] + a[:-1]) / 2, a[-1:]])
         for i in np.flatnonzero(hidden):
             ax.axvspan(edges[i], edges[i + 1], color=theme.masked, linewidth=0, zorder=0)
-        at: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": masked}
+        at: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": seen.masked}
         ax.scatter(a[hidden], np.full(hidden.sum(), 0.03), **_cross(theme), **at)
     margin = 0.02 * np.ptp(a)  # room for the marks at both ends
     ax.set_xlim(a.min() - margin, a.max() + margin)
-    label(ax, x, name, title)
+    label(ax, seen.x, seen.name, seen.title)
     legend(ax, theme, above=True)
     return figure
 
@@ -86,48 +92,30 @@ def contours(
     v: ArrayLike,
     values: ArrayLike,
     *,
-    log: bool = False,
     paths: Mapping[str, ArrayLike] | None = None,
     marks: Mapping[str, tuple[float, float]] | None = None,
-    x: str = "first direction",
-    y: str = "second direction",
-    name: str = "loss",
-    title: str = "",
     levels: int = 14,
-    masked: str = "no equilibrium",
-    theme: Theme = LIGHT,
+    **view: Any,
 ) -> Figure:
     """`values` (len(v), len(u)) on a grid, with `paths` and `marks` (a + at a point) over them.
 
     Masked, NaN and infinite values (on a logarithmic scale those ≤ 0 too) are crossed out, not filled in. A
-    known one between them, through which no contour goes, is a dot of its colour.
+    known one between them, through which no contour goes, is a dot of its colour. `view` are fields of a
+    `View`: log, x, y, name, title, masked, theme.
     """
-    a, b, Z = _grid(u, v, values, log)
-    figure, grid = new_figure(height=4.0, theme=theme)
-    ax = grid[0, 0]
+    seen = View(**view)
+    theme = seen.theme
+    a, b, Z = _grid(u, v, values, seen.log)
+    figure, ax = single(theme, height=4.0)
     ax.grid(False)
     known, A, B = ~np.ma.getmaskarray(Z), *np.meshgrid(a, b)
     if known.any():
-        low, high = float(Z.min()), float(Z.max())
-        high = high if high > low else low + max(abs(low), 1.0) * 1e-9
-        norm, at = _scale(low, high, log, levels)
-        filled = ax.contourf(a, b, Z, levels=at, norm=norm, cmap=colours(theme), corner_mask=False)
-        ax.contour(a, b, Z, levels=at, colors=theme.ink, linewidths=0.4, alpha=0.45, corner_mask=False)
-        bar = figure.colorbar(filled, ax=ax, pad=0.02, aspect=28)
-        bar.locator = _ticks(float(Z.min()), float(Z.max()), log)
-        _dress_bar(bar, name, theme)
-        alone = _alone(known)
-        if not alone[known].all():
-            ax.plot([], [], color=theme.ink, linewidth=FINE, alpha=0.45, label="equal values")
-        if alone.any():
-            how: dict[str, Any] = {"cmap": colours(theme), "edgecolors": theme.ink, "linewidths": FINE}
-            how |= {"norm": norm, "clip_on": False, "zorder": 3, "label": ALONE}
-            ax.scatter(A[alone], B[alone], c=Z[alone], s=42, **how)
+        _fill(figure, ax, a, b, Z, levels, seen)
     else:
-        note(ax, masked, theme)
+        note(ax, seen.masked, theme)
     if not known.all():
         ax.set_facecolor(theme.masked)
-        ax.scatter(A[~known], B[~known], label=masked, clip_on=False, **_cross(theme))
+        ax.scatter(A[~known], B[~known], label=seen.masked, clip_on=False, **_cross(theme))
     for i, (words, path) in enumerate((paths or {}).items()):
         draw_path(ax, path, words, at=i + 1, theme=theme)
     for words, place in (marks or {}).items():
@@ -135,9 +123,31 @@ def contours(
     ax.set(xlim=(a.min(), a.max()), ylim=(b.min(), b.max()))
     scale_axis(ax, "x", log=False)
     scale_axis(ax, "y", log=False)
-    label(ax, x, y, title)
+    label(ax, seen.x, seen.y, seen.title)
     legend(ax, theme, above=True)
     return figure
+
+
+def _fill(
+    figure: Figure, ax: Axes, a: np.ndarray, b: np.ndarray, Z: np.ma.MaskedArray, levels: int, seen: View
+) -> None:
+    """Colours and lines of equal values, their bar, and dots where no line can go through."""
+    theme, known, (A, B) = seen.theme, ~np.ma.getmaskarray(Z), np.meshgrid(a, b)
+    low, high = float(Z.min()), float(Z.max())
+    high = high if high > low else low + max(abs(low), 1.0) * 1e-9
+    norm, at = _scale(low, high, seen.log, levels)
+    filled = ax.contourf(a, b, Z, levels=at, norm=norm, cmap=colours(theme), corner_mask=False)
+    ax.contour(a, b, Z, levels=at, colors=theme.ink, linewidths=0.4, alpha=0.45, corner_mask=False)
+    bar = figure.colorbar(filled, ax=ax, pad=0.02, aspect=28)
+    bar.locator = _ticks(float(Z.min()), float(Z.max()), seen.log)
+    _dress_bar(bar, seen.name, theme)
+    alone = _alone(known)
+    if not alone[known].all():
+        ax.plot([], [], color=theme.ink, linewidth=FINE, alpha=0.45, label="equal values")
+    if alone.any():
+        how: dict[str, Any] = {"cmap": colours(theme), "edgecolors": theme.ink, "linewidths": FINE}
+        how |= {"norm": norm, "clip_on": False, "zorder": 3, "label": ALONE}
+        ax.scatter(A[alone], B[alone], c=Z[alone], s=42, **how)
 
 
 def surface(
@@ -145,27 +155,23 @@ def surface(
     v: ArrayLike,
     values: ArrayLike,
     *,
-    log: bool = False,
-    x: str = "first direction",
-    y: str = "second direction",
-    name: str = "loss",
-    title: str = "",
     elevation: float = 32.0,
     azimuth: float = -58.0,
-    masked: str = "",
-    theme: Theme = LIGHT,
+    **view: Any,
 ) -> Figure:
     """`values` (len(v), len(u)) as a surface seen from an angle; what is not known is a hole in it.
 
     A known point whose neighbours are not is a dot. With a word for what is not known, `masked`, it is
-    crossed out on the floor.
+    crossed out on the floor. `view` are fields of a `View`.
     """
-    a, b, Z = _grid(u, v, values, log)
+    seen = View(**{"masked": "", **view})
+    theme = seen.theme
+    a, b, Z = _grid(u, v, values, seen.log)
     with matplotlib.rc_context({"grid.color": theme.rule, "grid.linewidth": 0.5}):  # read only at creation
         figure, grid = new_figure(height=4.4, theme=theme, subplot_kw={"projection": "3d"})
     ax = grid[0, 0]
     ax.set_box_aspect(None, zoom=0.86)
-    shown = np.ma.log10(Z) if log else Z
+    shown = np.ma.log10(Z) if seen.log else Z
     A, B = np.meshgrid(a, b)
     if shown.count():
         norm = Normalize(float(shown.min()), float(shown.max()))
@@ -179,9 +185,11 @@ def surface(
         ax.auto_scale_xyz(*points[~np.ma.getmaskarray(shown)].T)
         ax.scatter(A[alone], B[alone], shown[alone], c=shown[alone], depthshade=False, **how)
     hidden = np.ma.getmaskarray(shown)
-    if masked and hidden.any():
+    if seen.masked and hidden.any():
         floor = ax.get_zlim()[0]
-        crosses = ax.scatter(A[hidden], B[hidden], floor, depthshade=False, label=masked, **_cross(theme))
+        crosses = ax.scatter(
+            A[hidden], B[hidden], floor, depthshade=False, label=seen.masked, **_cross(theme)
+        )
         ax.set_zlim(bottom=floor)
         ax.legend(handles=[crosses], loc="upper left", frameon=False, labelcolor=theme.ink, prop=_SMALL)
     ax.view_init(elev=elevation, azim=azimuth)
@@ -189,10 +197,9 @@ def surface(
         axis.set_pane_color((0, 0, 0, 0))
         axis.line.set_color(theme.rule)
         axis.set_major_locator(MaxNLocator(5))
-    label(ax, x, y, title)
-    ax.zaxis.label.set(
-        text=f"log₁₀ {name}" if log else name, color=theme.soft, fontsize=NORMAL, fontfamily=FONT
-    )
+    label(ax, seen.x, seen.y, seen.title)
+    words = f"log₁₀ {seen.name}" if seen.log else seen.name
+    ax.zaxis.label.set(text=words, color=theme.soft, fontsize=NORMAL, fontfamily=FONT)
     return figure
 
 

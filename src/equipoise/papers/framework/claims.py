@@ -97,7 +97,8 @@ def register(key: str, label: str, **sensitive_to: float) -> Callable[[Check], C
 
     def enter(check: Check) -> Check:
         paper, statement = key.split(".")[0], inspect.getdoc(check) or ""
-        verdict, counterexample = getattr(check, "printed", ("holds", ""))
+        printed: tuple[Verdict, str] = getattr(check, "printed", ("holds", ""))
+        verdict, counterexample = printed
         entry = PaperClaim(key, paper, label, statement, verdict, check, counterexample, dict(sensitive_to))
         if paper not in PAPERS or not statement or key in _REGISTRY:
             raise ValueError(f"{key}: a claim needs a paper, a statement and a key of its own.")

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ...solve import Stop
+
+TIGHT = Stop(rtol=1e-13)  # of equilibria that stand for exact ones
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -34,6 +40,14 @@ def vec(M: Tensor) -> Tensor:
     return M.T.flatten()
 
 
+def filled(model: Model, **values: Tensor) -> Model:
+    """The model itself, with these values of its parameters by name."""
+    with torch.no_grad():
+        for name, value in values.items():
+            getattr(model, name).copy_(value)
+    return model
+
+
 def descend(loss: Tensor, parameters: Sequence[Tensor], step: float) -> float:
     """θ ← θ − step ∇L in place; returns ‖∇L‖."""
     gradients = torch.autograd.grad(loss, list(parameters))
@@ -41,6 +55,18 @@ def descend(loss: Tensor, parameters: Sequence[Tensor], step: float) -> float:
         for p, g in zip(parameters, gradients, strict=True):
             p -= step * g
     return torch.cat([g.flatten() for g in gradients]).norm().item()
+
+
+def follow(model: Any, X: Tensor, y: Tensor, step: float, steps: int) -> tuple[list[float], list[float]]:
+    """½‖ŷ − y‖² and σ_min(Z) at the start and after every one of so many explicit steps of descent."""
+    losses, least = [], []
+    for _ in range(steps + 1):
+        Z = model.equilibrium(X, stop=TIGHT)
+        loss = (model.readout(Z) - y).square().sum() / 2
+        losses.append(loss.item())
+        least.append(sigma_min(Z))
+        descend(loss, list(model.parameters()), step)
+    return losses, least
 
 
 def moments(steps: int, most: int) -> set[int]:

@@ -9,22 +9,13 @@ from torch import Tensor
 
 from ...kernels import tangent_kernel
 from ...models import ScaledReLU
-from ...solve import Stop
 from ...theory import certify
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
-from ..framework.small import descend, draw, eye, norm, sigma_min, vec
-
-TIGHT = Stop(rtol=1e-13)
+from ..framework.small import TIGHT, descend, draw, eye, filled, follow, norm, sigma_min, vec
 
 
 def _model(W: Tensor, A: Tensor, b: Tensor, gamma: float) -> ScaledReLU:
-    d, m = W.shape
-    model = ScaledReLU(d, m, gamma, dtype=torch.float64)
-    with torch.no_grad():
-        model.W.copy_(W)
-        model.A.copy_(A)
-        model.b.copy_(b)
-    return model
+    return filled(ScaledReLU(*W.shape, gamma, dtype=torch.float64), W=W, A=A, b=b)
 
 
 def _random(
@@ -63,8 +54,7 @@ def lemma_3_1_contraction(seed: int = 0, *, factor: float = 1.0) -> Outcome:
     for diagonal in (True, False):
         model, X, _ = _random(seed)
         if diagonal:
-            with torch.no_grad():
-                model.A.copy_(1.6 * eye(model.width))
+            filled(model, A=1.6 * eye(model.width))
         f = model.affine_map(X)
         Z, q = torch.zeros(len(X), model.width, dtype=X.dtype), factor * model.gamma * 1.6
         for l in range(12):
@@ -80,8 +70,7 @@ def lemma_3_1_size(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """‖Z‖_F ≤ ‖Φ‖_F/(1 − γ₀), attained by A = ‖A‖ I."""
     model, X, _ = _random(seed)
     free = model.equilibrium(X, stop=TIGHT).norm().item()
-    with torch.no_grad():
-        model.A.copy_(1.6 * eye(model.width))
+    filled(model, A=1.6 * eye(model.width))
     bound = scale * model.injection(X).norm().item() / (1 - model.gamma * 1.6)
     attained = model.equilibrium(X, stop=TIGHT).norm().item()
     return all_of(at_most(free, bound, "random A"), at_most(attained, bound, "A = ‖A‖ I", rtol=1e-6))
@@ -93,9 +82,7 @@ def lemma_3_2_invertible(seed: int = 0, *, scale: float = 1.0) -> Outcome:
     """σ_min(I − γ D (Aᵀ⊗I)) ≥ 1 − γ₀: printed for λ_min, and with a strict sign."""
     model, X, _ = _random(seed)
     free = sigma_min(_kronecker(model, X)[3])
-    with torch.no_grad():
-        model.A.copy_(1.6 * eye(model.width))
-        model.W.copy_(model.W.abs())
+    filled(model, A=1.6 * eye(model.width), W=model.W.abs())
     Q, bound = _kronecker(model, X.abs())[3], 1 - model.gamma * 1.6
     least = torch.linalg.eigvalsh((Q + Q.T) / 2)[0].item()
     strict = Outcome(least > bound * (1 + 1e-9), least, bound, least / bound, "λ_min > 1 − γ₀")
@@ -203,13 +190,8 @@ def theorem_4_2(seed: int = 0, *, rate: float = 0.5, share: float = 0.5) -> Outc
     Followed by explicit steps of a fiftieth of the time scale 1/α₀², on a certified start.
     """
     model, X, y, alpha, _ = _certified(seed, "gao2022.flow")
-    h, steps, losses, least = 0.02 / alpha**2, 25, [], []
-    for _ in range(steps + 1):
-        Z = model.equilibrium(X, stop=TIGHT)
-        loss = (Z @ model.b - y).square().sum() / 2
-        losses.append(loss.item())
-        least.append(sigma_min(Z.detach()))
-        descend(loss, [model.W, model.A, model.b], h)
+    h, steps = 0.02 / alpha**2, 25
+    losses, least = follow(model, X, y, h, steps)
     measured = -math.log(losses[-1] / losses[0]) / (alpha**2 * h * steps)
     return all_of(
         at_least(measured, rate, "exponent in units of α₀²"), at_least(min(least), share * alpha, "σ_min(Z)")
@@ -220,13 +202,8 @@ def theorem_4_2(seed: int = 0, *, rate: float = 0.5, share: float = 0.5) -> Outc
 def theorem_4_4(seed: int = 0, *, rate: float = 0.25, share: float = 0.5) -> Outcome:
     """L(k) ≤ (1 − ηα₀²/4)^k L(0) and σ_min(Z(k)) ≥ α₀/2 under descent, where (17)-(20) hold."""
     model, X, y, alpha, eta = _certified(seed, "gao2022.descent")
-    losses, least, steps = [], [], 15
-    for _ in range(steps + 1):
-        Z = model.equilibrium(X, stop=TIGHT)
-        loss = (Z @ model.b - y).square().sum() / 2
-        losses.append(loss.item())
-        least.append(sigma_min(Z.detach()))
-        descend(loss, [model.W, model.A, model.b], eta)
+    steps = 15
+    losses, least = follow(model, X, y, eta, steps)
     fallen = (losses[0] - losses[-1]) / losses[0]
     promised = -math.expm1(steps * math.log1p(-rate * eta * alpha**2))
     return all_of(

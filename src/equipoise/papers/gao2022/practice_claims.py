@@ -7,12 +7,9 @@ import math
 import torch
 
 from ...models import ScaledReLU
-from ...solve import Stop
 from ...theory import certify
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
-from ..framework.small import descend, draw, norm, sigma_min
-
-TIGHT = Stop(rtol=1e-13)
+from ..framework.small import TIGHT, descend, draw, norm, sigma_min
 
 
 @register("gao2022.section5.1", "§5.1, (24)-(26)", seventeen=2.0, eighteen=2.0, nineteen=1.0)

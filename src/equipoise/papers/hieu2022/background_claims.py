@@ -11,11 +11,8 @@ from ...kernels import tangent_kernel
 from ...models import Monotone
 from ...models.repeated import Repeat
 from ...models.zoo import ReLUNetwork, weight_tied
-from ...solve import Stop
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
-from ..framework.small import descend, draw, eye, norm
-
-TIGHT = Stop(rtol=1e-13)
+from ..framework.small import TIGHT, descend, draw, eye, norm
 
 
 def _symmetric_least(M: Tensor) -> float:

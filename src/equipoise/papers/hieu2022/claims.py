@@ -10,22 +10,15 @@ from torch import Tensor
 
 from ...kernels import tangent_kernel
 from ...models import Monotone
-from ...solve import Stop
 from ...theory import certify
 from ...theory.hieu2022 import certified_start
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
-from ..framework.small import descend, draw, eye, norm, sigma_min, vec
-
-TIGHT = Stop(rtol=1e-13)
+from ..framework.small import TIGHT, descend, draw, eye, filled, follow, norm, sigma_min, vec
 
 
 def _build(A: Tensor, B: Tensor, U: Tensor, u: Tensor, margin: float) -> Monotone:
     n, d = U.shape
-    model = Monotone(d, n, margin, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter, value in ((model.A, A), (model.B, B), (model.U, U), (model.u, u)):
-            parameter.copy_(value)
-    return model
+    return filled(Monotone(d, n, margin, dtype=torch.float64), A=A, B=B, U=U, u=u)
 
 
 def _random(seed: int, N: int = 3, d: int = 3, n: int = 4) -> tuple[Monotone, Tensor, Tensor]:
@@ -250,13 +243,8 @@ def _follow(seed: int, kind: str) -> tuple[float, float]:
         raise AssertionError(f"the instance should meet the conditions: {found.explain()}")
     lambda0 = sigma_min(model.equilibrium(X, stop=TIGHT))
     h = 0.02 / lambda0**2 if kind == "flow" else float(found.step_size or 0.0)
-    losses, least, steps = [], [], 12
-    for _ in range(steps + 1):
-        Z = model.equilibrium(X, stop=TIGHT)
-        loss = (Z @ model.u - y).square().sum() / 2
-        losses.append(loss.item())
-        least.append(sigma_min(Z))
-        descend(loss, [model.A, model.B, model.U, model.u], h)
+    steps = 12
+    losses, least = follow(model, X, y, h, steps)
     exponent = -math.log1p(losses[-1] / losses[0] - 1) / (h * steps * lambda0**2)
     return exponent, min(least) / lambda0
 

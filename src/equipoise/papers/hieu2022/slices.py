@@ -36,7 +36,8 @@ class Slice:
         ax.set_facecolor(LIGHT.masked)
         filled = None
         if not hidden.all():
-            levels, how = np.linspace(0, top, 17), {"corner_mask": False}
+            levels = np.linspace(0, top, 17)
+            how: dict[str, Any] = {"corner_mask": False}
             filled = ax.contourf(axis, axis, values.clip(0, top), levels=levels, cmap=colours(LIGHT), **how)
             if float(values.min()) < LEVEL < float(values.max()):
                 ax.contour(axis, axis, values, levels=[LEVEL], colors=LIGHT.series[1], **how)

@@ -12,16 +12,12 @@ from ...losses import Logistic
 from ...models import LinearEquilibrium
 from ...models.affine.linear import d_operator
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
-from ..framework.small import descend, draw, eye, norm, vec
+from ..framework.small import descend, draw, eye, filled, norm, vec
 
 
 def _build(A: Tensor, B: Tensor, gamma: float = 0.8) -> LinearEquilibrium:
     k, m = B.shape
-    model = LinearEquilibrium(m, k, gamma, dtype=torch.float64)
-    with torch.no_grad():
-        model.A.copy_(A)
-        model.B.copy_(B)
-    return model
+    return filled(LinearEquilibrium(m, k, gamma, dtype=torch.float64), A=A, B=B)
 
 
 def _random(seed: int, N: int = 6, m: int = 4, k: int = 1) -> tuple[LinearEquilibrium, Tensor, Tensor]:

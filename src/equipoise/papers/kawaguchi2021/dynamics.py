@@ -17,7 +17,7 @@ from ...theory.trust_region import resolvent_limit, trust_region
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page, number
-from ..framework.small import norm
+from ..framework.small import filled, norm
 from ..framework.verdicts import Judgement, judged
 from .theory import M, delm, gaussian, least, record
 
@@ -247,10 +247,8 @@ def _moment(model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss) -> Measu
     region = trust_region(model, X, y, loss=loss)
     value, h = loss(model(X), y), 1e-7
     gradients = torch.autograd.grad(value, [model.A, model.B])
-    moved = delm(0, outputs=1)
+    moved = filled(delm(0, outputs=1), A=model.A - h * gradients[0], B=model.B - h * gradients[1])
     with torch.no_grad():
-        moved.A.copy_(model.A - h * gradients[0])
-        moved.B.copy_(model.B - h * gradients[1])
         speed = (moved.predictor() - model.predictor())[0] / h
         v = torch.randn(200, M, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         v *= region.radius / ((v @ region.G) * v).sum(dim=1, keepdim=True).sqrt()

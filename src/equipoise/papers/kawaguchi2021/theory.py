@@ -17,6 +17,7 @@ from ...plots.style import DASHES, power
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page
+from ..framework.small import eye, filled
 from ..framework.verdicts import Judgement, judged
 
 GAMMA, M = 0.8, 10
@@ -53,9 +54,7 @@ def delm(seed: int | None, outputs: int = M, gamma: float = GAMMA) -> LinearEqui
     generator = torch.Generator().manual_seed(seed or 0)
     model = LinearEquilibrium(M, outputs, gamma, dtype=torch.float64, generator=generator)
     if seed is None:
-        with torch.no_grad():
-            model.A.copy_(torch.eye(M, dtype=torch.float64))
-            model.B.copy_(torch.eye(M, dtype=torch.float64))
+        filled(model, A=eye(M), B=eye(M))
     return model
 
 

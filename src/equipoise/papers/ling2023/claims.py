@@ -9,34 +9,27 @@ from torch import Tensor
 
 from ...kernels import tangent_kernel
 from ...models import GaussianReLU
-from ...solve import Stop
 from ...theory import certify
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
-from ..framework.small import descend, draw, eye, norm, sigma_min, vec
-
-TIGHT = Stop(rtol=1e-13)
+from ..framework.small import TIGHT, descend, draw, eye, filled, norm, sigma_min, vec
 
 
-def build(W: Tensor, U: Tensor, a: Tensor) -> GaussianReLU:
+def _build(W: Tensor, U: Tensor, a: Tensor) -> GaussianReLU:
     m, d = U.shape
-    model = GaussianReLU(d, m, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter, value in ((model.W, W), (model.U, U), (model.a, a)):
-            parameter.copy_(value)
-    return model
+    return filled(GaussianReLU(d, m, dtype=torch.float64), W=W, U=U, a=a)
 
 
 def _random(seed: int, n: int = 4, d: int = 3, m: int = 6) -> tuple[GaussianReLU, Tensor, Tensor]:
     """A model with ‖W‖ = 0.8, inputs and targets."""
     W = draw(seed, m, m)
-    model = build(0.8 * W / norm(W), draw(seed + 1, m, d), draw(seed + 2, m))
+    model = _build(0.8 * W / norm(W), draw(seed + 1, m, d), draw(seed + 2, m))
     return model, draw(seed + 3, n, d), draw(seed + 4, n)
 
 
 def _scalar(w: float, u: float, a: float) -> GaussianReLU:
     """One unit: z = ux/(1 − w) for ux > 0, where norm bounds are attained."""
     one = torch.ones(1, 1, dtype=torch.float64)
-    return build(w * one, u * one, a * one[0])
+    return _build(w * one, u * one, a * one[0])
 
 
 def _resolvent(model: GaussianReLU, X: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,7 @@ class Layer:
         return value + ((x - p) @ (x - p)).item() / (2 * scale)
 
     def envelope_gradient(self, scale: float, x: Tensor) -> Tensor:
+        """∇M_φ^scale(x) = (x − prox_{scale·φ}(x))/scale."""
         return (x - self.prox(scale, x)[0]) / scale
 
 
