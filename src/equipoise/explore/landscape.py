@@ -228,10 +228,11 @@ def _refuse_unfit(model: nn.Module, directions: Sequence[Direction]) -> None:
 def affine_loss(
     X: Tensor, y: Tensor, loss: str | Loss | Measure | None = None, stop: Stop | None = None
 ) -> Evaluate:
-    """Of an affine family: masked unless the weights are well-posed and every row's equilibrium is found.
+    """Evaluate an affine family. A point is masked unless its weights are well-posed and every row's
+    equilibrium is found.
 
-    The loss is the sum over rows of one that a Trainer knows by name ("cross_entropy" too, whose y are labels
-    or probabilities), by default the family's; or any function of (ŷ, y) that returns a scalar.
+    The loss is summed over the rows. It is one that a Trainer knows by name ("cross_entropy" too, whose y are
+    labels or probabilities), by default the family's own; or any function of (ŷ, y) that returns a scalar.
     """
     if not len(X):
         raise ValueError(f"X must hold a row at least. Got shape {tuple(X.shape)} instead.")
@@ -268,10 +269,10 @@ def affine_loss(
 
 
 def module_loss(loss: Callable[..., Any]) -> Evaluate:
-    """Of any model, by `loss(model, state)`, a number, or a pair of it and the state for the next point.
+    """Evaluate any model by `loss(model, state)`, which returns a number, or a number and the next state.
 
-    Masked where an equilibrium is not found (an EquilibriumError) or the number is not finite. Uniqueness is
-    not known of a general cell.
+    A point is masked if an equilibrium is not found (an EquilibriumError) or the number is not finite. That
+    an equilibrium is unique is not known of a general cell.
     """
 
     def evaluate(model: nn.Module, state: Any) -> Reading:

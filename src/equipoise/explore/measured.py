@@ -46,15 +46,15 @@ class Measured:
 
 
 def loss_name(fitted: Fitted) -> str:
-    """Of the loss of one row, as `fit` has it."""
+    """The name of the loss of one row, as `fit` has it."""
     return fitted.history.loss_name.removeprefix("mean ").replace("smoothed_hinge", "hinge")
 
 
-def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int, weights: Any = None) -> Measured:
-    """Of the raw rows (X, y) that a network was trained on, on at most so many, spread evenly over them.
+def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int) -> Measured:
+    """The loss that a training logged, on at most so many of its raw rows (X, y), evenly spread over them.
 
-    Certified training takes the sum over every different row, of the predictions alone (`plain_loss`, where
-    the promise is about a loss with slack); free training the mean over the rows that patience left it.
+    Certified training takes the sum over all different rows, of the predictions alone (`plain_loss`, if the
+    promise is about a loss with slack). Free training takes the mean over the rows that patience left it.
     """
     recipe, name, logged = fitted.recipe, loss_name(fitted), "loss"
     if recipe.certified:

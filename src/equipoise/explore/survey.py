@@ -64,7 +64,7 @@ class Survey:
 
     @property
     def share_below_twice(self) -> float | None:
-        """Of the slice, where the loss is at most twice that of the trained weights."""
+        """The share of the slice on which the loss is at most twice that of the trained weights."""
         return None if self.centre.reason else self.slice.share_below(2 * self.centre.loss)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def survey_around(
     line: bool = False,
     seed: int = 0,
 ) -> Survey:
-    """On one random direction (`line`) or two, as far as `radius` in units of the filters' own norms."""
+    """The loss along one random direction (`line`) or two, up to `radius` times the filters' own norms."""
     generator = torch.Generator().manual_seed(seed)
     directions = random_directions(model, 1 if line else 2, generator)
     axis = np.linspace(-radius, radius, points)
@@ -97,13 +97,13 @@ def survey_around(
 
 
 def survey_between(model: AffineFamily, other: AffineFamily, loss: Measured, points: int) -> Survey:
-    """On the line from a network (0) to another (1), both of which are among its points, and beyond them."""
+    """The loss on the line from a network (0) to another (1), and beyond; both are points of the grid."""
     axis = np.linspace(-0.5, 1.5, 4 * (points // 2) + 1)
     return _survey(model, loss, [between(model, other)], axis, None)
 
 
 def survey_path(model: AffineFamily, path: TrainingPath, loss: Measured, points: int) -> Survey:
-    """On the plane of a training's path, through the network it led to."""
+    """The loss on the plane of a training's path, through the network that it led to."""
     directions, coordinates, shares = path_plane(list(path.weights.values()))
     certified = path.fitted.recipe.certified
     way = Way(list(path.weights), coordinates, shares, path.departure, certified)

@@ -46,7 +46,7 @@ class Paths:
     solution: Solution
 
     def plane(self) -> Plane:
-        """That of all iterates together."""
+        """The plane of all iterates together."""
         return equilibria_plane(np.concatenate(self.states))
 
     def mean_residual(self, steps: int) -> np.ndarray:

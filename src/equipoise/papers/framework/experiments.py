@@ -41,9 +41,10 @@ NO_DATA = "the experiment takes none, or always its own"
 
 @dataclass(frozen=True)
 class Settings:
-    """How large, on what, how often. Without `data` an experiment takes its paper's own, as far as found.
+    """How large an experiment is, on which data it runs, and how often.
 
-    `data` are names that `load` knows; `data_dir` is a directory that exists.
+    `data` are names that `load` knows; without them an experiment takes those of its paper, as far as they
+    are found. `data_dir` is a directory that exists.
     """
 
     scale: str = "small"
@@ -153,12 +154,15 @@ class Watcher(Protocol):
 
     def experiment(self, key: str, at: int, total: int) -> None:
         """Experiment number `at` of `total` begins."""
+        return
 
     def unit(self, name: str, share: float) -> None:
         """That share of a unit is done."""
+        return
 
     def finished(self, result: Result) -> None:
         """An experiment has come to its result."""
+        return
 
 
 class Silent(Watcher):
@@ -223,7 +227,7 @@ class Context:
             entry["subset"] = "; ".join(parts)
 
     def datasets(self, *own: str) -> list[str]:
-        """Those asked for; else the paper's own that are here; else digits."""
+        """The data sets that were asked for, else those of the paper that are at hand, else the digits."""
         if self.settings.data:
             return list(self.settings.data)
         found = []
@@ -238,9 +242,9 @@ class Context:
         return found or ["digits"]
 
     def source(self, name: str, part: str = "") -> dict[str, Any]:
-        """What identifies the bytes of a data set, for the hash of a unit: of the digits, their name.
+        """What identifies the bytes of a data set, for the hash of a unit; for the digits it is their name.
 
-        The `part` taken is for the record only: the other inputs of the unit say it in numbers.
+        The `part` that is taken goes on record only, for the other inputs of the unit say it in numbers.
         """
         origin = self.load(name, part).provenance
         files = [f.sha256 for f in origin.files if f.sha256 != DIGITS_SHA256]
@@ -261,9 +265,9 @@ class Context:
     def unit(
         self, group: str, name: str, inputs: Mapping[str, Any], compute: Callable[[Progress], Measured]
     ) -> Measured:
-        """`compute`'s result, from the store if it is there and of the code of today.
+        """The result of `compute`, taken from the store if today's code has computed it already.
 
-        Group and inputs say all that it depends on beside the code.
+        Group and inputs say everything that it depends on besides the code.
         """
         digest = units.digest(group, inputs)
         self._note_sizes(inputs)

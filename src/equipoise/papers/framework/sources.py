@@ -22,20 +22,8 @@ from typing import Any
 PACKAGE = __name__.split(".")[0]
 ROOT = Path(sys.modules[PACKAGE].__file__ or "").parent
 SHOWS = {"plots", "cli", "report"}  # rooms that no number rests on
-JUDGES = {  # of the framework what is not about numbers
-    f"{__package__}.{name}"
-    for name in (
-        "claims",
-        "experiments",
-        "gallery",
-        "page",
-        "runner",
-        "seeds",
-        "sources",
-        "units",
-        "verdicts",
-    )
-}
+FRAMEWORK = f"{__package__}."
+COMPUTES = {f"{FRAMEWORK}{name}" for name in ("images", "small", "training")}  # of the framework, these alone
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,7 @@ def _parts(module: str, name: str) -> tuple[tuple[str, str], ...]:
         found[":".join(at)] = "".join(map(_dump, nodes))
         for other, part in _named(source, nodes) if source is not None else ():
             room = _room(other)
-            if other == module or (room == "papers" and other not in JUDGES):
+            if other == module or other in COMPUTES or (room == "papers" and not other.startswith(FRAMEWORK)):
                 todo += [(other, part)] if part else [(other, each) for each in _definitions(other)]
             elif room not in {*SHOWS, "papers", ""}:
                 rooms.add(other)

@@ -17,15 +17,16 @@ from ...files import write_atomically
 
 
 def digest(group: str, inputs: Mapping[str, Any]) -> str:
-    """What a unit is found by."""
+    """The hash by which a unit is found: of its group, its settings and the version of the library."""
     key = json.dumps({"group": group, "inputs": inputs, "version": __version__}, sort_keys=True)
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read(path: Path, digest: str, code: Mapping[str, str] | None) -> tuple[dict[str, Any] | None, str]:
-    """A stored unit that is whole, of these settings and of this code; else None, and why one is no use.
+    """Read a stored unit, if it is whole and was computed with these settings by this code.
 
-    Without a reason there is none.
+    Otherwise it is None, and the words beside it say why the file cannot be used; without a file there are
+    no words.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """mean(a) < mean(b) by Student's t at the level LEVEL: agree; the reverse: differs; neither: undecided.
 
-One rule for every comparison of runs over seeds, so that no verdict is decided by chance or by eye. Of two
-sides that do not differ at most LEVEL are taken to do so, whatever the number of seeds; one seed decides
-nothing.
+There is one rule for every comparison of runs over seeds, so that no verdict is decided by chance or by eye.
+If two sides are in truth alike, the rule decides between them with a probability of at most LEVEL, whatever
+the number of seeds. One seed decides nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Judgement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Judgement:
-        """A stored one; formerly one verdict stood for what is undecided and for what cannot be tried."""
+        """Read a stored judgement. Older ones have one verdict for both undecided and untried claims."""
         found = cls(**data)
         if data["verdict"] != "not reproducible here":
             return found
@@ -55,18 +55,18 @@ def judged(
     measured: str,
     tolerance: str,
     reason: str = "",
-    because: Callable[[], str] | None = None,
+    because: str | Callable[[], str] = "",
 ) -> Judgement:
     """Agree or differ, by a test that was applied already and is stated in `tolerance`; None: undecided.
 
-    `reason` is said whatever the verdict, `because` is asked for one where the claim differs.
+    `reason` is said whatever the verdict, `because` only if the claim differs.
     """
     if holds is None:
         words = "undecided at this size: the numbers say neither yes nor no"
         reason = f"{words}. {reason}" if reason else words
         return Judgement(claim, paper, measured, tolerance, "undecided", reason)
-    if holds is False and because is not None:
-        reason = because()
+    if because and not holds:
+        reason = because() if callable(because) else because
     return Judgement(claim, paper, measured, tolerance, "agree" if holds else "differs", reason)
 
 
@@ -76,9 +76,9 @@ def impossible(claim: str, *, paper: str, reason: str) -> Judgement:
 
 
 def overall(judgements: Iterable[Judgement]) -> str:
-    """differs if one claim does, agree if every claim that was tried does; else what is undecided.
+    """The verdict of an experiment: it differs if one claim does, and agrees if all that were tried do.
 
-    One that cannot be tried decides nothing; one that is undecided was tried, and does not agree.
+    Otherwise it is undecided, as a whole or in part. A claim that cannot be tried decides nothing.
     """
     found = {j.verdict for j in judgements if j.tried}
     if not found:
@@ -94,11 +94,11 @@ def overall(judgements: Iterable[Judgement]) -> str:
 def below(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> bool | None:
     """Whether mean(a) < mean(b); None where the numbers say neither that nor the reverse.
 
-    `a` and `b` hold one number a seed, paired by seed where there are as many. The difference of the means
-    must exceed its standard error times the quantile of Student's t, two-sided at `level`; of seeds that are
-    not paired, with the degrees of freedom of the side that has fewer, which keeps the level for any two
-    spreads. A run that was lost, NaN or ∞, is larger than every number, and decides where all of one side
-    were lost and none of the other, if of n equal pairs that happens to 2/4^n ≤ `level` of them at most.
+    `a` and `b` hold one number a seed; if both have as many, they are paired by seed. The difference of the
+    means must exceed its standard error times the quantile of Student's t, two-sided at `level`. Without
+    pairs the degrees of freedom are those of the side that has fewer seeds, which keeps the level for any two
+    spreads. A run that was lost, NaN or ∞, counts as larger than every number. Lost runs decide only if all
+    of one side and none of the other were lost, and if chance does that with 2/4^n ≤ `level` at most.
     """
     fewest = min(len(a), len(b))
     if fewest < 2:
@@ -122,10 +122,10 @@ BELOW = (
 
 def falling(groups: Sequence[Sequence[float]]) -> bool | None:
     """Whether the means fall along the groups: the last is below the first, and none is above the one before
-    it by more than 2 %. None where nothing rises, and the fall is too small to tell.
+    it by more than 2 %. The answer is None if nothing rises, but the fall is too small to tell.
 
-    A fall is judged as by `below`. That something rises is judged of each step, and from the first to the
-    last, at LEVEL over their number: so all equal groups together are decided at LEVEL at most.
+    A fall is judged by `below`. Whether something rises is asked of each step, and from the first group to
+    the last, at LEVEL over the number of these questions, so that equal groups are decided at LEVEL at most.
     """
     level = LEVEL / (len(groups) if len(groups) > 2 else 1)
     rises = (below(a, b, level) and not np.mean(b) <= _RIPPLE * np.mean(a) for a, b in pairwise(groups))
@@ -143,8 +143,10 @@ FALLING = (
 
 
 def all_below(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> bool | None:
-    """Whether mean(a) < mean(b) for every pair, as by `below`; False if one is above, at LEVEL over their
-    number: so equal pairs together are decided at LEVEL at most."""
+    """Whether mean(a) < mean(b) for every pair, by `below`; False if one of them is above.
+
+    The latter is asked at LEVEL over the number of pairs, so that equal pairs are decided at LEVEL at most.
+    """
     if any(below(a, b, LEVEL / len(pairs)) is False for a, b in pairs):
         return False
     return True if all(below(a, b) for a, b in pairs) else None
@@ -154,7 +156,7 @@ ALL_BELOW = f"{BELOW}; that one is not, at {100 * LEVEL:g} % over the number of 
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """s/√n, of the mean of n values. One value has none: it is None, and adds 0 to a tolerance."""
+    """s/√n, the standard error of the mean of n values; None of a single value."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
@@ -169,7 +171,7 @@ def with_error(mean: float, error: float | None, form: str = ".1f") -> str:
 
 
 def error_of_difference(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Of paired seeds that of their differences; None where a side has one seed."""
+    """The standard error of mean(a) − mean(b), by pairs if both have as many seeds; None if one has one."""
     if len(a) == len(b):
         return standard_error(np.asarray(a, dtype=float) - np.asarray(b, dtype=float))
     errors = standard_error(a), standard_error(b)

@@ -15,7 +15,8 @@ from ..framework.small import TIGHT, descend, draw, eye, filled, follow, norm, s
 
 
 def _model(W: Tensor, A: Tensor, b: Tensor, gamma: float) -> ScaledReLU:
-    return filled(ScaledReLU(*W.shape, gamma, dtype=torch.float64), W=W, A=A, b=b)
+    d, m = W.shape
+    return filled(ScaledReLU(d, m, gamma, dtype=torch.float64), W=W, A=A, b=b)
 
 
 def _random(

@@ -47,9 +47,7 @@ def _judge_width(measured: Measured) -> list[Judgement]:
                 paper=f"{WIDER}changed throughout, but approximately equal to their initialization, γ = .1",
                 measured=f"at most {drift:.1%} away from γ, over all widths and seeds",
                 tolerance=f"within {NORM_DRIFT:.0%} of γ at every epoch measured",
-                because=lambda at=where: (
-                    f"A moves as long as there is an error to fit: it was furthest away {at}"
-                ),
+                because=f"A moves as long as there is an error to fit: it was furthest away {where}",
             ),
         ]
     return found

@@ -64,7 +64,7 @@ def curve(
     dataset = context.load(data)
     per_class, _ = room(dataset, sizes(context)["per_class"])
     source = context.source(data, two_classes_in_words(dataset, per_class))
-    run = {"width": width, "gamma": gamma, "step": step, "seed": seed, "epochs": epochs}
+    run: dict[str, Any] = {"width": width, "gamma": gamma, "step": step, "seed": seed, "epochs": epochs}
     compute = lambda progress: _descend(two_classes(dataset, per_class, seed), progress, **run)
     name = f"{data}-m{width}-gamma{gamma:g}-step{step:g}-seed{seed}"
     inputs = {"data": source, "per_class": per_class, **run}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,8 +115,8 @@ def _draw_bounds(measured: Measured, page: Page) -> None:
         "bound, λ of the path": above("dependent"),
         "bound, 1/(m(1+γ)²)": above("independent"),
     }
-    words = {"x": "step", "y": "training loss", "log_x": True, "log_y": True, "above": True}
-    figure = panels([[Panel(lines, rules={"least loss L*": star}, **words)]])
+    scales: dict[str, Any] = {"log_x": True, "log_y": True, "above": True}
+    figure = panels([[Panel(lines, "step", "training loss", rules={"least loss L*": star}, **scales)]])
     page.figure(
         "bounds", figure, "Small steps of descent stand for the flow; λ of the path is λ_T of the paper."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def _ends(name: str, row: Measured, paper: str) -> list[Judgement]:
             measured=_beside(last["DELM"], last[label], chosen(row[label])["lost"]),
             tolerance=f"mean over trials at the last epoch, each model at its best rate, {BELOW}; one "
             "lost at every rate is above all",
-            because=lambda label=label: _fits(row["DELM"], row[label]),
+            because=partial(_fits, row["DELM"], row[label]),
         )
         for label in row
         if label != "DELM"

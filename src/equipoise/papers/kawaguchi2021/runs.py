@@ -155,16 +155,20 @@ def runs(
 ) -> Measured:
     """A unit: one model on one data set; `size` has its epochs, its trials and its rates."""
     dataset = context.load(name)
-    rows = [min(train_rows, len(dataset.x_train)), min(test_rows, len(dataset.x_test))]
-    source = context.source(name, _in_words(*rows))
-    inputs = {"data": source, "kind": [kind.name, kind.depth, kind.bias], "rows": rows, **size}
+    train_rows, test_rows = min(train_rows, len(dataset.x_train)), min(test_rows, len(dataset.x_test))
+    inputs = {
+        "data": context.source(name, _in_words(train_rows, test_rows)),
+        "kind": [kind.name, kind.depth, kind.bias],
+        "rows": [train_rows, test_rows],
+        **size,
+    }
 
     def compute(progress: Progress) -> Measured:
-        data = [teacher_data(dataset, *rows, seed) for seed in range(size["trials"])]
+        data = [teacher_data(dataset, train_rows, test_rows, seed) for seed in range(size["trials"])]
         return train(kind, data, size["rates"], size["epochs"], progress)
 
     what = kind.name if kind.name != "dnn" else f"dnn{kind.depth}{'' if kind.bias else '-nobias'}"
-    return context.unit("kawaguchi2021.sgd", f"{name}-{what}-n{rows[0]}", inputs, compute)
+    return context.unit("kawaguchi2021.sgd", f"{name}-{what}-n{train_rows}", inputs, compute)
 
 
 # -- best and worst rates ------------------------------------------------------------------------------------

@@ -202,10 +202,12 @@ def _draw_convergence(measured: Measured, page: Page) -> None:
 
     left = {name: line(loss) for name, loss in measured["loss"].items()}
     right = {_name(r): line(r["loss"], depths.index(r["depth"]), steps.index(r["step"])) for r in runs}
-    rule, words = {"least loss L*": star}, {"x": "step", "y": "training loss", "log_y": True, "above": True}
+    panel = lambda lines: Panel(
+        lines, "step", "training loss", log_y=True, rules={"least loss L*": star}, above=True
+    )
     page.figure(
         "losses",
-        panels([[Panel(lines, rules=rule, **words) for lines in (left, right)]], width=5.2, height=3.6),
+        panels([[panel(left), panel(right)]], width=5.2, height=3.6),
         f"{measured['kind']} data, y = −x + .1 noise in R¹⁰: DELMs by start (left), linear ResNets (right; "
         "a colour a depth, a dash a step size).",
     )

@@ -76,7 +76,7 @@ def curve(context: Context, name: str, *, width: int, step: float, seed: int) ->
     """One run: loss at every step; ‖W(τ)‖, λ_τ = λ_min(G(τ)) and ‖G(τ) − G(0)‖_F/‖G(0)‖_F at some."""
     size = sizes(context)
     n, d = size["n"], size["d"]
-    run = {"width": width, "step": step, "seed": seed, "steps": size["steps"]}
+    run: dict[str, Any] = {"width": width, "step": step, "seed": seed, "steps": size["steps"]}
     compute = lambda progress: _descend(*instance(context, name, seed, n, d), progress, **run)
     inputs = {"data": _source(context, name, n, d), **run, "sigma_w2": S2}
     return context.unit("ling2023.descent", f"{name}-m{width}-step{step:.3g}-seed{seed}", inputs, compute)

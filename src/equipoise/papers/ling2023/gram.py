@@ -206,7 +206,8 @@ def _judge_condition1(measured: Measured) -> list[Judgement]:
 
 
 def _draw_condition1(measured: Measured, page: Page) -> None:
-    rows, margins = [], {}
+    rows: list[Measured] = []
+    margins: dict[str, list[float]] = {}
     for start, words in {"assumption1": "Assumption 1", "zero_readout": "a(0) = 0"}.items():
         for i, r in enumerate(measured[start]):
             sides = {c: r["margins"][c] for c in ("(7)", "(8)", "(9)")}

@@ -303,8 +303,8 @@ def _draw_table3(measured: Measured, page: Page) -> None:
     for at, (kind, row) in enumerate(sweeps.items()):
         sizes = np.array([cell["sizes"] for cell in row.values()]).T  # (seeds, λ)
         line = {"": Line(([float(w) for w in row], sizes), at)}
-        how = {"title": f"with {kind}", "log_x": True, "log_y": True}
-        by_kind.append(Panel(line, "λ", f"mean {SWEEPS[kind][2]}", **how))
+        y = f"mean {SWEEPS[kind][2]}"
+        by_kind.append(Panel(line, "λ", y, f"with {kind}", log_x=True, log_y=True))
     figure = panels([by_kind], width=4.2, height=3.2)
     page.figure("sizes", figure, f"The size of the features by λ, at α = 1, mean over entries. {BAND}")
     page.table(

@@ -55,15 +55,15 @@ def build(words: str, inputs: tuple[int, ...], size: dict[str, Any], seed: int) 
         return cnn_of_size(parameters, len(size["hidden"]) + 1, inputs, 10, **common)
     if words in AUGMENTED:
         how = {**ODE, "augment": AUGMENTED[words], **extractor}
-        sized = lambda n: NeuralODE(inputs, features, n, device="meta", **how)
-        hidden = _nearest(parameters, range(4, 129, 2), sized)
+        ode = lambda n: NeuralODE(inputs, features, n, device="meta", **how)
+        hidden = _nearest(parameters, range(4, 129, 2), ode)
         return NeuralODE(inputs, features, hidden, generator=generator, **how)
     if words == MONOTONE:
         monotone = lambda n, own: ConvMonotone(inputs, n, margin=MARGIN, generator=own, **solved)
         channels = _nearest(parameters, range(4, 65), lambda n: monotone(n, torch.Generator()))
         return monotone(channels, generator)
-    sized = lambda n: ResidualConv(inputs, n, groups=4, device="meta", **extractor)
-    channels = _nearest(parameters, range(4, 257, 4), sized)
+    residual = lambda n: ResidualConv(inputs, n, groups=4, device="meta", **extractor)
+    channels = _nearest(parameters, range(4, 257, 4), residual)
     accepted = {"stop": RESIDUAL_STOP, "on_failure": "accept", "generator": generator, **extractor}
     model = ResidualConv(inputs, channels, groups=4, **accepted)
     return model.repeated(6) if words == "repeat-6" else model

@@ -125,8 +125,8 @@ def theorem3(context: Context) -> Measured:
         X, off = normal(1, 8, size), []
         stop = Stop(rtol=1e-12, max_steps=100_000, patience=10_000)
         for alpha in alphas:
-            how = {"dtype": torch.float64, "generator": torch.Generator().manual_seed(0)}
-            deep = DeepOptEq(size, size, [size, size + 1, size], alpha, **how)
+            hidden, own = [size, size + 1, size], torch.Generator().manual_seed(0)
+            deep = DeepOptEq(size, size, hidden, alpha, dtype=torch.float64, generator=own)
             limit = deep.wide().equilibrium(X, stop=stop)
             off.append(((deep.equilibrium(X, stop=stop) - limit).norm() / limit.norm()).item())
         return {"alphas": alphas, "off": off}
