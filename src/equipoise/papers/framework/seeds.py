@@ -21,6 +21,12 @@ def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
     return (float(np.mean(kept)) if kept else None), deviation
 
 
+def even(curves: Sequence[Sequence[float | None]]) -> np.ndarray:
+    """Curves of one length, (R, K): those that ended early are cut where the first of them ended."""
+    k = min(map(len, curves))
+    return np.array([curve[:k] for curve in curves], dtype=float)
+
+
 def in_columns(name: str, values: Sequence[float], of: str = "") -> dict[str, float | None]:
     """Two cells of a table: the mean, and the standard deviation beside it."""
     return dict(zip((name, f"± sd of {of or name}"), spread(values), strict=True))

@@ -9,7 +9,7 @@ import numpy as np
 from ...plots.curves import BAND, Panel, panels
 from ..framework.experiments import Context, Measured, register
 from ..framework.page import Page, number
-from ..framework.seeds import apart, compared, shown, spread
+from ..framework.seeds import apart, compared, even, shown, spread
 from ..framework.verdicts import BELOW, FALLING, Judgement, below, falling, judged
 from .runs import CALM, DATA, GAMMAS, STEP, ended, finals, finals_test, grid, learned, rises, sizes
 
@@ -182,11 +182,14 @@ def _panels(name: str, curves: Curves) -> list[Panel]:
     """Training loss, test loss and γ‖A(k)‖ of one data set; what ran away is cut off."""
 
     def along(runs: Sequence[Measured], key: str, most: float) -> tuple[list[int], np.ndarray]:
-        k = min(len(r["at"]) for r in runs)
-        values = np.array([r[key][:k] for r in runs], dtype=float)
-        return runs[0]["at"][:k], np.where(values <= most, values, np.nan)
+        values = even([r[key] for r in runs])
+        return runs[0]["at"][: values.shape[1]], np.where(values <= most, values, np.nan)
 
-    train = {label: _losses(runs) for label, runs in curves.items()}
+    def losses(runs: Sequence[Measured]) -> np.ndarray:
+        each = even([r["loss"] for r in runs]) / [[r["N"]] for r in runs]
+        return np.where(each <= 1e3 * each[:, :1], each, np.nan)
+
+    train = {label: losses(runs) for label, runs in curves.items()}
     test = {label: along(runs, "test_loss", 1e3) for label, runs in curves.items()}
     size = {label: along(runs, "norm", 2.0) for label, runs in curves.items()}
     large = max(v for runs in curves.values() for r in runs for v in r["norm"]) > 0.6
@@ -197,13 +200,6 @@ def _panels(name: str, curves: Curves) -> list[Panel]:
             size, "epoch", "γ‖A(k)‖", name, rules={"": 1.0} if large else None
         ),  # beyond it nothing is proved
     ]
-
-
-def _losses(runs: Sequence[Measured]) -> np.ndarray:
-    """Training losses a sample, (R, K): all end where the first of them ended."""
-    k = min(len(r["loss"]) for r in runs)
-    losses = np.array([r["loss"][:k] for r in runs], dtype=float) / [[r["N"]] for r in runs]
-    return np.where(losses <= 1e3 * losses[:, :1], losses, np.nan)
 
 
 def _row(name: str, label: str, runs: Sequence[Measured]) -> Measured:

@@ -19,7 +19,7 @@ from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import room, two_classes, two_classes_in_words
 from ..framework.page import Page, number
-from ..framework.seeds import compared, spread
+from ..framework.seeds import compared, even, spread
 from ..framework.small import moments, norm
 from ..framework.verdicts import FALLING, Judgement, falling, judged
 
@@ -176,14 +176,11 @@ def _finals(runs: Sequence[Measured]) -> list[float]:
 def _panels(name: str, row: Measured) -> list[Panel]:
     """Losses at one η and at η ∝ 1/m, ‖W(τ)‖ and λ_min(G(τ)), which is left out where it is rounding."""
 
-    def losses(runs: Sequence[Measured]) -> np.ndarray:
-        k = min(len(r["loss"]) for r in runs)
-        return np.array([r["loss"][:k] for r in runs], dtype=float) / [[r["N"]] for r in runs]
+    def along(runs: Sequence[Measured], key: str) -> tuple[list[int], np.ndarray]:
+        values = even([r[key] for r in runs])
+        return runs[0]["at"][: values.shape[1]], values
 
-    def along(runs: Sequence[Measured], key: str) -> tuple[list[int], list[list[float]]]:
-        k = min(len(r["at"]) for r in runs)
-        return runs[0]["at"][:k], [r[key][:k] for r in runs]
-
+    losses = lambda runs: even([r["loss"] for r in runs]) / [[r["N"]] for r in runs]
     by_width = row["same"].items()
     same, scaled = ({label: losses(runs) for label, runs in row[key].items()} for key in ("same", "scaled"))
     size = {label: along(runs, "norm") for label, runs in by_width}

@@ -6,32 +6,10 @@ the same functions take a user's folder of images and masks. Adam at the poly le
 
 Both networks have the same extractor g of three convolutions, about as many parameters, the same training,
 and a batch norm wherever one may stand: behind every convolution that is not in the loop, and before the
-head. ‖W_l‖ ≤ .95, with share .3 of the learning rate. What led there, mIoU in % after 500 steps, one seed
-each (a few points mean little: the FCN with 36.7 below had 30.8 with a second seed):
-
-    g one convolution, no norms, share .1                                   OptEq 15.5   FCN 21.4
-      a group norm before the head                                                15.4
-      rate .003 and share .3                                                      11.1
-      share 1 (all kernels at the full rate; the units die)                        7.6
-      hidden strides 1, 2, 2 or 2, 2, 2 (a wider view)                      12.6, 12.7
-      U_l 1×1 and a wider state                                                   13.2
-    g of three convolutions, no norms, share .1                                   24.1       16.4
-    … norms behind g and before the head, share .1                                31.2       36.7
-      W_l started with all singular values near .94                               35.9
-      share .3                                                                    36.5
-      share .3, U_l 5×5 (31k parameters)                                          40.1       25.4
-      share .3, W_l not bounded, unrolled                                         36.8
-    … norms wherever one may stand, share .3: the setting here                    39.1       42.1
-      U_l 5×5 (31k parameters)                                                    39.4       42.0
-      share 1                                                                     36.7
-      share 1, W_l not bounded, unrolled: diverged                                 7.6
-      singular values clipped one by one, not all scaled                          39.6
-      injections of the later layers smaller at the start (1, .3, .1)             39.7
-
-So the gap there was, mIoU 23 against 37 after 1500 steps, was mostly the setting's: a shallow extractor and
-small, unscaled signals. What remains is the model's (`balance` measures it): what a layer receives of the one
-before, W_l⋆z, is small beside its injection c_l, and T(0) is the equilibrium but for a percent, so that the
-loop adds no depth to its three weakly coupled layers. The bound on W_l is not what holds it back.
+head. ‖W_l‖ ≤ .95, with share .3 of the learning rate. What was tried on the way to this setting is in
+docs/gallery/README.md. What remains of the gap is the model's (`balance` measures it): what a layer receives
+of the one before, W_l⋆z, is small beside its injection c_l, and T(0) is the equilibrium but for a percent, so
+that the loop adds no depth to its three weakly coupled layers.
 """
 
 from __future__ import annotations
@@ -200,7 +178,7 @@ def _judge_scores(measured: Measured) -> list[Judgement]:
 
 
 def _why(runs: list[Measured]) -> str:
-    """What the loop does in the OptEq, as measured (the docstring of this file has what was tried)."""
+    """What the loop does in the OptEq, as measured (docs/gallery/README.md has what was tried)."""
     feedback = 100 * np.mean([r["feedback"] for r in runs], axis=0)
     beyond, alone = (float(np.mean(_percent(runs, key))) for key in ("beyond", "alone"))
     shares = ", ".join(f"{share:.0f}" for share in feedback)
