@@ -50,7 +50,7 @@ def loss_name(fitted: Fitted) -> str:
     return fitted.history.loss_name.removeprefix("mean ").replace("smoothed_hinge", "hinge")
 
 
-def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int) -> Measured:
+def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int, weights: Any = None) -> Measured:
     """The loss that a training logged, on at most so many of its raw rows (X, y), evenly spread over them.
 
     Certified training takes the sum over all different rows, of the predictions alone (`plain_loss`, if the
