@@ -105,7 +105,7 @@ def test_memory_of_a_step_does_not_grow_with_the_iterations():
         ({"gradient": "explicit"}, TypeError, "gradient must be 'implicit'"),
         ({"stop": 1e-4}, TypeError, r"stop must be a Stop such as eq\.Stop\(rtol=1e-6\)"),
         ({"on_failure": "ignore"}, ValueError, r"on_failure must be one of .*'raise'.* Got 'ignore'"),
-        ({"precision": "half"}, ValueError, "precision must be 'native' or 'mixed'"),
+        ({"precision": "half"}, ValueError, "precision must be 'auto', 'native' or 'mixed'"),
         ({"state": 5}, ValueError, r"state must be the shape of one sample's state.* Got 5 instead"),
         ({"state": (0,)}, ValueError, "sizes ≥ 1"),
         ({"state": [(3,), (0, 2)]}, ValueError, "sizes ≥ 1"),

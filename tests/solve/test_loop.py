@@ -84,3 +84,26 @@ def test_norms_that_overflow_at_the_start_have_not_grown_to_it():
     stop = eq.Stop(growth=1e39)
     grown = eq.fixed_point(lambda z: 1.5 * z, torch.ones(1, 100), solver=eq.Picard(), stop=stop)
     assert eq.Status(int(grown.status[0])).name == "diverged"
+
+
+def test_large_affine_problems_begin_in_single_precision_and_are_verified_in_double():
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(256, 256, dtype=torch.float64, generator=g) * (0.8 / 2 / 16)
+    bias = torch.randn(96, 256, dtype=torch.float64, generator=g)
+    seen = []
+
+    def relu(p):
+        seen.append(p.dtype)
+        return torch.relu(p)
+
+    problem = eq.AffineMap(weight, bias, eq.solve.Activation("relu", relu, torch.sign, lambda v, _: v))
+    found = eq.fixed_point(problem, solver=eq.Picard(), stop=eq.Stop(rtol=1e-8))
+    assert seen.count(torch.float32) > seen.count(torch.float64) > 0
+    z = found.value
+    residual = (torch.relu(z @ weight.T + bias) - z).norm(dim=1)
+    assert found.converged.all()
+    assert (residual <= 1.001e-8 * z.norm(dim=1)).all()
+    torch.testing.assert_close(found.residual, residual, rtol=1e-3, atol=0)
+    seen.clear()
+    eq.fixed_point(problem, solver=eq.Picard(), stop=eq.Stop(rtol=1e-8), precision="native")
+    assert torch.float32 not in seen

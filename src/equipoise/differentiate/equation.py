@@ -49,7 +49,7 @@ class Equation(ABC):
         """The equilibrium by `method`, unjudged and without a gradient; `ahead`, to be confirmed."""
         method, parts = self.method, (tensors[: self.batched], tensors[self.batched :])
         with self.held():
-            if ahead and method.precision == "native":
+            if ahead and method.precision != "mixed":
                 found = approach(self, start, *parts, solver=method.solver, stop=method.stop)
             else:
                 found = fixed_point(

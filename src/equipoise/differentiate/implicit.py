@@ -63,7 +63,7 @@ class Implicit(SolvedGradient):
 
     def solve(self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Solution:
         """The evaluation that verifies an equilibrium is recorded, and serves its gradient too."""
-        if not torch.is_grad_enabled() or equation.method.precision != "native":
+        if not torch.is_grad_enabled() or equation.method.precision == "mixed":
             return equation.solve(start, tensors)
         found = equation.solve(start, tensors, ahead=True)
         assert isinstance(found.value, Tensor)

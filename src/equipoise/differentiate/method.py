@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..solve import Solver, Stop
-from ..solve.driver import Precision, checked_chain
+from ..solve.driver import Precision, check_precision, checked_chain
 from ..solve.failure import OnFailure
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Method:
     solver: Solvers | None = None
     stop: Stop = field(default_factory=Stop)
     gradient: Gradient | None = None
-    precision: Precision = "native"
+    precision: Precision = "auto"
     on_failure: OnFailure = field(default_factory=OnFailure)
 
     def __post_init__(self) -> None:
@@ -42,8 +42,7 @@ class Method:
             object.__setattr__(self, "on_failure", OnFailure.of(self.on_failure))
         if not isinstance(self.stop, Stop):
             raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {self.stop!r} instead.")
-        if self.precision not in ("native", "mixed"):
-            raise ValueError(f"precision must be 'native' or 'mixed'. Got {self.precision!r} instead.")
+        check_precision(self.precision)
         listed = self.solver is None or (
             isinstance(self.solver, Sequence) and not isinstance(self.solver, str)
         )

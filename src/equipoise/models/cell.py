@@ -33,7 +33,8 @@ class Equilibrium(EquilibriumModel):
         gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`.
         stop: the stopping test; by default that of the dtype.
         on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
-        precision: "mixed" solves in float32 first, then polishes and verifies in float64.
+        precision: "mixed" solves in float32 first, then polishes and verifies in float64; "native" (and for a
+            cell the default, "auto") does not.
 
     The last five may be said for one call, too: `layer(x, stop=eq.Stop(rtol=1e-6))`. `layer.last` holds
     detached records of the last call; they are neither copied nor saved with the layer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ from .problem import AffineMap, Map, make_map
 from .solution import Solution, State, Status, Stop, Trace
 from .solver import Solver
 
-Precision = Literal["native", "mixed"]
+Precision = Literal["auto", "native", "mixed"]
+
+# Entries times samples of W from which products in float32 save more than a second loop costs.
+_LARGE = 2**22
 
 # Rows on which Anderson stalls, cycling about a solution, often settle by plain steps that are damped a
 # little; what these leave is within reach of a longer memory.
@@ -35,7 +38,7 @@ def fixed_point(
     *,
     solver: Solver | Sequence[Solver] | None = None,
     stop: Stop | None = None,
-    precision: Precision = "native",
+    precision: Precision = "auto",
     trace: bool = False,
 ) -> Solution:
     """Solve z = f(z, *args, *shared) for every sample of a batch.
@@ -52,7 +55,9 @@ def fixed_point(
         solver: a sequence is tried in turn on the rows that failed; by default `Anderson()`, then
             `Picard(0.9)` and `Anderson(25)`.
         stop: the tolerance and the limit on steps, by default that of the dtype.
-        precision: "mixed" iterates in float32, then polishes and verifies in float64.
+        precision: "mixed" iterates in float32, then polishes and verifies in float64, where the stopping test
+            is the same; "native" does not; "auto" does where that is sure to pay: on a large AffineMap in
+            float64 whose solver is Picard, without a trace.
         trace: keep the iterates and residuals of every step.
 
     Returns a Solution; nothing is raised for samples that failed: ask its `status`, or call
@@ -112,7 +117,7 @@ def _solve(
     shared: Sequence[Any],
     solver: Solver | Sequence[Solver] | None,
     stop: Stop | None,
-    precision: Precision = "native",
+    precision: Precision = "auto",
     trace: bool = False,
     ahead: bool = False,
 ) -> Solution:
@@ -133,14 +138,16 @@ def _solve(
         one.require(problem)
     with torch.no_grad():
         z = problem.layout.flat(z0)
-        if precision not in ("native", "mixed"):
-            raise ValueError(f"precision must be 'native' or 'mixed'. Got {precision!r} instead.")
+        check_precision(precision)
         dtype, record = z.dtype, Trace() if trace else None
         with full_precision(z) if problem.affine is not None else nullcontext():
             limit = (stop or Stop()).resolve(compute_dtype(z))
             if norm_dtype(z) != dtype:
                 problem, z = problem.widened(dtype), z.to(norm_dtype(z))
-            before = _single_precision(problem, z, chain[0], limit) if precision == "mixed" else None
+            mixed = precision == "mixed" or (
+                precision == "auto" and not (trace or ahead) and _pays(problem, z, chain[0])
+            )
+            before = _single_precision(problem, z, chain[0], limit) if mixed else None
             outcome = run_chain(problem, z, chain, limit, Run(record, ahead), before)
             if outcome.dropped and not ahead and problem.affine is None:
                 _confirm_batch(problem, outcome, limit)
@@ -203,6 +210,18 @@ def _confirm_batch(f: Map, outcome: Outcome, stop: Stop) -> None:
     outcome.status[found & ~(residual <= tolerance) & ~close] = int(Status.coupled)
     outcome.residual = torch.where(close, outcome.residual, residual)
     outcome.scale = torch.where(close, outcome.scale, scale)
+
+
+def check_precision(precision: str) -> None:
+    """A ValueError unless this is a precision that a solve can have."""
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be 'auto', 'native' or 'mixed'. Got {precision!r} instead.")
+
+
+def _pays(f: Map, z: Tensor, solver: Solver) -> bool:
+    """Whether float32 before float64 is sure to save time: where the products with W are all of it."""
+    large = f.affine is not None and f.affine.weight.numel() * z.shape[0] >= _LARGE
+    return large and z.dtype == torch.float64 and solver.smooth and solver.uses_value
 
 
 def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> Outcome:

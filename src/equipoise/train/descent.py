@@ -37,7 +37,7 @@ def gradient_descent(
     y_test: Tensor | None = None,
     measure: int | None = None,
     stop: Stop | None = None,
-    precision: Precision = "native",
+    precision: Precision = "auto",
     progress: Callable[[int, float], None] | None = None,
 ) -> History:
     """Full-batch gradient descent, in place, with what was measured at every step.
@@ -53,7 +53,8 @@ def gradient_descent(
         measure: record σ_min(Z), the contraction factor, the movement of Z and the test loss every so many
             steps (and at the last). By default at the first and last step: each costs an SVD; 0 is never.
         stop: of the forward and adjoint solves, verified at every step.
-        precision: "mixed" solves in float32 first, then polishes and verifies in float64.
+        precision: "mixed" solves in float32 first, then polishes and verifies in float64; "auto" does so
+            where that pays.
         progress: called with (step, loss).
 
     A run whose loss is not finite, or whose equilibria are lost, stops there and says so in `stopped`.

@@ -209,7 +209,7 @@ class AffineFamily(EquilibriumModel):
             rows = weights.reshape(N, k) @ a
         linear = MaskedMap(problem.weight.T, rows, D)
         linear.cache = transposed(problem.cache)
-        method = self.method.changed(**{"precision": "native", **how})
+        method = self.method.changed(**{"precision": "auto", **how})
         solution = fixed_point(
             linear,
             None if v0 is None else v0.reshape(len(rows), m),
