@@ -16,7 +16,7 @@ from .failures import EXIT_CODES
 
 COMMANDS = {  # by panel of the help, in the order of use
     "Train": ("fit", "predict"),
-    "What is guaranteed": ("certify", "suggest", "diagnose"),
+    "What is guaranteed": ("certify", "verify", "suggest", "diagnose"),
     "Look": ("report", "runs", "data", "landscape", "trajectory"),
     "The papers": ("claims", "reproduce"),
 }

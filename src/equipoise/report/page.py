@@ -71,7 +71,7 @@ def render(record: RunRecord) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = _style(environment)
+    style = style_sheet(environment)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     training, network = gather(record, TRAINING), gather(record, NETWORK)
     page = environment.get_template("page.html").render(
@@ -99,7 +99,7 @@ def render(record: RunRecord) -> str:
     return plain(page)
 
 
-def _style(environment: Environment) -> str:
+def style_sheet(environment: Environment) -> str:
     """The style sheet with the colours of both themes."""
 
     def declared(theme: Any) -> str:

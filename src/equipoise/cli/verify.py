@@ -1,0 +1,68 @@
+"""equipoise verify RUN|MODEL --data DATA --epsilon 2/255: which predictions hold around every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .failures import DataDir, command, option
+from .output import Output, number, percent, table
+
+_SOURCE = "Directory of a finished run, a model file, or a checkpoint of a monotone network."
+
+
+@command("""verify mnist_h40.safetensors --data mnist --epsilon 0.02 --mean 0.1307 --std 0.3081 --rows 100
+verify runs/digits-auto-1 --data digits --epsilon 2/255 --epsilon 8/255""")
+def verify(
+    output: Output,
+    source: Annotated[Path, typer.Argument(help=_SOURCE, show_default=False)],
+    data: Annotated[str, option("Rows with their classes: a table like the run's, or a named set.")],
+    epsilon: Annotated[list[str], option("How far each entry may move, such as 2/255; may be repeated.")],
+    norm: Annotated[str, option("linf, or l2 for Euclidean balls.")] = "linf",
+    box: Annotated[str, option("The domain of the data, LOW,HIGH (0,1 by default), or none.")] = "0,1",
+    rows: Annotated[int | None, option("The first ROWS alone.")] = None,
+    nodes: Annotated[int, option("Parts of its box that are bounded for a row, at most.")] = 2000,
+    mean: Annotated[float, option("What a checkpoint's inputs were normalised by.")] = 0.0,
+    std: Annotated[float, option("What a checkpoint's inputs were normalised by.")] = 1.0,
+    out: Annotated[Path | None, option("Where to write; by default SOURCE-verified.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Prove of each row that no input near it gets another class, or find one that does.
+
+    What was found is written after every few rows, and a command that is given again goes on from there. The
+    folder holds verified.json and a page, verified.html.
+    """
+    from ..report.verified import write_page
+    from ..tasks.verified import VerifyTask, WrongOption, as_epsilon, shares
+
+    epsilons = [as_epsilon(text) for text in epsilon]
+    if norm not in ("linf", "l2"):
+        raise WrongOption(f"--norm must be linf or l2. Got {norm}.")
+    try:
+        ends = None if box == "none" else tuple(float(end) for end in box.split(","))
+    except ValueError:
+        ends = ()
+    if ends is not None and len(ends) != 2:
+        raise WrongOption(f"--box must be LOW,HIGH or none. Got {box}.")
+    task = VerifyTask.of(
+        source, data, rows=rows, box=ends, norm=norm, nodes=nodes, normalised=(mean, std), data_dir=data_dir
+    )
+    out = out or source.with_name(f"{source.stem}-verified")
+    out.mkdir(parents=True, exist_ok=True)
+
+    def progress(done: int, total: int) -> None:
+        if output.talks:
+            typer.echo(f"\r{done} of {total}", nl=done == total, err=True)
+
+    found = task.run(epsilons, out, progress)
+    page = write_page(task, found, out, source.name)
+    shown = table(
+        "ε", "rows", "proved", "not refuted", "parts a row", right=("rows", "proved", "not refuted")
+    )
+    for line in shares(found):
+        cells = (percent(line["proved"]), percent(line["not refuted"]), number(line["parts a row"]))
+        shown.add_row(f"{line['epsilon']:.5g}", str(int(line["rows"])), *cells)
+    output.say(shown, f"  {page}")
+    output.result({"out": str(out), "page": str(page), "shares": shares(found)})
