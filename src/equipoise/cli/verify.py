@@ -35,7 +35,8 @@ def verify(
     folder holds verified.json and a page, verified.html.
     """
     from ..report.verified import write_page
-    from ..tasks.verified import VerifyTask, WrongOption, as_epsilon, shares
+    from ..tasks import WrongOption
+    from ..tasks.verified import VerifyTask, as_epsilon, shares
 
     epsilons = [as_epsilon(text) for text in epsilon]
     if norm not in ("linf", "l2"):

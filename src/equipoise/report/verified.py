@@ -115,5 +115,5 @@ def _png(x: np.ndarray, shape: tuple[int, ...]) -> str:
     file = io.BytesIO()
     low, high = float(image.min()), float(image.max())
     scaled = (image - min(low, 0.0)) / max(high - min(low, 0.0), 1e-12) if high > 1 or low < 0 else image
-    imsave(file, scaled, cmap="gray", vmin=0, vmax=1, format="png", metadata={"Software": None})
+    imsave(file, scaled, cmap="gray", vmin=0, vmax=1, format="png", metadata={"Software": ""})
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
