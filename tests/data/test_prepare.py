@@ -141,27 +141,6 @@ def test_unit_norm():
         prepare.unit_norm(np.ones((2, 3, 3)))
 
 
-def test_standardise():
-    train, test = 5 + 3 * RNG.standard_normal((40, 3)), RNG.standard_normal((10, 3))
-    a, b = prepare.standardise(train, test)
-    assert a.mean(axis=0) == pytest.approx(np.zeros(3), abs=1e-13)
-    assert a.std(axis=0) == pytest.approx(np.ones(3))
-    assert b == pytest.approx((test - train.mean(axis=0)) / train.std(axis=0))
-    train[:, 1] = 0.1  # whose mean in floating point differs from 0.1
-    with pytest.raises(DataError, match="column 1"):
-        prepare.standardise(train, test)
-    a, b = prepare.standardise(train, test, constant="centre")
-    assert np.abs(a[:, 1]).max() < 1e-15
-    assert b[:, 1] == pytest.approx(test[:, 1] - 0.1)
-    train[:, 1] = np.arange(40) * 1e-200  # not constant, but its deviation is 0 in floating point
-    with pytest.raises(DataError, match="column 1"):
-        prepare.standardise(train, test)
-    with pytest.raises(DataError, match="same columns; got 3 and 2"):
-        prepare.standardise(train, test[:, :2])
-    with pytest.raises(DataError, match="'raise' or 'centre'"):
-        prepare.standardise(train, test, constant="ignore")
-
-
 def test_random_projection():
     X = RNG.standard_normal((4, 784))
     P = prepare.random_projection(X, 150, seed=7)
@@ -207,26 +186,3 @@ def test_targets():
         prepare.one_hot(np.array([0.5]), 2)
     with pytest.raises(DataError, match=r"shape \(N,\)"):
         prepare.zero_one(np.zeros((2, 1)))
-
-
-@settings(max_examples=50)
-@given(st.integers(2, 60), st.floats(0.01, 0.99), st.integers(0, 9))
-def test_train_validation_split(n, share, seed):
-    X = np.arange(n).reshape(-1, 1)
-    if round(share * n) >= n:
-        with pytest.raises(DataError, match="leaves rows to train"):
-            prepare.train_validation_split(X, X[:, 0], share, seed)
-        return
-    a, ya, b, yb = prepare.train_validation_split(X, X[:, 0], share, seed)
-    assert sorted([*a[:, 0], *b[:, 0]]) == list(range(n))
-    assert np.array_equal(a[:, 0], ya)
-    assert np.array_equal(b[:, 0], yb)
-    assert len(b) == max(1, round(share * n))
-
-
-def test_train_validation_split_refuses():
-    with pytest.raises(DataError, match="as many rows; got 3 and 2"):
-        prepare.train_validation_split(np.zeros((3, 1)), np.zeros(2))
-    for share in (0.0, 1.0, 5):
-        with pytest.raises(DataError, match="share in"):
-            prepare.train_validation_split(np.zeros((3, 1)), np.zeros(3), share)

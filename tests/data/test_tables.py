@@ -1,5 +1,6 @@
 """Every kind of bad table, and the good ones."""
 
+import csv
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.data import DataError, DataWarning, MissingData, Table, read_table, validate
 from equipoise.data.columns import ColumnOptions
+from equipoise.data.encoding import Encoding
 
 GOOD = "age,height,price\n1,2.5,10.5\n2,3.5,11.5\n3,1.5,9.25\n4,0.5,8.0\n"
 
@@ -365,6 +367,37 @@ def test_decimal_signs_are_not_mixed(table):
     with pytest.raises(DataError, match="'a' has a decimal comma in line 3 and a decimal point in line 2"):
         table("a;y\n1.234;0\n5,5;1\n2;0\n", delimiter=";")
     assert table('a,y\n"1,5",0\n"2,5",1\n"3,5",0\n').columns[0].type == "category"  # where it divides cells
+
+
+WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=5)
+ANY = st.one_of(
+    WORDS, st.floats().map(repr), st.sampled_from(["", "NA", "yes", "2020-01-31", "1e308", "é;,"])
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(ANY, ANY, st.integers(-9, 9).map(str)), min_size=2, max_size=25))
+def test_any_table_is_read_again_as_it_was(tmp_path_factory, rows):
+    """What was told of the columns reads the same file to the same bits, in whatever order they stand."""
+    path = tmp_path_factory.mktemp("any") / "any.csv"
+
+    def write(*order):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([[row[j] for j in order] for row in [("a", "b", "y"), *rows]])
+
+    write(0, 1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        try:
+            first = read_table(path, "y", kind="regression")
+        except DataError:
+            return
+    write(2, 1, 0)
+    again = read_table(path, labelled=False, options=ColumnOptions(known=first.columns))
+    assert again.X.tobytes() == first.X.tobytes()
+    made = Encoding.of(first.X, first.columns)
+    assert np.isfinite(made.transform(again.X)).all()
+    assert made.surprises(again.X) == []
 
 
 # -- tables made by the user ----------------------------------------------------------------------

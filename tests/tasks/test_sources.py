@@ -54,3 +54,24 @@ def test_rows_are_read_of_a_table_that_does_not_fit_as_a_whole(table, monkeypatc
     assert len(read(Asked(str(table[0]), test_share=0.2, rows=20, split_seed=0)).train[0]) == 20
     with pytest.raises(ValueError, match="of which 90 rows of 3 numbers are wanted, is too large"):
         read(Asked(str(table[0]), test_share=0.2, split_seed=0))
+
+
+def test_a_run_of_before_columns_were_told_apart_reads_what_it_read(tmp_path):
+    """Its columns were numbers, each of them, whether it tells something or not."""
+    (tmp_path / "t.csv").write_text("id,x,y\n" + "".join(f"{i},{i * i},{i}.5\n" for i in range(30)))
+    asked = Asked.of(str(tmp_path / "t.csv"))
+    now = read(asked)
+    assert now.provenance["features"] == ["x"]
+    assert now.encoding.dropped == {"id": "a row number"}
+    before = read(asked, features=["id", "x"])
+    assert before.encoding is None
+    assert before.train[0].shape == (24, 2)
+    assert np.array_equal(before.train[0][:, 1:], now.train[0])
+
+
+def test_weights_are_divided_as_the_rows_are(tmp_path):
+    (tmp_path / "t.csv").write_text("x,w,y\n" + "".join(f"{i * i},{i},{i}.5\n" for i in range(30)))
+    sample = read(Asked.of(str(tmp_path / "t.csv"), weight="w"))
+    assert sample.provenance["features"] == ["x"]
+    assert np.array_equal(sample.weights, sample.train[1] - 0.5)
+    assert len(sample.weights) == 24

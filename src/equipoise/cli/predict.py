@@ -48,7 +48,6 @@ def predict(
     from ..plain import plain
     from ..tasks import Stored
     from ..tasks.rows import read_rows
-    from ..tasks.scores import score
 
     if out is not None and out.suffix.lower() not in (".csv", ".npz"):
         raise Failure(
@@ -59,12 +58,7 @@ def predict(
     rows = read_rows(data, stored.run.data, encoding.columns if encoding else (), delimiter, data_dir)
     notes = encoding.surprises(rows.X, rows.places) if encoding else []
     answers = _answers(stored.fitted, rows.X, rows.target)
-    found: dict[str, float | None] = {}
-    if rows.y is not None:
-        width = 1 if rows.y.ndim == 1 else rows.y.shape[1]
-        said = np.column_stack(list(answers.values())[:width]).reshape(rows.y.shape)
-        found = score(said, rows.y, stored.fitted.preparation.classes is not None)
-    found = {name: found[name] for name in ("accuracy", "r2") if found.get(name) is not None}
+    found = {} if rows.y is None else _score(stored.fitted, answers, rows.y)
     if rows.images:
         answers = {"image file" if "image" in answers else "image": np.array(rows.images), **answers}
     columns = {name: column.tolist() for name, column in answers.items()}
@@ -103,6 +97,17 @@ def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
     names, shares = fitted.preparation.classes.tolist(), fitted.predict_proba(X)
     p = "probability" if target in {f"p({name})" for name in names} else "p"
     return {target: said, **{f"{p}({name})": shares[:, j] for j, name in enumerate(names)}}
+
+
+def _score(fitted: Fitted, answers: dict[str, Array], y: Array) -> dict[str, float]:
+    import numpy as np
+
+    from ..tasks.scores import score
+
+    width = 1 if y.ndim == 1 else y.shape[1]
+    said = np.column_stack(list(answers.values())[:width]).reshape(y.shape)
+    found = score(said, y, fitted.preparation.classes is not None)
+    return {name: value for name in ("accuracy", "r2") if (value := found.get(name)) is not None}
 
 
 def _npz(answers: dict[str, Array]) -> bytes:

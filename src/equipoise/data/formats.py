@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import math
 import struct
 import tarfile
@@ -22,11 +21,6 @@ from equipoise.data.unpickle import read_pickled_dict
 LARGEST = 2**30  # bytes a single array of these data sets may claim; the largest real one is 225 MB
 
 Paths = Mapping[str, Path]  # official file name -> where it lies
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_idx(path: Path, ndim: int) -> Array:

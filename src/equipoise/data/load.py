@@ -14,9 +14,10 @@ import numpy as np
 
 from equipoise.data.dataset import SEEDED_SPLIT, Dataset, Parts, Provenance, SourceFile, seeded_split
 from equipoise.data.errors import DataError, MissingData, optional
-from equipoise.data.formats import read_subset, sha256
+from equipoise.data.formats import read_subset
 from equipoise.data.registry import DIGITS, SOURCES, Source
 from equipoise.data.synthetic import SYNTHETIC
+from equipoise.files import sha256
 
 VARIABLE = "EQUIPOISE_DATA"
 
@@ -139,6 +140,7 @@ def _belongs_to_another(got: str) -> bool:
 
 
 def find_subset(source: Source, directory: Path) -> Path | None:
+    """The file of a declared subset, if there is one."""
     names = (f"{source.name}.npz", f"{source.name}_partial.npz")
     places = [folder / name for name in names for folder in (directory / source.name, directory)]
     return next((path for path in places if path.is_file()), None)

@@ -132,31 +132,6 @@ def unit_norm(X: Array, norm: float | Literal["sqrt_d"] = 1.0) -> Array:
     return X * (radius / np.linalg.norm(X, axis=1, keepdims=True))
 
 
-def standardise(
-    train: Array, test: Array, constant: Literal["raise", "centre"] = "raise"
-) -> tuple[Array, Array]:
-    """x ↦ (x − mean) / standard deviation, by column, both measured on the training rows only
-
-    A column constant in training has no scale: it is an error, or with constant="centre" only centred.
-    """
-    train, test = _rows(train), _rows(test)
-    if train.shape[1] != test.shape[1]:
-        raise DataError(
-            f"train and test must have the same columns; got {train.shape[1]} and {test.shape[1]}"
-        )
-    if constant not in ("raise", "centre"):
-        raise DataError(f"constant must be 'raise' or 'centre'; got {constant!r}")
-    mean, scale = train.mean(axis=0), train.std(axis=0)
-    fixed = (train == train[:1]).all(axis=0) | (scale == 0)  # a rounded deviation of 1e-17 is not a scale
-    if fixed.any() and constant == "raise":
-        columns = some([f"column {j}" for j in np.flatnonzero(fixed)], 9)
-        raise DataError(
-            f"constant in train, so without a scale: {columns}; remove, or pass constant='centre'"
-        )
-    scale = np.where(fixed, 1.0, scale)
-    return (train - mean) / scale, (test - mean) / scale
-
-
 def random_projection(X: Array, features: int = 150, seed: int = 0) -> Array:
     """x ↦ R x, R (features, pixels) with entries N(0, 1)/√features    [kawaguchi2021, App. D]
 
@@ -202,22 +177,6 @@ def one_hot(y: Array, classes: int) -> Array:
     """Row i is the unit vector of class y_i, (N, classes) float64"""
     _labels(y, range(classes))
     return np.eye(classes)[y.astype(np.intp)]
-
-
-def train_validation_split(
-    X: Array, y: Array, validation: float = 0.2, seed: int = 0
-) -> tuple[Array, Array, Array, Array]:
-    """X_train, y_train, X_validation, y_validation; the last two are a random share, at least one row"""
-    if len(X) != len(y):
-        raise DataError(f"X and y must have as many rows; got {len(X)} and {len(y)}")
-    count = max(1, round(validation * len(X)))
-    if not 0 < validation < 1 or count >= len(X):
-        raise DataError(
-            f"validation must be a share in (0, 1) that leaves rows to train; got {validation} of {len(X)}"
-        )
-    order = np.random.default_rng(seed).permutation(len(X))
-    i, j = order[count:], order[:count]
-    return X[i], y[i], X[j], y[j]
 
 
 def _rows(X: Array) -> Array:

@@ -11,9 +11,9 @@ import numpy as np
 
 from equipoise.data.dataset import Array, Provenance, SourceFile
 from equipoise.data.errors import DataError, MissingData, optional, refuse, require_memory
-from equipoise.data.formats import sha256
 from equipoise.data.images import SUFFIXES, pixels_of
 from equipoise.data.load import load
+from equipoise.files import sha256
 
 IGNORE = 255  # the mask of a pixel that is not to be judged
 

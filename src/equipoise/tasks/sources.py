@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from ..data.columns import Column, ColumnOptions
 from ..data.dataset import Array
 from ..data.delimited import require_room
 from ..data.encoding import Encoding
-from ..data.formats import sha256
+from ..data.errors import some
 from ..data.kinds import Targets
 from ..data.load import names
 from ..data.tables import TEXT
+from ..files import sha256
 from ..recipe import Kind
 from .splitting import Pair, Split
 
@@ -134,18 +135,19 @@ def resolve(source: str) -> str:
     return source
 
 
-def read(asked: Asked, check: Check | None = None) -> Sample:
+def read(asked: Asked, check: Check | None = None, features: Sequence[str] = ()) -> Sample:
     """The rows, checked; one DataError lists whatever is wrong with them. Warnings go into the provenance.
 
-    Only the rows that are asked for are held. `check` is called before they are read, with the number of rows
-    to train on and of columns, and may raise.
+    With `features` these columns of a table are read as numbers, whatever they tell. Only the rows that are
+    asked for are held. `check` is called before they are read, with the number of rows to train on and of
+    columns, and may raise.
     """
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", DataWarning)
         if is_named(asked.source):
             sample = _named(load(asked.source, asked.data_dir), asked, check)
         else:
-            sample = _table(asked, check)
+            sample = _table(asked, check, tuple(Column(name) for name in features) or None)
     notes = [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
     sample.provenance["warnings"] = notes
     return sample
@@ -183,7 +185,7 @@ def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
     )
 
 
-def _table(asked: Asked, check: Check | None) -> Sample:
+def _table(asked: Asked, check: Check | None, known: tuple[Column, ...] | None) -> Sample:
     path = Path(asked.source)
     how: dict[str, Any] = {"kind": asked.kind, "delimiter": asked.delimiter}
     parts: list[Split] = []
@@ -198,12 +200,12 @@ def _table(asked: Asked, check: Check | None) -> Sample:
             check(len(parts[0].rows), columns)
         return parts[0].wanted
 
-    table = read_table(path, asked.target, choose=choose, options=asked.options, **how)
+    table = read_table(path, asked.target, choose=choose, options=replace(asked.options, known=known), **how)
     train, test = parts[0].divide(table.X, targets(table))
     weights = None
     if table.weights is not None:
         (weights, _), _ = parts[0].divide(table.weights, table.weights)
-    encoding = _encoding(table, train[0], weights)
+    encoding = None if known else _encoding(table, train[0], weights)
     split = _split(table, asked, test is not None)
     if asked.test is not None:
         test = _test_file(table, asked.test, how)
@@ -264,15 +266,10 @@ def select(table: Table, features: tuple[str, ...]) -> Array:
     if missing := [name for name in features if name not in table.features]:
         raise DataError(
             f"{table.source}: the columns trained on must be there. "
-            f"Missing: {_some(missing)}. Its columns: {_some(table.features)}"
+            f"Missing: {some(missing, 10)}. Its columns: {some(table.features, 10)}"
         )
     at = {name: j for j, name in enumerate(table.features)}
     return table.X[:, [at[name] for name in features]]
-
-
-def _some(names: Sequence[str], most: int = 10) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
 
 
 def targets(table: Table) -> Array:

@@ -61,7 +61,8 @@ def stored_sample(run: Run, data_dir: Path | None = None) -> Sample:
     asked = Asked(**run.config["data"])
     if data_dir is not None:
         asked = replace(asked, data_dir=str(data_dir.expanduser().resolve()))
-    sample = read(asked)
+    before = "described" not in run.data  # a run of before columns were told apart had numbers alone
+    sample = read(asked, features=run.data.get("features") or () if before else ())
     if sample.provenance["sha256"] != run.data.get("sha256"):
         raise DataChanged(
             f"{sample.provenance['source']} must be as it was when {run.path} began: its content has another "
