@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -85,15 +84,19 @@ def run_chain(
         outcome = iterate(f, z, chain[0], stop, run)
     else:
         z = before.value
-        known = replace(run, ahead=False, ours=len(chain) == 1, rate=before.rate)
+        known = replace(run, ahead=False, ours=True, rate=before.rate)
         outcome = iterate(f, z, chain[0], stop, known)
         outcome.steps += before.steps
     # Where the next solver goes on near a solution, its residual may rise for long before it falls.
     patient = replace(stop, patience=max(stop.patience, stop.max_steps))
-    for previous, solver in pairwise(chain):
+    previous = chain[0]
+    for solver in chain[1:]:
         failed = torch.nonzero(outcome.status != Status.converged).flatten()
         if not len(failed):
             break
+        if not solver.applies(f):
+            chain.remove(solver)  # it has no part in the answer, and no name in it
+            continue
         f.counts.retried += len(failed)
         # Where the failed solver came near, go on from there; else start afresh.
         near = outcome.residual <= _NEAR * outcome.scale  # and so not a NaN
@@ -107,6 +110,7 @@ def run_chain(
             some = iterate(f, start, solver, patient, run)
             outcome.put(failed, some.take(failed))
         outcome.dropped |= some.dropped or len(failed) < len(z)
+        previous = solver
     return outcome
 
 

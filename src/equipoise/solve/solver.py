@@ -52,7 +52,12 @@ class Solver(ABC):
     def require(self, f: Map) -> None:  # noqa: B027  (most solvers take everything)
         """Refuse a problem that the solver cannot take, in words, before anything runs."""
 
+    def applies(self, f: Map) -> bool:
+        """Whether the solver can serve after another one has failed; a chain passes over one that cannot."""
+        return True
+
     def init(self, f: Map, z: Tensor) -> SolverState:
+        """What the solver carries into its first step."""
         return SolverState()
 
     @abstractmethod

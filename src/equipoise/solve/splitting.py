@@ -43,7 +43,13 @@ class Splitting(Solver):
             )
 
     def require(self, f: Map) -> None:
+        """A TypeError where the activation has no proximal map."""
         self.prox(parts(f))
+
+    def applies(self, f: Map) -> bool:
+        """Whether I − W is strongly monotone, so that the splitting converges. It takes an eigenvalue."""
+        affine = parts(f)
+        return self.margin is not None or affine.margin > _rounding(affine)
 
     @abstractmethod
     def alpha(self, affine: AffineMap) -> float:
@@ -57,8 +63,7 @@ class Splitting(Solver):
         """μ > 0: as given, else of W; refused where W is not strongly monotone."""
         if self.margin is not None:
             return self.margin
-        rounding = len(affine.weight) * sys.float_info.epsilon * (1 + float(affine.weight.norm()))
-        if not affine.margin > rounding:
+        if not affine.margin > _rounding(affine):
             raise self.not_monotone(f"μ = {affine.margin:.3g}")
         return affine.margin
 
@@ -79,6 +84,11 @@ class Splitting(Solver):
                 f"Anderson and Newton need none."
             )
         return affine.activation.prox
+
+
+def _rounding(affine: AffineMap) -> float:
+    """The error that the margin of W may have, in float64."""
+    return len(affine.weight) * sys.float_info.epsilon * (1 + float(affine.weight.norm()))
 
 
 def parts(f: Map) -> AffineMap:

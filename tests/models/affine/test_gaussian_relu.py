@@ -122,3 +122,21 @@ def test_a_large_norm_with_a_small_symmetric_part_is_wellposed():
         model.W[0, 0] = torch.nan
     with pytest.raises(ValueError, match="Got nan"):
         model.check_wellposed()
+
+
+def test_one_equilibrium_of_a_large_norm_is_found_and_differentiated():
+    """‖W‖ > 1 and λ_max(sym W) < 1: one equilibrium, about which plain iteration circles outwards."""
+    g = torch.Generator().manual_seed(0)
+    model = eq.GaussianReLU(5, 40, dtype=torch.float64, generator=g)
+    skew = torch.randn(40, 40, dtype=torch.float64, generator=g).triu(1)
+    with torch.no_grad():
+        W = model.W.copy_(skew - skew.T)
+        W *= 1.7 / torch.linalg.matrix_norm(model.weight(), ord=2)
+    X = torch.randn(6, 5, dtype=torch.float64, generator=g)
+    assert not model.solve(X, solver=eq.Picard()).converged.all()
+    assert model.solve(X).converged.all()
+    model(X).square().sum().backward()
+    assert model.last.adjoint.converged.all()
+    with torch.no_grad():
+        model.W += 3 * torch.eye(40)  # not monotone any more: no splitting, and no claim of one
+    assert "PeacemanRachford" not in model.solve(X).solver

@@ -22,7 +22,16 @@ from ...differentiate.affine import AffineEquation, MaskedMap, by_sample, transp
 from ...differentiate.equation import needs_gradient, under_transform
 from ...differentiate.gradient import SolvedGradient
 from ...differentiate.method import Solvers
-from ...solve import RELU, Activation, AffineMap, EquilibriumError, Picard, Solution, fixed_point
+from ...solve import (
+    RELU,
+    Activation,
+    AffineMap,
+    EquilibriumError,
+    PeacemanRachford,
+    Picard,
+    Solution,
+    fixed_point,
+)
 from ...solve.autocast import unlowered
 from ...solve.compilers import uncompiled
 from ...solve.norms import row_norms
@@ -87,8 +96,11 @@ class AffineFamily(EquilibriumModel):
         return float("inf") if q is None else 1 / (1 - q)
 
     def default_solver(self, problem: AffineMap) -> Solvers:
-        """What solves where no solver is named."""
-        return Picard()
+        """What solves where no solver is named: plain iteration, then splitting on the rows it leaves.
+
+        Where ‖W‖ > 1 but λ_max(sym W) < 1 each sample has one equilibrium that plain iteration may not find.
+        """
+        return Picard() if problem.activation.prox is None else (Picard(), PeacemanRachford())
 
     @property
     def readout_weight(self) -> Tensor:
