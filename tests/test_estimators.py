@@ -197,7 +197,7 @@ def test_a_frame_of_any_columns_is_fitted_and_answered_by_name():
     assert np.isfinite(fitted.predict(frame.assign(city="Paris", sold=pd.NaT))).all()
     with pytest.raises(ValueError, match=r"column 'size': not a number in row 0 \('big'\)"):
         fitted.predict(frame.assign(size="big"))
-    with pytest.raises(ValueError, match=r"Missing: garden"):
+    with pytest.raises(ValueError, match=r"Missing: 'garden'"):
         fitted.predict(frame.drop(columns="garden"))
     again = pickle.loads(pickle.dumps(fitted))
     assert np.array_equal(again.predict(frame), said)

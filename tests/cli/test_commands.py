@@ -105,7 +105,7 @@ def test_predict_writes_files_and_json(equipoise, trained, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("length,wide\n1,2\n", "Missing: width. Its columns: length, wide"),
+        ("length,wide\n1,2\n", "Missing: 'width'. Its columns: 'length', 'wide'"),
         ("length,width\n1,inf\n", "column 'width': infinite value in line 2"),
         ("length,width\n1,x\n", "line 2 ('x')"),
         ("length,width\n1\n", "1 cells instead of the header's 2 in line 2"),

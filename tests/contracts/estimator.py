@@ -104,7 +104,7 @@ class EstimatorContract:
         assert fitted.feature_names_in_.tolist() == frame.columns.tolist()
         assert np.array_equal(fitted.predict(frame), self.made().fit(X, y).predict(X))
         assert np.array_equal(fitted.predict(frame[frame.columns[::-1]]), fitted.predict(frame))  # by name
-        with pytest.raises(ValueError, match="Missing: c0"):
+        with pytest.raises(ValueError, match="Missing: 'c0'"):
             fitted.predict(frame.rename(columns={"c0": "d0"}))
 
     def test_weights_are_repetitions(self):

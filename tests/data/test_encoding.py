@@ -188,7 +188,7 @@ def test_a_frame_in_another_order_is_read_by_name():
     X, columns = read_frame(MIXED)
     again, _ = read_frame(MIXED[list(MIXED.columns)[::-1]].assign(more=1), columns)
     assert np.array_equal(X, again, equal_nan=True)
-    with pytest.raises(DataError, match=r"Missing: city\. Got size, sold"):
+    with pytest.raises(DataError, match=r"Missing: 'city'\. Got 'size', 'sold'"):
         read_frame(MIXED.drop(columns="city"), columns)
 
 

@@ -311,7 +311,7 @@ def test_a_file_is_read_again_by_the_columns_known(table):
         "column 'born': not a date (iso) in line 2 ('2020')",
     )
     with pytest.raises(
-        DataError, match=r"Missing: height, member, born and|Missing: height, member, born, weight"
+        DataError, match=r"Missing: 'height', 'member', 'born', 'weight'\. Its columns: 'city'"
     ):
         table("city\nOslo\n", labelled=False, options=known)
 

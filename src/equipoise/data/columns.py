@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from equipoise.data.dataset import Array
-from equipoise.data.errors import DataError, some
+from equipoise.data.errors import DataError, some, some_names
 from equipoise.data.kinds import is_missing
 
 Type = Literal["number", "boolean", "date", "category"]
@@ -237,10 +237,10 @@ def read_frame(
     each = list(frame.T) if names is not None else [frame.iloc[:, j] for j in range(frame.shape[1])]
     names = [str(name) for name in (frame.columns if names is None else names)]
     if len(set(names)) < len(names) or len(each) != len(names):
-        raise DataError(f"{len(each)} columns need names of their own. Got {', '.join(names)}.")
+        raise DataError(f"{len(each)} columns need names of their own. Got {some_names(names)}.")
     if known is not None and (missing := [c.name for c in known if c.name not in names]):
         raise DataError(
-            f"the columns trained on must be there. Missing: {', '.join(missing)}. Got {', '.join(names)}."
+            f"the columns trained on must be there. Missing: {some_names(missing)}. Got {some_names(names)}."
         )
     found, columns, problems = list[Array](), list[Column](), list[str]()
     for name in names if known is None else [column.name for column in known]:

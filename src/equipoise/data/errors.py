@@ -52,6 +52,11 @@ def some(places: Sequence[str], shown: int = 3) -> str:
     return ", ".join(places[:shown]) + more
 
 
+def some_names(names: Sequence[str]) -> str:
+    """The first ten names, each in quotes, and how many more there are."""
+    return some([repr(name) for name in names], 10)
+
+
 def optional(module: str, purpose: str) -> ModuleType:
     """Import a dependency of the `data` extra at the moment it is needed."""
     try:

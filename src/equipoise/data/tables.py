@@ -22,7 +22,7 @@ from equipoise.data.archive import read_headers, read_member
 from equipoise.data.columns import Column, ColumnCells, ColumnOptions, refused, sift, tell
 from equipoise.data.dataset import Array
 from equipoise.data.delimited import Cells, Delimited, require_room
-from equipoise.data.errors import DataError, DataWarning, MissingData, require_memory, some
+from equipoise.data.errors import DataError, DataWarning, MissingData, require_memory, some_names
 from equipoise.data.images import read_image_folder
 from equipoise.data.kinds import Kind, Targets, is_missing, read_several, read_targets, to_number
 from equipoise.data.parquet import Parquet, as_cell
@@ -180,8 +180,8 @@ def _roles(cells: Cells, asked: _Request) -> tuple[tuple[str, ...], tuple[str, .
         return targets, tuple(name for name in left if name not in targets)
     if missing := [column.name for column in options.known if column.name not in names]:
         raise DataError(
-            f"{where}: the columns trained on must be there. Missing: {some(missing, 10)}. "
-            f"Its columns: {some(names, 10)}"
+            f"{where}: the columns trained on must be there. Missing: {some_names(missing)}. "
+            f"Its columns: {some_names(names)}"
         )
     return targets, tuple(column.name for column in options.known)
 

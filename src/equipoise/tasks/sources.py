@@ -16,7 +16,7 @@ from ..data.columns import Column, ColumnOptions
 from ..data.dataset import Array
 from ..data.delimited import require_room
 from ..data.encoding import Encoding
-from ..data.errors import some
+from ..data.errors import some_names
 from ..data.kinds import Targets
 from ..data.load import names
 from ..data.tables import TEXT
@@ -266,7 +266,7 @@ def select(table: Table, features: tuple[str, ...]) -> Array:
     if missing := [name for name in features if name not in table.features]:
         raise DataError(
             f"{table.source}: the columns trained on must be there. "
-            f"Missing: {some(missing, 10)}. Its columns: {some(table.features, 10)}"
+            f"Missing: {some_names(missing)}. Its columns: {some_names(table.features)}"
         )
     at = {name: j for j, name in enumerate(table.features)}
     return table.X[:, [at[name] for name in features]]
