@@ -1,0 +1,98 @@
+"""Sets and intervals that cover a new row with a promised probability: conformal prediction.
+
+Split conformal: with the scores of n rows that training never saw, exchangeable with the new one, the
+⌈(n + 1)c⌉-th smallest as threshold covers it with probability ≥ c, on average over rows, whatever the network
+is. Jackknife+ uses every row for both, from leave-one-out predictions in closed form, and promises 2c − 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def checked_coverage(coverage: float) -> Fraction:
+    """The coverage as it is written: 0.9 is nine tenths, and not the float next to it."""
+    if not isinstance(coverage, int | float) or not 0 < coverage < 1:
+        raise ValueError(f"coverage must lie in (0, 1), such as 0.9. Got {coverage!r} instead.")
+    return Fraction(repr(float(coverage)))
+
+
+def threshold(scores: Array, coverage: float) -> float:
+    """The ⌈(n + 1)c⌉-th smallest of n scores, ∞ where there is no such one."""
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim != 1 or np.isnan(scores).any():
+        raise ValueError(f"scores must be (n,), without NaN. Got shape {scores.shape}.")
+    k = math.ceil((len(scores) + 1) * checked_coverage(coverage))
+    return math.inf if k > len(scores) else float(np.partition(scores, k - 1)[k - 1])
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """What calibration rows say: scores of classes, 1 − p of the right one, or of numbers, |y − ŷ|."""
+
+    scores: Array  # (n,), or (n, k) for k targets
+
+    @staticmethod
+    def of_classes(probabilities: Array, labels: Array) -> Conformal:
+        """From probabilities (n, C) and the places (n,) of the right classes."""
+        return Conformal(1.0 - np.asarray(probabilities)[np.arange(len(labels)), np.asarray(labels)])
+
+    @staticmethod
+    def of_numbers(predicted: Array, y: Array) -> Conformal:
+        """From predictions and targets, (n,) or (n, k)."""
+        return Conformal(np.abs(np.asarray(y, dtype=np.float64) - np.asarray(predicted, dtype=np.float64)))
+
+    def sets(self, probabilities: Array, coverage: float, change: float = 0.0) -> Array:
+        """(N, C): which classes the set of each row holds.
+
+        `change` ≥ 0 bounds how far a perturbation can move a probability: with it the sets cover the new row
+        under every such perturbation, since each of its scores is at most that much larger.
+        """
+        _not_negative(change)
+        return 1.0 - np.asarray(probabilities) <= threshold(self.scores, coverage) + change
+
+    def intervals(self, predicted: Array, coverage: float, change: float = 0.0) -> Array:
+        """(N, 2), or (N, k, 2) with the promise for each of k targets alone; `change` as for sets."""
+        _not_negative(change)
+        columns = self.scores.reshape(len(self.scores), -1).T
+        radius = np.array([threshold(column, coverage) for column in columns]) + change
+        radius = radius[0] if self.scores.ndim == 1 else radius
+        predicted = np.asarray(predicted, dtype=np.float64)
+        return np.stack([predicted - radius, predicted + radius], axis=-1)
+
+
+def jackknife_plus(Z: Array, y: Array, new: Array, *, ridge: float, coverage: float) -> Array:
+    """(N, 2): intervals of ridge regression on features Z (n, m) for rows `new` (N, m).
+
+    ŷ_{−i}(z) = z·(a − (ZᵀZ + λI)⁻¹ z_i r_i/(1 − h_i)) in closed form. The promise is 1 − 2α where coverage is
+    1 − α, and holds for a λ and for features that were chosen without these rows.
+    """
+    c = checked_coverage(coverage)
+    if not ridge > 0:
+        raise ValueError(f"ridge must be > 0, and chosen without the rows. Got {ridge} instead.")
+    Z, y, new = (np.asarray(t, dtype=np.float64) for t in (Z, y, new))
+    n = len(Z)
+    G = np.linalg.solve(Z.T @ Z + ridge * np.eye(Z.shape[1]), Z.T)  # (m, n)
+    a = G @ y
+    left_out = (y - Z @ a) / (1 - np.einsum("nm,mn->n", Z, G))  # y_i − ŷ_{−i}(x_i)
+    without = (new @ a)[:, None] - (new @ G) * left_out  # (N, n): ŷ_{−i} of the new rows
+    k = math.ceil((n + 1) * c)
+    if k > n:
+        return np.tile([-np.inf, np.inf], (len(new), 1))
+    # The ⌊α(n + 1)⌋-th smallest of the lower ends is the ⌈(1 − α)(n + 1)⌉-th largest.
+    low = -np.sort(-(without - np.abs(left_out)), axis=1)[:, k - 1]
+    high = np.sort(without + np.abs(left_out), axis=1)[:, k - 1]
+    return np.stack([low, high], axis=1)
+
+
+def _not_negative(change: float) -> None:
+    if not change >= 0:
+        raise ValueError(f"change must be ≥ 0, a bound of what a perturbation does. Got {change} instead.")
