@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.model_selection import train_test_split
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -25,6 +26,7 @@ from .data.encoding import Encoding
 from .history import History
 from .models import AffineFamily
 from .recipe import Kind, Recipe
+from .tasks.conformal import Conformal, checked_coverage
 from .tasks.fitting import Fitted, fit
 from .theory import Certificate
 
@@ -51,6 +53,8 @@ class _EquilibriumEstimator(BaseEstimator):
     fitted_: Fitted
     n_features_in_: int
     class_weight: str | dict[Any, float] | None
+    conformal_: Conformal  # the scores of the rows that calibrate, where a coverage was asked for
+    _coverage: float | None
     _columns: tuple[Column, ...]
     _names: list[str] | None  # of a data frame's columns
 
@@ -100,6 +104,24 @@ class _EquilibriumEstimator(BaseEstimator):
         encoding = Encoding.of(used, self._columns) if self._columns else None
         self.fitted_ = fit(X, y, kind, self._recipe(), sample_weight=weights, encoding=encoding)
         self.certificate_ = self.fitted_.certificate or self.fitted_.wellposed
+
+    def _held_out(
+        self, X: Array, y: Array, sample_weight: Any, coverage: float | None
+    ) -> tuple[Array, Array, Any, Array]:
+        """The rows to train on; and the places of a quarter, drawn at random, that calibrates a coverage."""
+        self._coverage = coverage
+        if coverage is None:
+            return X, y, sample_weight, np.arange(0)
+        checked_coverage(coverage)
+        rows, kept = train_test_split(np.arange(len(X)), test_size=0.25, random_state=self._recipe().seed)
+        weight = None if sample_weight is None else np.asarray(sample_weight)[rows]
+        return X[rows], y[rows], weight, kept
+
+    def _calibrated(self) -> tuple[Conformal, float]:
+        check_is_fitted(self)
+        if self._coverage is None:
+            raise ValueError("a promise of coverage needs rows kept for it: fit(X, y, coverage=0.9).")
+        return self.conformal_, self._coverage
 
     def _rows(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -163,11 +185,22 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
 {_PARAMETERS}
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on rows X (n, d) and numbers y, (n,) or (n, k)."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, coverage: float | None = None) -> Self:
+        """Train on rows X (n, d) and numbers y, (n,) or (n, k); for a coverage on three quarters of them."""
         X, y = self._checked(X, y, multi_output=True, y_numeric=True)
-        self._train(X, y, "regression", sample_weight)
+        rows, targets, weight, kept = self._held_out(X, y, sample_weight, coverage)
+        self._train(rows, targets, "regression", weight)
+        if coverage is not None:
+            self.conformal_ = Conformal.of_numbers(self.fitted_.predict(X[kept]), y[kept])
         return self
+
+    def predict_interval(self, X: Any) -> Array:
+        """(n, 2), or (n, k, 2): an interval that holds a new y with the probability asked for in `fit`.
+
+        The promise is on average over rows like those of `fit`, and for each of k targets alone.
+        """
+        conformal, coverage = self._calibrated()
+        return conformal.intervals(self.predict(X), coverage)
 
     def predict(self, X: Any) -> Array:
         """Numbers, (n,) or (n, k) as y was."""
@@ -186,8 +219,8 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
 
     classes_: Array
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on rows X (n, d) and labels y (n,)."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, coverage: float | None = None) -> Self:
+        """Train on rows X (n, d) and labels y (n,); for a coverage on three quarters of them."""
         X, y = self._checked(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -196,7 +229,10 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
             sample_weight = compute_sample_weight(self.class_weight, y) * (
                 1.0 if sample_weight is None else np.asarray(sample_weight)
             )
-        self._train(X, codes, "classification", sample_weight)
+        rows, targets, weight, kept = self._held_out(X, codes, sample_weight, coverage)
+        self._train(rows, targets, "classification", weight)
+        if coverage is not None:
+            self.conformal_ = Conformal.of_classes(self._shares(X[kept]), codes[kept])
         return self
 
     def predict(self, X: Any) -> Array:
@@ -206,7 +242,17 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
 
     def predict_proba(self, X: Any) -> Array:
         """softmax(s·ŷ), (n, classes), with s fitted to rows left out: see `Fitted.predict_proba`."""
-        rows = self._rows(X)
+        return self._shares(self._rows(X))
+
+    def predict_set(self, X: Any) -> Array:
+        """(n, classes): the classes of each row's set, which holds the right one as often as `fit` was asked.
+
+        The promise is on average over rows like those of `fit`.
+        """
+        conformal, coverage = self._calibrated()
+        return conformal.sets(self.predict_proba(X), coverage)
+
+    def _shares(self, rows: Array) -> Array:
         found = np.zeros((len(rows), len(self.classes_)))
         found[:, self._seen] = self.fitted_.predict_proba(rows)
         return found

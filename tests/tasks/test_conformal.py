@@ -4,8 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import betabinom, binom, binomtest
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import LeaveOneOut
 
+import equipoise as eq
 from equipoise.tasks.conformal import Conformal, jackknife_plus, threshold
 
 
@@ -91,15 +95,75 @@ def test_jackknife_plus_covers_at_least_as_often_as_it_promises():
     assert binom.cdf(covered, trials, 2 * 0.9 - 1) > 1e-4
 
 
+def test_estimators_keep_rows_for_the_coverage_they_are_asked_for():
+    draw = np.random.default_rng(6)
+    X = draw.normal(size=(400, 3))
+    y = X.sum(axis=1) + draw.standard_t(3, size=400)
+    model = eq.EquilibriumRegressor(width=12, steps=2, random_state=0).fit(X[:120], y[:120], coverage=0.8)
+    assert model.conformal_.scores.shape == (30,)
+    ends = model.predict_interval(X[120:])
+    covered = int(((ends[:, 0] <= y[120:]) & (y[120:] <= ends[:, 1])).sum())
+    # Given the calibration rows, coverage is Beta(25, 6): the sum over 280 rows is beta-binomial.
+    assert 1e-4 < betabinom.cdf(covered, 280, 25, 6) < 1 - 1e-4
+    label = (y > 0).astype(int)
+    classes = eq.EquilibriumClassifier(width=12, steps=2, random_state=0).fit(
+        X[:120], label[:120], coverage=0.8
+    )
+    inside = classes.predict_set(X[120:])[np.arange(280), label[120:]]
+    assert 1e-4 < betabinom.cdf(int(inside.sum()), 280, 25, 6) < 1 - 1e-4
+    with pytest.raises(ValueError, match=r"fit\(X, y, coverage=0.9\)"):
+        eq.EquilibriumRegressor(width=12, steps=2).fit(X[:40], y[:40]).predict_interval(X)
+    with pytest.raises(ValueError, match="coverage must lie"):
+        model.fit(X[:40], y[:40], coverage=90)
+
+
+class Given(BaseEstimator):
+    """What MAPIE asks of a fitted model: rows that are the predictions themselves."""
+
+    classes_ = np.arange(3)
+
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return X.argmax(axis=1) if is_classifier(self) else X[:, 0]
+
+    def predict_proba(self, X):
+        return X
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+
+class GivenClasses(ClassifierMixin, Given):
+    pass
+
+
+class GivenNumbers(RegressorMixin, Given):
+    pass
+
+
 @pytest.mark.slow
-def test_thresholds_and_sets_are_those_of_mapie():
-    conformity = pytest.importorskip("mapie.conformity_scores")
+def test_sets_and_intervals_are_those_of_mapie():
+    """Where MAPIE can be imported."""
+    classification = pytest.importorskip("mapie.classification")
+    regression = pytest.importorskip("mapie.regression")
     draw = np.random.default_rng(5)
-    for n in (9, 30, 99):
-        p = draw.dirichlet([1.0] * 3, size=n)
+    for n in (29, 50, 99):
+        p, new = draw.dirichlet([1.0] * 3, size=n), draw.dirichlet([1.0] * 3, size=40)
         labels = np.array([draw.choice(3, p=row) for row in p])
-        scores = conformity.LACConformityScore().get_conformity_scores(labels, p, y_enc=labels)[:, 0]
-        ours = Conformal.of_classes(p, labels)
-        assert np.allclose(scores, ours.scores)
-        theirs = np.sort(scores)[math.ceil((n + 1) * 0.9) - 1] if math.ceil((n + 1) * 0.9) <= n else np.inf
-        assert np.isclose(threshold(ours.scores, 0.9), theirs)
+        how = {"confidence_level": 0.9, "prefit": True}
+        theirs = classification.SplitConformalClassifier(GivenClasses(), conformity_score="lac", **how)
+        sets = theirs.conformalize(p, labels).predict_set(new)[1][:, :, 0]
+        assert np.array_equal(sets, Conformal.of_classes(p, labels).sets(new, 0.9))
+        x, y = draw.normal(size=(n, 1)), draw.normal(size=n)
+        ends = regression.SplitConformalRegressor(GivenNumbers(), **how).conformalize(x, y)
+        assert np.allclose(
+            ends.predict_interval(x)[1][:, :, 0], Conformal.of_numbers(x[:, 0], y).intervals(x[:, 0], 0.9)
+        )
+    Z, y, new = draw.normal(size=(30, 3)), draw.normal(size=30), draw.normal(size=(6, 3))
+    each = regression.CrossConformalRegressor(
+        Ridge(alpha=0.7, fit_intercept=False), confidence_level=0.9, cv=LeaveOneOut(), method="plus"
+    )
+    ends = each.fit_conformalize(Z, y).predict_interval(new)[1][:, :, 0]
+    assert np.allclose(ends, jackknife_plus(Z, y, new, ridge=0.7, coverage=0.9))
