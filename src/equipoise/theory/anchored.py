@@ -33,7 +33,8 @@ CHECKED = (
 )
 TIGHT = 1e-9  # tolerance of the solves where a small gap is measured
 _SMALL = 4096  # rows, of which a small gap costs next to nothing
-_SMALL_START, _START, _END = (TIGHT, 1e-6), (1e-6, 1e-3), 1e-5  # of equilibria, and of the gap in shares of F
+_CARE = 5e-3  # over the number of rows: the tolerance of the solves at a start of many
+_START, _END = 1e-3, 1e-6  # of F: the gaps that are solved for at such a start, and else
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Anchored:
             return Certificate(claims=(), obstacle=obstacle, **frame)
         if not reads.unique:
             return Certificate(claims=tuple(claims.items), **frame)
-        found = Anchor.of(reads, Rows(X, y, terms, outputs_of(reads)))
+        found = Anchor.of(reads, Rows(X, y, terms, outputs_of(reads)), self.gap)
         allowed = found.lower + Interval(self.gap) * found.zero.lo
         claims.need(
             "(A1)",
@@ -163,11 +164,18 @@ class Anchor:
     work: int = field(default=0)
 
     @staticmethod
-    def of(reads: ReadFeatures, rows: Rows) -> Anchor:
-        """Solve for the readout of the present features, and enclose F there."""
+    def of(reads: ReadFeatures, rows: Rows, gap: float = 0.0) -> Anchor:
+        """Solve for the readout of the present features, and enclose F there.
+
+        Of many rows, to a gap that is this share of F(h, 0), with as little care as that takes: what the
+        errors of the features add to the gap grows with the square of their number.
+        """
         objective = Objective(reads, rows)
-        rtol, tolerance = _SMALL_START if len(rows) <= _SMALL else _START
-        return Anchor.on(HeldFeatures(objective, rtol), tolerance=tolerance)
+        if len(rows) > _SMALL:
+            found = Anchor.on(HeldFeatures(objective, max(TIGHT, _CARE / len(rows))), tolerance=_START)
+            if found.gap <= gap * found.zero.lo:
+                return found
+        return Anchor.on(HeldFeatures(objective, TIGHT))
 
     @staticmethod
     def on(held: HeldFeatures, start: Tensor | None = None, tolerance: float = _END) -> Anchor:

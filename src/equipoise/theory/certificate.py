@@ -19,6 +19,7 @@ from ..files import write_atomically
 from ..linalg import Interval
 from ..models.saving import Saved
 from .claim import Claim, ends_from_json, ends_to_json
+from .streams import Input, Stream, parts
 
 Verdict = Literal["proved", "hypotheses_fail", "inconclusive"]
 Kind = Literal["flow", "descent", "anchored", "static"]
@@ -293,7 +294,7 @@ def _from_json(value: Any) -> Any:
     return value
 
 
-def fingerprint(model: nn.Module, X: Tensor | None = None, y: Tensor | None = None) -> dict[str, str]:
+def fingerprint(model: nn.Module, X: Input | None = None, y: Tensor | None = None) -> dict[str, str]:
     """SHA-256 of the weights and of the data: a certificate is about these and no others.
 
     The weights are the family, its exact settings (γ, μ, relu'(0), …) and every parameter; of a feature map,
@@ -311,14 +312,15 @@ def fingerprint(model: nn.Module, X: Tensor | None = None, y: Tensor | None = No
         with torch.no_grad():
             named["features"] = feature_map(X)
     for name, tensor in named.items():
-        if isinstance(tensor, Tensor):
+        if isinstance(tensor, Tensor | Stream):
             digest = hashlib.sha256()
             _update(digest, name, tensor)
             prints[name] = digest.hexdigest()
     return prints
 
 
-def _update(digest: Any, name: str, tensor: Tensor) -> None:
-    value = tensor.detach().cpu().contiguous()
-    digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-    digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+def _update(digest: Any, name: str, tensor: Input) -> None:
+    digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    for part in parts(tensor) if isinstance(tensor, Stream) else (tensor,):
+        value = part.detach().cpu().contiguous()
+        digest.update(value.reshape(-1).view(torch.uint8).numpy())

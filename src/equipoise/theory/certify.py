@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .anchored import Anchored
@@ -14,6 +14,7 @@ from .certificate import Certificate
 from .instance import Instance
 from .register import facts
 from .safeguarded import Safeguarded
+from .streams import as_data
 from .two_timescale import TwoTimescale
 from .verification import sealed
 from .wellposed import WellPosed
@@ -78,8 +79,8 @@ def constants_of(certificate: Certificate) -> dict[str, Any]:
 
 def certify(
     model: nn.Module,
-    X: Tensor,
-    y: Tensor | None = None,
+    X: Any,
+    y: Any = None,
     theorem: str | Theorem = "wellposed",
     *,
     tier: str = "float64",
@@ -89,7 +90,8 @@ def certify(
 
     Args:
         model: one of the affine families; for "wellposed" OptEq, ConvOptEq, ConvMonotone and their kin too.
-        X, y: the data the theorem speaks of, (N, d) and like the network's output.
+        X, y: the data the theorem speaks of, (N, d) and like the network's output. For "anchored" X may be an
+            array that is mapped from a file, or a Dataset of pairs (x, y) alone: it is read in blocks.
         theorem: its name, such as "gao2022.descent", or an object such as `theory.gao2022.Descent(C=…)`.
         tier: "float64", which trusts conventional float64 products; or "rigorous", which trusts none and
             forms them in ball arithmetic (the extra `rigorous`; slow beyond a few hundred rows).
@@ -108,6 +110,8 @@ def certify(
     if tier == "rigorous" and not isinstance(theorem, _IN_BALLS):
         known = ", ".join(t.name for t in _IN_BALLS)
         raise ValueError(f"the tier 'rigorous' is known for {known}. Got {theorem.name} instead.")
+    if isinstance(theorem, Anchored):
+        X, y = as_data(X, y)
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
     if isinstance(theorem, Anchored):  # of every family whose facts say what its readout reads

@@ -20,6 +20,7 @@ from ..linalg import Interval
 from ..models.altered import altered
 from .certificate import NUMBERS, Certificate, Seal, digest_of, fingerprint
 from .claim import Claim
+from .streams import Input
 
 _AGREES = 1e-6  # relative: other machines round otherwise
 _SOLVED = (
@@ -43,7 +44,7 @@ def intact(certificate: Certificate) -> bool:
     return isinstance(seal, Seal) and seal.digest == digest_of(certificate.to_dict())
 
 
-def relied_on(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor) -> Certificate:
+def relied_on(certificate: Certificate, model: nn.Module, X: Input, y: Tensor) -> Certificate:
     """A proved certificate of this model and these data, certified again unless `certify` just returned it.
 
     A ValueError says what keeps a run from relying on it.
@@ -58,7 +59,7 @@ def relied_on(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor) 
     return certificate if intact(certificate) else verified(certificate, model, X, y)
 
 
-def verified(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor | None) -> Certificate:
+def verified(certificate: Certificate, model: nn.Module, X: Input, y: Tensor | None) -> Certificate:
     """What `certify` returns now with the same theorem, constants and tier, if it says the same."""
     again = certified_again(certificate, model, X, y)
     if again.verdict != certificate.verdict:
@@ -71,7 +72,7 @@ def verified(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor | 
     return sealed(replace(again, options=certificate.options))
 
 
-def certified_again(certificate: Certificate, model: nn.Module, X: Tensor, y: Tensor | None) -> Certificate:
+def certified_again(certificate: Certificate, model: nn.Module, X: Input, y: Tensor | None) -> Certificate:
     """What `certify` returns now of the same weights and data with the same theorem, constants and tier."""
     from .certify import certify, constants_of
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 REFUSALS = 4  # in a row, that end a run
 _LOOSE, _FIRST = 1e-4, 1e-5  # tolerances of the solves at a checkpoint: the loosest, and that of the first
 _SHARE = 0.3  # of the work of the epochs between two checkpoints that a checkpoint may cost
+_BESIDES = 6.0  # evaluations of a row that injections, gradients and steps of an epoch are worth
 _WIDE = 1.3  # what an evaluation in float64 costs beside one of training
 _SAMPLE = 4096  # rows of which ‖∇_h F‖ is estimated
 
@@ -87,10 +88,8 @@ class Anchoring:
 
     def begin(self) -> None:
         """Give the model the best readout of its untrained features."""
-        known = self.certificate._witness
-        found: Anchor = (
-            known if isinstance(known, Anchor) else Anchor.of(facts(self.model).reads(), self.rows)
-        )
+        known, reads = self.certificate._witness, facts(self.model).reads()
+        found: Anchor = known if isinstance(known, Anchor) else Anchor.of(reads, self.rows, self.theorem.gap)
         self._objective().readout.store(found.a)
         self._keep(found)
 
@@ -139,7 +138,7 @@ class Anchoring:
 
     def _decided(self, objective: Objective, limit: float) -> EnclosedLoss:
         """F of the candidate, from solves that are tightened while their error decides."""
-        state, a, starts = self.state, objective.readout.stored(), self.run.equilibria()
+        state, a, starts = self.state, objective.readout.stored(), self._starts()
         while True:
             (found,) = objective.enclosed(objective.blocks(state.rtol, starts), [a])
             margin, width = limit - found.F.hi, found.F.hi - found.F.lo
@@ -153,7 +152,7 @@ class Anchoring:
 
     def _accept_held(self, objective: Objective, limit: float, rtol: float) -> bool:
         """The same with the best readout of the candidate's features, where that is better than its own."""
-        held = HeldFeatures(objective, rtol, self.run.equilibria())
+        held = HeldFeatures(objective, rtol, self._starts())
         a = objective.readout.stored().cpu()
         (own,) = objective.enclosed(held.blocks(), [a])
         best = Anchor.on(held, start=a) if self.run.trainer.refit and math.isfinite(own.F.hi) else None
@@ -177,8 +176,8 @@ class Anchoring:
         state.F, state.data = [found.F.lo, found.F.hi], [found.data.lo, found.data.hi]
         state.refusals, state.fresh = 0, True
         if self.run.trainer.check_every is None:
-            epochs = max(self.run.epoch_work, 1.0)
-            state.spacing = max(1, math.ceil(_WIDE * work / (_SHARE * epochs)))
+            epoch = self.run.sums.get("work", 0.0) + _BESIDES * len(self.rows)
+            state.spacing = max(1, math.ceil(_WIDE * work / (_SHARE * epoch)))
         else:
             state.spacing = self.run.trainer.check_every
 
@@ -281,6 +280,11 @@ class Anchoring:
             "stationarity": state.stationarity,
             "checkpoints": state.checkpoints,
         }
+
+    def _starts(self) -> Tensor | None:
+        """Where a solve of all rows may begin, if every sample has been met in training."""
+        warm = None if self.run.warm is None else self.run.warm.states.get("network")
+        return warm.parts[0] if warm is not None and warm.single and bool(warm.seen.all()) else None
 
     def _objective(self) -> Objective:
         """F at the present weights."""

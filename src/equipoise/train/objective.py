@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import Loss, SmoothedHinge, as_loss
+from ..theory.streams import Input
 from .safeguarded import accuracy
 
 IGNORED = 255  # the label of a pixel that counts for nothing
@@ -149,7 +150,7 @@ def scores(objective: Objective, yhat: Tensor, y: Tensor) -> dict[str, float]:
     return found
 
 
-def weights_of(sample_weight: Tensor | None, X: Tensor) -> Tensor:
+def weights_of(sample_weight: Tensor | None, X: Input) -> Tensor:
     """(N,), with a mean of 1."""
     if sample_weight is None:
         return torch.ones(len(X), dtype=X.dtype if X.is_floating_point() else torch.float64)

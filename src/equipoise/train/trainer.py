@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..history import History
 from ..solve import Stop
 from ..theory.certificate import Certificate, digest_of
+from ..theory.streams import Input, Stream, as_data, as_input, parts
 from .checkpoint import Checkpoints
 from .distributed import begin_together
 from .objective import as_objective, scores
@@ -126,8 +127,8 @@ class Trainer:
 
     def fit(
         self,
-        X: Tensor,
-        y: Tensor,
+        X: Any,
+        y: Any = None,
         validation: Data | None = None,
         *,
         sample_weight: Tensor | None = None,
@@ -138,6 +139,9 @@ class Trainer:
         progress: Callable[[int, float], None] | None = None,
     ) -> History:
         """Train, and tell what was measured; `loss[0]` is the start, `loss[k]` the mean over epoch k.
+
+        X may be an array of numpy that is mapped from a file, or a Dataset of pairs (x, y), without y. Rows
+        are then read as they are needed, and no equilibria of theirs are kept to start from.
 
         Args:
             validation: (X, y), measured after every epoch: `test_loss`, `test_accuracy`, `test_r2`.
@@ -156,6 +160,7 @@ class Trainer:
         for name, value, least in (("every", every, 1), ("measure", 0 if measure is None else measure, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
+        X, y = as_data(X, y)
         run = self._begin(X, y, validation, sample_weight, measure)
         saved = None if checkpoints is None else latest(checkpoints, run)
         was_training = self.model.training
@@ -179,7 +184,7 @@ class Trainer:
         return run.history()
 
     def _begin(
-        self, X: Tensor, y: Tensor, validation: Data | None, sample_weight: Tensor | None, measure: int | None
+        self, X: Input, y: Tensor, validation: Data | None, sample_weight: Tensor | None, measure: int | None
     ) -> TrainingRun:
         """The run, once every process has made the same one."""
         from .. import __version__
@@ -198,21 +203,22 @@ class Trainer:
         return run
 
     @torch.no_grad()
-    def predict(self, X: Tensor) -> Tensor:
+    def predict(self, X: Any) -> Tensor:
         """ŷ of every row, in eval mode, batch by batch."""
         was_training = self.model.training
         self.model.eval()
         size = 1024 if self.batch_size is None else max(self.batch_size, 1024)
-        device = self.device
+        rows = as_input(X)
+        rows = rows.contiguous() if isinstance(rows, Tensor) else rows
         try:
-            return torch.cat(
-                [self.model(part.to(device)).detach().to(X.device) for part in X.contiguous().split(size)]
-            )
+            found = [(self.model(part.to(self.device)).detach(), part.device) for part in parts(rows, size)]
+            return torch.cat([yhat.to(device) for yhat, device in found])
         finally:
             self.model.train(was_training)
 
-    def evaluate(self, X: Tensor, y: Tensor) -> dict[str, float]:
+    def evaluate(self, X: Any, y: Any = None) -> dict[str, float]:
         """The mean loss, and the accuracy of classes or the R² of numbers."""
+        X, y = as_data(X, y)
         self.check(X, y)
         objective, yhat = as_objective(self.loss, self.model, y), self.predict(X)
         with torch.no_grad():
@@ -225,16 +231,18 @@ class Trainer:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def check(self, X: Tensor, y: Tensor) -> None:
+    def check(self, X: Input, y: Tensor) -> None:
         """A ValueError unless X and y are a row a sample each, finite, and not empty."""
         for name, T in (("X", X), ("y", y)):
-            if not isinstance(T, Tensor) or T.ndim < 1:
+            if not isinstance(T, Tensor | Stream) or T.ndim < 1:
                 raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(T).__name__} instead.")
-            bad = torch.nonzero(
-                ~torch.isfinite(T).flatten(1).all(dim=1) if T.ndim > 1 else ~torch.isfinite(T)
-            )
-            if len(bad):
-                raise ValueError(f"{name} must be finite. Got NaN or infinity in row {int(bad[0, 0])}.")
+            before = 0
+            for part in parts(T) if isinstance(T, Stream) else (T,):
+                bad = torch.nonzero(~torch.isfinite(part).reshape(len(part), -1).all(dim=1))
+                if len(bad):
+                    row = before + int(bad[0, 0])
+                    raise ValueError(f"{name} must be finite. Got NaN or infinity in row {row}.")
+                before += len(part)
         if len(X) == 0 or len(X) != len(y):
             raise ValueError(f"X and y must have as many rows, and at least one. Got {len(X)} and {len(y)}.")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..history import History
 from ..solve import EquilibriumError
+from ..theory.streams import Input
 from .anchoring import Anchoring, penalties
 from .checkpoint import Checkpoints
 from .distributed import any_rank_failed, sum_over_ranks
@@ -39,16 +40,17 @@ class TrainingRun:
     def __init__(
         self,
         trainer: Trainer,
-        X: Tensor,
+        X: Input,
         y: Tensor,
         validation: tuple[Tensor, Tensor] | None,
         sample_weight: Tensor | None,
         measure: int | None,
     ) -> None:
         self.trainer, self.model = trainer, trainer.model
-        self.X, self.y = X.contiguous(), y.contiguous()  # on whose layout the last bits may depend
+        # On the layout of a tensor the last bits may depend.
+        self.X, self.y = X.contiguous() if isinstance(X, Tensor) else X, y.contiguous()
         self.validation = None if validation is None else (validation[0].contiguous(), validation[1])
-        self.measure = measure
+        self.measure = measure if isinstance(X, Tensor) else 0
         self.anchoring: Anchoring | None = None
         if trainer.certificate is not None:
             self.anchoring = Anchoring(self, trainer.certificate, y)
@@ -63,8 +65,9 @@ class TrainingRun:
         parallel = dist.is_available() and dist.is_initialized()
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
         extrapolated = trainer.warm_start == "extrapolate"
-        self.starts = WarmStarts(self.model, len(X), extrapolated, bool(trainer.warm_start), trainer.stop)
-        self.warm = self.starts if trainer.warm_start else None
+        warm = bool(trainer.warm_start) and isinstance(X, Tensor)
+        self.starts = WarmStarts(self.model, len(X), extrapolated, warm, trainer.stop)
+        self.warm = self.starts if warm else None
         self.layers = [layer for _, layer in startable(self.model)]
         self.epoch = self.position = self.step = 0  # epochs done, batches done of the next, steps in all
         self.penalties = penalties(self)
@@ -105,16 +108,6 @@ class TrainingRun:
     def at_last_epoch(self) -> bool:
         """Whether no epoch follows the one that has ended."""
         return self.epoch >= self.trainer.epochs
-
-    @property
-    def epoch_work(self) -> float:
-        """Evaluations of rows in the epoch that has ended, with about what its products cost besides."""
-        return self.sums.get("work", 0.0) + 6.0 * len(self.X)
-
-    def equilibria(self) -> Tensor | None:
-        """Where a solve of all rows may begin, if every sample has been met."""
-        warm = None if self.warm is None or len(self.warm.states) != 1 else self.warm.states.get("network")
-        return warm.parts[0] if warm is not None and warm.single and bool(warm.seen.all()) else None
 
     def epoch_of_steps(self, progress: Progress | None, checkpoints: Checkpoints | None) -> None:
         """The rest of the epoch, and what follows from it."""
@@ -234,8 +227,9 @@ class TrainingRun:
 
     def differentiate(self, mine: Tensor, count: int) -> float:
         """Add the gradient of Σ w ℓ/count over these samples to that of the parameters; returns the loss."""
-        device, at = self.trainer.device, mine.to(self.X.device)
-        x, y = self.X[at].to(device), self.y[mine.to(self.y.device)].to(device)
+        device, X = self.trainer.device, self.X
+        x = X[mine.to(X.device) if isinstance(X, Tensor) else mine].to(device)
+        y = self.y[mine.to(self.y.device)].to(device)
         with self.starts.using(mine):
             yhat = self.model(x)
         each = self.weight[mine].to(yhat) * self.objective.each(yhat, y)
@@ -292,7 +286,7 @@ class TrainingRun:
     @torch.no_grad()
     def _measure(self, k: int) -> None:
         model: Any = self.model
-        Z = model.equilibrium(self.X.to(self.trainer.device)).detach()
+        Z = model.equilibrium(self.X[:].to(self.trainer.device)).detach()
         self.Z0 = Z if self.Z0 is None else self.Z0
         if (q := model.contraction()) is not None:
             self.maps["contraction"][k] = float(q)
