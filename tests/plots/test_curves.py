@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.plots import against_promise, bands, curves
-from equipoise.plots.curves import mean_and_sd, points
+from equipoise.plots.curves import Line, Panel, mean_and_sd, panels, points
 from equipoise.plots.style import DARK, LIGHT
 
 
@@ -91,3 +91,33 @@ def test_colours_and_dashes_go_together():
     drawn = list(lines(figure).values())
     assert len({line.get_color() for line in drawn[:4]}) == 4
     assert len({str(line._dash_pattern) for line in drawn[:4]}) == 4
+
+
+def test_a_panel_keeps_colours_apart_and_names_what_is_to_be_named():
+    runs = np.array([[1.0, 2.0], [3.0, 4.0]])
+    shown = {
+        "a": [1.0, 2.0],
+        "left out": None,
+        "band": ([5, 6], runs),
+        "_b": Line([2.0, 1.0], at=7, dash="-"),
+    }
+    left = Panel(shown, "step", "loss", "title", rules={"": 1.0, "rule": 2.0}, above=True)
+    figure = panels([[left, Panel({"c": [1.0, 2.0]})], [Panel({}), Panel({"d": [0.0]}, log_y=True)]])
+    ax = figure.axes[0]
+    drawn = {line.get_label(): line for line in ax.get_lines()}
+    colours = {name: drawn[name].get_color() for name in ("a", "band", "_b")}
+    assert colours == {"a": LIGHT.colour(0), "band": LIGHT.colour(2), "_b": LIGHT.colour(7)}
+    assert drawn["band"].get_xdata().tolist() == [5, 6]
+    assert drawn["band"].get_ydata().tolist() == [2, 3]
+    assert len(ax.collections) == 1
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "band", "rule"]
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("step", "loss", "title")
+    assert [len(a.texts) for a in figure.axes] == [0, 0, 1, 1]  # those on which nothing can be drawn say so
+
+
+def test_one_legend_serves_all_panels():
+    row = [Panel({"a": [1.0, 2.0], "b": [2.0, 1.0]}), Panel({"a": [1.0, 2.0], "c": [2.0, 1.0]})]
+    figure = panels([row], one_legend=True)
+    assert all(ax.get_legend() is None for ax in figure.axes)
+    (box,) = figure.legends
+    assert [text.get_text() for text in box.get_texts()] == ["a", "b", "c"]

@@ -15,9 +15,14 @@ TIGHT = Stop(rtol=1e-13)  # of equilibria that stand for exact ones
 Model = TypeVar("Model", bound=nn.Module)
 
 
+def seeded(seed: int) -> torch.Generator:
+    """A generator of its own, at the start of that seed."""
+    return torch.Generator().manual_seed(seed)
+
+
 def draw(seed: int, *shape: int) -> Tensor:
     """Standard normal, float64."""
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=torch.float64, generator=seeded(seed))
 
 
 def eye(n: int) -> Tensor:

@@ -11,7 +11,7 @@ from ...kernels import tangent_kernel
 from ...models import ScaledReLU
 from ...theory import certify
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
-from ..framework.small import TIGHT, descend, draw, eye, filled, follow, norm, sigma_min, vec
+from ..framework.small import TIGHT, descend, draw, eye, filled, follow, norm, seeded, sigma_min, vec
 
 
 def _model(W: Tensor, A: Tensor, b: Tensor, gamma: float) -> ScaledReLU:
@@ -173,8 +173,7 @@ def bound_on_Pi(seed: int = 0, *, scale: float = 1.0) -> Outcome:
 
 def _certified(seed: int, theorem: str) -> tuple[ScaledReLU, Tensor, Tensor, float, float]:
     """A start of §5.1 that meets the conditions, y along the weakest direction of Z, α₀ and the step."""
-    generator = torch.Generator().manual_seed(seed)
-    model = ScaledReLU(4, 24, init="section5.1", beta=3e3, dtype=torch.float64, generator=generator)
+    model = ScaledReLU(4, 24, init="section5.1", beta=3e3, dtype=torch.float64, generator=seeded(seed))
     X = draw(seed, 3, 4)
     left, values, _ = torch.linalg.svd(model.equilibrium(X, stop=TIGHT).detach(), full_matrices=False)
     y = left[:, -1].clone()

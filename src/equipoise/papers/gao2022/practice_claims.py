@@ -9,7 +9,7 @@ import torch
 from ...models import ScaledReLU
 from ...theory import certify
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
-from ..framework.small import TIGHT, descend, draw, norm, sigma_min
+from ..framework.small import TIGHT, descend, draw, norm, seeded, sigma_min
 
 
 @register("gao2022.section5.1", "§5.1, (24)-(26)", seventeen=2.0, eighteen=2.0, nineteen=1.0)
@@ -23,8 +23,7 @@ def section_5_1(
     """
     X, margins, gammas = draw(seed, 3, 4), [], []
     for beta in (1e5, 1e6):
-        generator = torch.Generator().manual_seed(seed)
-        model = ScaledReLU(4, 24, init="section5.1", beta=beta, dtype=torch.float64, generator=generator)
+        model = ScaledReLU(4, 24, init="section5.1", beta=beta, dtype=torch.float64, generator=seeded(seed))
         certificate = certify(model, X, draw(seed + 1, 3), theorem="gao2022.descent", C=(1.0, 1.0, 1.0))
         margins.append({c.name: c.margin for c in certificate.claims})
         gammas.append(0.5 * (norm(model.A) + 1))  # γ₀ for a γ of ½ that stays
@@ -49,8 +48,7 @@ def table_1(seed: int = 0, *, offset: float = 1.0, tolerance: float = 1e-2) -> O
     """iterations = ⌈ln(100‖Φ‖_F)/ln(1/γ)⌉ + 1 at the start A = I, for the stop ‖Z^{l+1} − Z^l‖_F ≤ 10⁻²."""
     found = []
     for gamma in (0.1, 0.3, 0.5, 0.8):
-        generator = torch.Generator().manual_seed(seed)
-        model = ScaledReLU(6, 20, gamma, dtype=torch.float64, generator=generator)
+        model = ScaledReLU(6, 20, gamma, dtype=torch.float64, generator=seeded(seed))
         X = draw(seed + 1, 40, 6)
         f, Z, count = model.affine_map(X), torch.zeros(40, 20, dtype=torch.float64), 0
         change = math.inf
@@ -70,8 +68,7 @@ def stability(seed: int = 0, *, number: float = 2.0) -> Outcome:
 
     There Z = Φ/(1−γ) and H = ZZᵀ, so that r ← (I − ηZZᵀ) r: any larger η lets the loss rise at once.
     """
-    generator = torch.Generator().manual_seed(seed)
-    model = ScaledReLU(4, 9, 0.5, dtype=torch.float64, generator=generator)
+    model = ScaledReLU(4, 9, 0.5, dtype=torch.float64, generator=seeded(seed))
     X = draw(seed + 1, 5, 4)
     Phi = model.injection(X).detach()
     y = torch.linalg.svd(Phi).U[:, 0]
@@ -112,8 +109,7 @@ def conditions(
     The start of the experiments is A = I, b = 0 and W ~ N(0, 1/m). The margins, worked out here with C = 1,
     are those of the certificate.
     """
-    generator = torch.Generator().manual_seed(seed)
-    model = ScaledReLU(40, 30, 0.1, dtype=torch.float64, generator=generator)
+    model = ScaledReLU(40, 30, 0.1, dtype=torch.float64, generator=seeded(seed))
     X = torch.nn.functional.normalize(draw(seed + 1, 30, 40))
     y = draw(seed + 2, 30).sign()
     alpha, x, r = sigma_min(model.equilibrium(X, stop=TIGHT)), X.norm().item(), y.norm().item()

@@ -16,7 +16,7 @@ from ...solve import EquilibriumError, Stop
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress
 from ..framework.images import TwoClasses, room, two_classes, two_classes_in_words
-from ..framework.small import moments, norm
+from ..framework.small import moments, norm, seeded
 
 DATA = ("mnist", "fashion_mnist", "cifar10", "svhn")
 GAMMAS = (0.1, 0.3, 0.5, 0.8)
@@ -75,7 +75,7 @@ def _descend(
     split: TwoClasses, progress: Progress, *, width: int, gamma: float, step: float, seed: int, epochs: int
 ) -> Measured:
     X, y = split.X, split.y
-    model = ScaledReLU(X.shape[1], width, gamma, generator=torch.Generator().manual_seed(seed))
+    model = ScaledReLU(X.shape[1], width, gamma, generator=seeded(seed))
     measured_at = moments(epochs, MOMENTS)
     found: dict[str, list[float]] = {name: [] for name in ("at", "test_loss", "norm", "batch", "sample")}
 

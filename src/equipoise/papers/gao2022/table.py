@@ -15,6 +15,7 @@ from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import TwoClasses, room, two_classes, two_classes_in_words
 from ..framework.page import Page, number
 from ..framework.seeds import apart, in_columns, shown
+from ..framework.small import seeded
 from ..framework.verdicts import BELOW, LEVEL, Judgement, below, impossible, judged
 from .runs import CALM, GAMMAS, STEP, grid, iterations, predicted
 
@@ -35,7 +36,7 @@ def _at_the_start(context: Context, name: str) -> Measured:
         X = two_classes(dataset, per_class, 0).X
         rows = {}
         for i, gamma in enumerate(GAMMAS):
-            model = ScaledReLU(X.shape[1], width, gamma, generator=torch.Generator().manual_seed(0))
+            model = ScaledReLU(X.shape[1], width, gamma, generator=seeded(0))
             batch, sample = iterations(model, X)
             rows[f"{gamma:g}"] = {"batch": batch, "sample": sample, "predicted": predicted(model, X)}
             progress((i + 1) / len(GAMMAS))
@@ -265,8 +266,7 @@ def _starts(context: Context, name: str) -> Measured:
 
 def _certified(split: TwoClasses, width: int, beta: float, gamma: float) -> Measured:
     """The sides of Theorem 4.4 at the start βW, βI, 0."""
-    generator = torch.Generator().manual_seed(0)
-    model = ScaledReLU(split.X.shape[1], width, gamma, dtype=torch.float64, generator=generator)
+    model = ScaledReLU(split.X.shape[1], width, gamma, dtype=torch.float64, generator=seeded(0))
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(beta)

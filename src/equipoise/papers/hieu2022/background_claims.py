@@ -12,7 +12,7 @@ from ...models import Monotone
 from ...models.repeated import Repeat
 from ...models.zoo import ReLUNetwork, weight_tied
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
-from ..framework.small import TIGHT, descend, draw, eye, norm
+from ..framework.small import TIGHT, descend, draw, eye, norm, seeded
 
 
 def _symmetric_least(M: Tensor) -> float:
@@ -121,8 +121,7 @@ def path_length(seed: int = 0, *, number: float = 2.0) -> Outcome:
 @register("hieu2022.theorem2.6.4", "Theorem 2.6.4", number=2.1)
 def theorem_2_6_4(seed: int = 0, *, number: float = 2.0) -> Outcome:
     """λ_min(K) ≥ μ gives ‖∇L‖² ≥ 2μL, twice the μ-PL* of the theorem; attained in the weakest direction."""
-    generator = torch.Generator().manual_seed(seed)
-    model, X = Monotone(3, 4, dtype=torch.float64, generator=generator), draw(seed + 1, 3, 3)
+    model, X = Monotone(3, 4, dtype=torch.float64, generator=seeded(seed)), draw(seed + 1, 3, 3)
     values, vectors = torch.linalg.eigh(tangent_kernel(model, X).total)
     prediction, found = model(X, stop=TIGHT).detach(), []
     for target in (draw(seed + 2, 3), prediction - vectors[:, 0]):
@@ -135,8 +134,7 @@ def theorem_2_6_4(seed: int = 0, *, number: float = 2.0) -> Outcome:
 @register("hieu2022.proposition3", "Proposition 3", number=2.2)
 def proposition_3(seed: int = 0, *, number: float = 2.0) -> Outcome:
     """‖I − α(I − W)‖ ≤ √(1 − 2αμ + α²ℓ²), attained by a rotation and stretching I − W."""
-    generator = torch.Generator().manual_seed(seed)
-    free = eye(4) - Monotone(2, 4, 0.5, dtype=torch.float64, generator=generator).weight().detach()
+    free = eye(4) - Monotone(2, 4, 0.5, dtype=torch.float64, generator=seeded(seed)).weight().detach()
     found = []
     for M, mu in ((_rotation(0.5, 1.5), 0.5), (free, 0.5)):
         l = norm(M)
@@ -168,8 +166,7 @@ def peaceman_rachford(seed: int = 0, *, reflection: float = 2.0) -> Outcome:
     cycle = [0.0]
     for _ in range(8):
         cycle.append(max(0.0, -3.5 * cycle[-1] + 1))
-    generator = torch.Generator().manual_seed(seed)
-    model = Monotone(2, 4, 0.5, dtype=torch.float64, generator=generator)
+    model = Monotone(2, 4, 0.5, dtype=torch.float64, generator=seeded(seed))
     X = draw(seed + 1, 3, 2)
     problems = [(W, b, b / 4.5)]
     problems.append(
@@ -191,8 +188,7 @@ def peaceman_rachford(seed: int = 0, *, reflection: float = 2.0) -> Outcome:
 @register("hieu2022.theoremB.0.1", "Theorem B.0.1", offset=-1.0)
 def theorem_b_0_1(seed: int = 0, *, offset: float = 0.0) -> Outcome:
     """z̃ ← relu(W_z z̃ + W_x x + b̃), repeated as often as the network is deep, is that network."""
-    generator = torch.Generator().manual_seed(seed)
-    network = ReLUNetwork(3, 5, 2, depth=4, dtype=torch.float64, generator=generator)
+    network = ReLUNetwork(3, 5, 2, depth=4, dtype=torch.float64, generator=seeded(seed))
     x = draw(seed, 4, 3)
     tied = weight_tied(network)
     state = Repeat(tied.cell, int(tied.depth + offset), (tied.width,))(x)

@@ -13,7 +13,7 @@ from ...models import Monotone
 from ...theory import certify
 from ...theory.hieu2022 import certified_start
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
-from ..framework.small import TIGHT, descend, draw, eye, filled, follow, norm, sigma_min, vec
+from ..framework.small import TIGHT, descend, draw, eye, filled, follow, norm, seeded, sigma_min, vec
 
 
 def _build(A: Tensor, B: Tensor, U: Tensor, u: Tensor, margin: float) -> Monotone:
@@ -22,9 +22,8 @@ def _build(A: Tensor, B: Tensor, U: Tensor, u: Tensor, margin: float) -> Monoton
 
 
 def _random(seed: int, N: int = 3, d: int = 3, n: int = 4) -> tuple[Monotone, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
     return (
-        Monotone(d, n, 0.5, dtype=torch.float64, generator=generator),
+        Monotone(d, n, 0.5, dtype=torch.float64, generator=seeded(seed)),
         draw(seed + 1, N, d),
         draw(seed + 2, N),
     )

@@ -28,6 +28,7 @@ from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
 from ..framework.page import Page
 from ..framework.seeds import gain, mean_error
+from ..framework.small import seeded
 from ..framework.verdicts import BELOW, FALLING, Judgement, below, falling, judged, standard_error
 from .slices import LEVEL, Slice, draw_slices
 from .training import FAR, RATES, SEARCH, build, fit
@@ -58,7 +59,7 @@ def sizes(context: Context) -> dict[str, Any]:
 def directions(model: nn.Module, seed: int) -> list[dict[str, torch.Tensor]]:
     """Two random directions of the weights; biases and what else is a vector stays."""
     vectors = [n for n, p in model.named_parameters() if p.ndim < 2]
-    return random_directions(model, 2, torch.Generator().manual_seed(seed), ignore=vectors)
+    return random_directions(model, 2, seeded(seed), ignore=vectors)
 
 
 def half(progress: Progress, epochs: int) -> Callable[[int], None]:

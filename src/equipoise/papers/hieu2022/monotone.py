@@ -26,7 +26,7 @@ from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import room, two_classes, two_classes_in_words
 from ..framework.page import Page, number
-from ..framework.small import moments
+from ..framework.small import moments, seeded
 from ..framework.verdicts import Judgement, judged
 
 MOMENTS = 31
@@ -36,8 +36,7 @@ LINEAR = 0.5  # least share of λ_min(K) that is a linear rate
 
 
 def _tracked(X: Tensor, y: Tensor, width: int, steps: int, seed: int, progress: Progress) -> Measured:
-    generator = torch.Generator().manual_seed(seed)
-    model = Monotone(X.shape[1], width, margin=0.5, dtype=torch.float64, generator=generator)
+    model = Monotone(X.shape[1], width, margin=0.5, dtype=torch.float64, generator=seeded(seed))
     first = tangent_kernel(model, X).total
     step = SHARE / torch.linalg.eigvalsh(first)[-1].item()
     linear = linearised(first, (model(X) - y).detach(), step, steps)
@@ -89,7 +88,7 @@ def _gradient_squared(model: Monotone, X: Tensor, y: Tensor) -> float:
 def _certified(X: Tensor, y: Tensor, width: int, seed: int) -> Measured:
     """From the start that satisfies the (repaired) conditions: the promise, kept or not, and how far a run
     of larger steps, which reaches small losses, is from that of the kernel at the start."""
-    model = Monotone(X.shape[1], width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    model = Monotone(X.shape[1], width, dtype=torch.float64, generator=seeded(seed))
     radii = certified_start(model, X, y, "descent")
     proof = certify(model, X, y, theorem="hieu2022.descent", radii=radii)
     if not proof.proved:

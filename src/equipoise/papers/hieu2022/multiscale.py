@@ -20,6 +20,7 @@ from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
 from ..framework.page import Page
 from ..framework.seeds import gain, mean_error
+from ..framework.small import seeded
 from ..framework.verdicts import Judgement, impossible, judged
 from .landscape import dataset, directions, half, sizes, slice_loss
 from .slices import LEVEL, Slice, draw_slices
@@ -42,7 +43,7 @@ def build(X: torch.Tensor, channels: tuple[int, ...], seed: int) -> MultiscaleDE
         extractor=(2,) if X.shape[2] > 16 else (1,),
         stop=STOP,
         on_failure="accept",
-        generator=torch.Generator().manual_seed(seed),
+        generator=seeded(seed),
     )
 
 

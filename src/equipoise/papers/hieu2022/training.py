@@ -13,6 +13,7 @@ from ...differentiate import jacobian_penalty
 from ...models.images import ImageModel
 from ...models.zoo import ResidualConv
 from ...solve import Anderson, Broyden, Stop
+from ..framework.small import seeded
 from ..framework.training import take_step
 
 BATCH = 100
@@ -33,7 +34,7 @@ def build(X: Tensor, channels: int, seed: int, **options: Any) -> ResidualConv:
         groups=4,
         extractor=(2,) if X.shape[2] > 16 else (1,),
         on_failure="accept",
-        generator=torch.Generator().manual_seed(seed),
+        generator=seeded(seed),
         **{"stop": STOP, **options},
     )
 
@@ -56,7 +57,7 @@ def fit(
     optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     steps = epochs * -(-len(X) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
-    shuffle, signs = (torch.Generator().manual_seed(seed) for _ in range(2))
+    shuffle, signs = (seeded(seed) for _ in range(2))
     losses: list[float] = []
     after(0)
     for epoch in range(1, epochs + 1):

@@ -18,7 +18,7 @@ from ...theory.trust_region import resolvent_limit, trust_region
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page, number
-from ..framework.small import filled, norm
+from ..framework.small import filled, norm, seeded
 from ..framework.verdicts import Judgement, judged
 from .theory import M, delm, gaussian, least, record
 
@@ -158,7 +158,7 @@ def fig3(context: Context) -> Measured:
 
     def compute(progress: Progress) -> Measured:
         X, _ = gaussian(n)
-        y = (torch.rand(n, 1, generator=torch.Generator().manual_seed(1)) < 0.5).double()
+        y = (torch.rand(n, 1, generator=seeded(1)) < 0.5).double()
         loss = Logistic(tau=TAU)
         found = _bounded(delm(0, outputs=1), X, y, loss, _newton(X, y, loss), inputs)
         return {**found, "without_tau": Logistic(tau=0.0).pl_constant(X)}
@@ -232,7 +232,7 @@ def theorem2(context: Context) -> Measured:
 
     def compute(progress: Progress) -> Measured:
         X, _ = gaussian(n)
-        w = torch.randn(M, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        w = torch.randn(M, 1, dtype=torch.float64, generator=seeded(2))
         rows = []
         for loss, y in ((Square(), X @ w), (Logistic(tau=0.01), (X @ w > 0).double())):
             model, every = delm(0, outputs=1), max(1, steps // 10)
@@ -251,7 +251,7 @@ def _moment(model: LinearEquilibrium, X: Tensor, y: Tensor, loss: Loss) -> Measu
     moved = filled(delm(0, outputs=1), A=model.A - h * gradients[0], B=model.B - h * gradients[1])
     with torch.no_grad():
         speed = (moved.predictor() - model.predictor())[0] / h
-        v = torch.randn(200, M, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        v = torch.randn(200, M, dtype=torch.float64, generator=seeded(0))
         v *= region.radius / ((v @ region.G) * v).sum(dim=1, keepdim=True).sqrt()
         best = region.model(region.V)
         beaten = int((region.model(v) < best - 1e-12 * best.abs()).sum())

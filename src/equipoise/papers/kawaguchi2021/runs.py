@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...data import Dataset, prepare
 from ..framework.experiments import Context, Measured, Progress
+from ..framework.small import seeded
 
 RATES = (0.01, 0.005, 0.001, 0.0005, 0.0001, 0.00005)
 GAMMA, FEATURES, BATCH, MOMENTUM = 0.8, 150, 64, 0.8
@@ -99,7 +100,7 @@ def train(
     """Every trial (one of `data` each) at every rate. Losses are (trials, rates, moments), null if lost."""
     X, y, X_test, y_test = (torch.stack(part) for part in zip(*data, strict=True))  # (T, N, m), (T, N), …
     trials, N, m = X.shape
-    starts = [kind.start(m, torch.Generator().manual_seed(t)) for t in range(trials)]
+    starts = [kind.start(m, seeded(t)) for t in range(trials)]
     parameters = [
         torch.stack(p).repeat_interleave(len(rates), dim=0).requires_grad_()
         for p in zip(*starts, strict=True)
@@ -108,7 +109,7 @@ def train(
     step = torch.tensor(rates, dtype=torch.float64).repeat(trials)  # (R,)
     running = torch.arange(len(step))  # which runs these are: one that is lost leaves at the next measurement
     alive = torch.ones(len(step), dtype=torch.bool)
-    shuffle = torch.Generator().manual_seed(0)
+    shuffle = seeded(0)
     at = sorted(set(np.linspace(0, epochs, min(moments, epochs + 1)).round().astype(int).tolist()))
     found: dict[str, list[Any]] = {"train": [], "test": []}
 

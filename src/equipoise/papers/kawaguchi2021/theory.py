@@ -17,7 +17,7 @@ from ...plots.style import DASHES, power
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page
-from ..framework.small import eye, filled
+from ..framework.small import eye, filled, seeded
 from ..framework.verdicts import Judgement, judged
 
 GAMMA, M = 0.8, 10
@@ -51,7 +51,7 @@ def least(X: Tensor, y: Tensor) -> float:
 
 def delm(seed: int | None, outputs: int = M, gamma: float = GAMMA) -> LinearEquilibrium:
     """A start drawn with a seed, or the identity A = B = I."""
-    generator = torch.Generator().manual_seed(seed or 0)
+    generator = seeded(seed or 0)
     model = LinearEquilibrium(M, outputs, gamma, dtype=torch.float64, generator=generator)
     if seed is None:
         filled(model, A=eye(M), B=eye(M))

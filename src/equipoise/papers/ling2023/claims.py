@@ -11,7 +11,7 @@ from ...kernels import tangent_kernel
 from ...models import GaussianReLU
 from ...theory import certify
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, refuted, register
-from ..framework.small import TIGHT, descend, draw, eye, filled, norm, sigma_min, vec
+from ..framework.small import TIGHT, descend, draw, eye, filled, norm, seeded, sigma_min, vec
 
 
 def _build(W: Tensor, U: Tensor, a: Tensor) -> GaussianReLU:
@@ -176,8 +176,7 @@ def theorem_1(seed: int = 0, *, rate: float = 0.5, share: float = 0.5, pl: float
 
     A feasible instance: two orthogonal rows, a(0) = 0, small targets along the weakest direction of Z(0).
     """
-    generator = torch.Generator().manual_seed(seed)
-    model = GaussianReLU(10, 60, 0.001, start="zero_readout", dtype=torch.float64, generator=generator)
+    model = GaussianReLU(10, 60, 0.001, start="zero_readout", dtype=torch.float64, generator=seeded(seed))
     X = eye(10)[:2] * 10**0.5
     left, values, _ = torch.linalg.svd(model.equilibrium(X, stop=TIGHT).detach(), full_matrices=False)
     y, lambda0 = 1e-3 * left[:, -1], values[-1].item() ** 2
@@ -230,8 +229,7 @@ def condition_1(seed: int = 0, *, number: float = 2.0) -> Outcome:
     right = equal(critical, (1 - w) / number, "largest ‖a‖", rtol=1e-6)
     worst = 0.0
     for m in (50, 200):
-        generator = torch.Generator().manual_seed(seed)
-        model = GaussianReLU(10, m, 0.001, dtype=torch.float64, generator=generator)
+        model = GaussianReLU(10, m, 0.001, dtype=torch.float64, generator=seeded(seed))
         X = eye(10)[:2] * 10**0.5
         lambda0 = sigma_min(model.equilibrium(X)) ** 2
         for delta in (1e-4, 1e-2, 0.1, 0.5):

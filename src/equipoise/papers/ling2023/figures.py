@@ -20,7 +20,7 @@ from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import room, two_classes, two_classes_in_words
 from ..framework.page import Page, number
 from ..framework.seeds import compared, even, spread
-from ..framework.small import moments, norm
+from ..framework.small import moments, norm, seeded
 from ..framework.verdicts import FALLING, Judgement, falling, judged
 
 S2 = 0.08  # σ_w²
@@ -66,7 +66,7 @@ def stable_step(context: Context, name: str, width: int) -> float:
 
     def compute(progress: Progress) -> Measured:
         X, _ = instance(context, name, 0, size["n"], size["d"])
-        model = GaussianReLU(X.shape[1], width, S2, generator=torch.Generator().manual_seed(0))
+        model = GaussianReLU(X.shape[1], width, S2, generator=seeded(0))
         return {"step": 1 / tangent_kernel(model, X).lambda_max}
 
     return context.unit("ling2023.step", f"{name}-m{width}", inputs, compute)["step"]
@@ -85,7 +85,7 @@ def curve(context: Context, name: str, *, width: int, step: float, seed: int) ->
 def _descend(
     X: Tensor, y: Tensor, progress: Progress, *, width: int, step: float, seed: int, steps: int
 ) -> Measured:
-    model = GaussianReLU(X.shape[1], width, S2, generator=torch.Generator().manual_seed(seed))
+    model = GaussianReLU(X.shape[1], width, S2, generator=seeded(seed))
     measured_at = moments(steps, MOMENTS)
     found: dict[str, list[float]] = {"at": [], "norm": [], "lambda": [], "moved": []}
     first: list[Tensor] = []

@@ -17,6 +17,7 @@ from ...theory import certify
 from ...train import gradient_descent
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page, number
+from ..framework.small import seeded
 from ..framework.verdicts import Judgement, judged
 from .figures import S2
 
@@ -38,7 +39,7 @@ def _study(context: Context) -> Measured:
 
     def compute(progress: Progress) -> Measured:
         X = torch.from_numpy(synthetic.sphere(n, d, 0)[0])
-        generator = torch.Generator().manual_seed(0)
+        generator = seeded(0)
         study = width_convergence(X, S2, widths, draws, generator, layers=LAYERS)
         return {**asdict(study), "slope": study.slope, "decay": study.decay, "theorem_2": study.theorem_2}
 
@@ -255,8 +256,7 @@ def _certified(seed: int, n: int, d: int, m: int, steps: int | None = None) -> M
     if steps is not None:
         start, s2, delta = "zero_readout", FEASIBLE["sigma_w2"], FEASIBLE["delta"]
         y = FEASIBLE["size"] * torch.sign(y)
-    generator = torch.Generator().manual_seed(seed)
-    model = GaussianReLU(d, m, s2, start=start, dtype=torch.float64, generator=generator)
+    model = GaussianReLU(d, m, s2, start=start, dtype=torch.float64, generator=seeded(seed))
     proof = certify(model, X, y, theorem="ling2023", delta=delta)
     violations = 0
     if steps and proof.proved:

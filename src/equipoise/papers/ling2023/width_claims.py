@@ -13,7 +13,7 @@ from ...kernels import population_gram, population_lambda_min
 from ...kernels.population import dual_relu
 from ...models import GaussianReLU
 from ..framework.claims import Outcome, all_of, at_least, at_most, beside, corrected, equal, register
-from ..framework.small import draw, eye, sigma_min
+from ..framework.small import draw, eye, seeded, sigma_min
 
 S2 = 0.08  # σ_w²
 
@@ -36,8 +36,7 @@ def _definition(X: Tensor, depth: int) -> list[Tensor]:
 
 def _layers(seed: int, m: int, X: Tensor, depth: int, s2: float = S2) -> list[Tensor]:
     """Z^(0), …, Z^(depth), (n, m)."""
-    generator = torch.Generator().manual_seed(seed)
-    model = GaussianReLU(X.shape[1], m, s2, dtype=torch.float64, generator=generator)
+    model = GaussianReLU(X.shape[1], m, s2, dtype=torch.float64, generator=seeded(seed))
     f = model.affine_map(X)
     Z = [torch.zeros(len(X), m, dtype=torch.float64)]
     for _ in range(depth):
@@ -48,7 +47,7 @@ def _layers(seed: int, m: int, X: Tensor, depth: int, s2: float = S2) -> list[Te
 @register("ling2023.eq11", "(11)", half=0.55)
 def equation_11(seed: int = 0, *, half: float = 0.5) -> Outcome:
     """E[relu(u) relu(v)] = ½Q(x) for unit normals of correlation x,  Q(x) = (√(1−x²) + (π − arccos x)x)/π."""
-    x = torch.rand(1, generator=torch.Generator().manual_seed(seed)).double().item() * 2 - 1
+    x = torch.rand(1, generator=seeded(seed)).double().item() * 2 - 1
     angle = math.acos(x)
     product = lambda t: math.cos(t) * math.cos(t - angle)
     expected = quad(product, angle - math.pi / 2, math.pi / 2)[0] / math.pi  # in polar coordinates, E r² = 2
@@ -193,8 +192,7 @@ def lemma_4(seed: int = 0, *, extra: float = 0.0, variance: float = 2.0) -> Outc
     """
     m, l, X = 400, 3, _rows(seed, n=2)
     d = X.shape[1]
-    generator = torch.Generator().manual_seed(seed)
-    model = GaussianReLU(d, m, S2, dtype=torch.float64, generator=generator)
+    model = GaussianReLU(d, m, S2, dtype=torch.float64, generator=seeded(seed))
     W, U = model.W.detach(), model.U.detach()
     Z = _layers(seed, m, X, l + 1)
     V = torch.linalg.qr(torch.cat(Z[1:l]).T).Q  # (m, 2(l−1))

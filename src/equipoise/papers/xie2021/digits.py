@@ -22,6 +22,7 @@ from ...solve import SAM, decorrelation, half_squared_norm, inverse_norm
 from ..framework.experiments import Context, Measured, register
 from ..framework.page import Page, number
 from ..framework.seeds import mean_error
+from ..framework.small import seeded
 from ..framework.verdicts import (
     ALL_BELOW,
     BELOW,
@@ -96,7 +97,7 @@ def build(alpha: float, how: dict[str, Any], seed: int) -> DeepOptEq:
         outputs=10,
         gradient=STEPS,
         on_failure="accept",  # z^K is the state whatever its residual, which is reported
-        generator=torch.Generator().manual_seed(seed),
+        generator=seeded(seed),
         **how,
     )
 
@@ -117,7 +118,7 @@ def _digits(most: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _train(alpha: float, how: dict[str, Any], seed: int, scale: str) -> Measured:
     X, y, X_test, y_test = _digits(640 if scale == "tiny" else None)
     epochs = EPOCHS[scale]
-    model, order = build(alpha, how, seed), torch.Generator().manual_seed(1000 + seed)
+    model, order = build(alpha, how, seed), seeded(1000 + seed)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=3e-4)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [epochs // 2 + 1, 3 * epochs // 4 + 1], 0.5)
     for _ in range(epochs):

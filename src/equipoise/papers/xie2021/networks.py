@@ -22,6 +22,7 @@ from ...models.zoo import NeuralODE, ResidualConv, cnn_of_size
 from ...solve import SAM, Stop
 from ..framework.experiments import Progress
 from ..framework.images import augmented
+from ..framework.small import seeded
 from ..framework.training import take_step
 
 ALPHAS = (0.1, 0.8, 1.0)
@@ -39,7 +40,7 @@ BATCH = 100
 
 def build(words: str, inputs: tuple[int, ...], size: dict[str, Any], seed: int) -> nn.Module:
     """The network of that name; all have about the parameters of the OptEq."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     features, extractor = size["features"], {"extractor": size["extractor"]}
     solved = {"stop": STOP, "on_failure": "accept", "reach": 3, "features": features, **extractor}
     opteq = lambda **how: ConvOptEq(
@@ -97,7 +98,7 @@ def fit(
     progress: Progress = lambda share: None,
 ) -> list[float]:
     """Mean losses of the epochs; the layers of an OptEq are projected."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     groups = parameter_groups(model, how.rate, how.share)
     optimiser = torch.optim.Adam(groups)
     steps, rates = how.epochs * (len(x) // BATCH), [g["lr"] for g in groups]

@@ -14,6 +14,7 @@ from ...solve import SAM, Picard, Stop, fixed_point
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page, number
 from ..framework.small import draw as normal
+from ..framework.small import seeded
 from ..framework.verdicts import Judgement, judged
 
 # -- the optimisation view -----------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def objective(context: Context) -> Measured:
     context.drawn("synthetic-normal", f"10 samples x ~ N(0, I) in R^{size}, seed 0")
 
     def compute(progress: Progress) -> Measured:
-        X, own = normal(0, 10, size), lambda: torch.Generator().manual_seed(0)
+        X, own = normal(0, 10, size), lambda: seeded(0)
         one = OptEq(size, size, size + 2, dtype=torch.float64, generator=own())
         two = DeepOptEq(size, size, [size + 2, size], 0.5, dtype=torch.float64, generator=own())
         return {"one layer": _descent(one, X, steps), "two layers, α = .5": _descent(two, X, steps)}
@@ -125,7 +126,7 @@ def theorem3(context: Context) -> Measured:
         X, off = normal(1, 8, size), []
         stop = Stop(rtol=1e-12, max_steps=100_000, patience=10_000)
         for alpha in alphas:
-            hidden, own = [size, size + 1, size], torch.Generator().manual_seed(0)
+            hidden, own = [size, size + 1, size], seeded(0)
             deep = DeepOptEq(size, size, hidden, alpha, dtype=torch.float64, generator=own)
             limit = deep.wide().equilibrium(X, stop=stop)
             off.append(((deep.equilibrium(X, stop=stop) - limit).norm() / limit.norm()).item())

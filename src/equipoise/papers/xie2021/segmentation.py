@@ -35,6 +35,7 @@ from ...solve import Stop
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page
 from ..framework.seeds import gain, mean_error
+from ..framework.small import seeded
 from ..framework.training import take_step
 from ..framework.verdicts import BELOW, Judgement, below, judged, standard_error
 from .networks import parameter_groups
@@ -59,7 +60,7 @@ def tensors(dataset: SegmentationSet) -> tuple[Tensor, Tensor]:
 
 def build(words: str, inputs: tuple[int, ...], classes: int, size: dict[str, Any], seed: int) -> nn.Module:
     """The OptEq, or the FCN with its extractor, its head and as many parameters."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     how = {key: size[key] for key in ("features", "extractor", "reach", "limit")}
     how |= {"stop": STOP, "on_failure": "accept", "generator": generator}
     model = opteq_segmenter(inputs, size["state"], size["hidden"], classes, **how)
@@ -81,7 +82,7 @@ def fit(
 
     `share`: of the rate, for the W_l of an OptEq.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     model.train()
     optimiser = torch.optim.Adam(parameter_groups(model, rate, share))
     schedule = poly(optimiser, steps)
