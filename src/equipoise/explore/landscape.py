@@ -151,10 +151,11 @@ def _constants(model: nn.Module) -> dict[str, Any]:
     for name, part in model.named_modules():
         at = f"{name}." if name else ""
         found[f"{at}class"] = type(part).__name__
-        if isinstance(part, Saved) and type(part).config is not Saved.config:
-            found |= {f"{at}{key}": value for key, value in part.config().items()}
-        else:
-            found[f"{at}constants"] = part.extra_repr()
+        try:
+            own = part.config() if isinstance(part, Saved) else {"constants": part.extra_repr()}
+        except NotImplementedError:  # a family of someone's own that cannot be saved
+            own = {"constants": part.extra_repr()}
+        found |= {f"{at}{key}": value for key, value in own.items()}
     return found
 
 
