@@ -22,7 +22,15 @@ if TYPE_CHECKING:  # what a type checker sees; a name is imported when it is fir
         theory,
         train,
     )
-    from .differentiate import GMRES, Implicit, Phantom, Unrolled, jacobian_penalty, spectral_radius_penalty
+    from .differentiate import (
+        GMRES,
+        Implicit,
+        Phantom,
+        Reversible,
+        Unrolled,
+        jacobian_penalty,
+        spectral_radius_penalty,
+    )
     from .estimators import EquilibriumClassifier, EquilibriumRegressor
     from .history import History
     from .kernels import (
@@ -123,6 +131,7 @@ __all__ = [
     "Picard",
     "Projection",
     "ResidualConv",
+    "Reversible",
     "ScaledReLU",
     "SharedDropout",
     "Solution",

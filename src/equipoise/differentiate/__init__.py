@@ -8,6 +8,7 @@ from .linear import GMRES
 from .method import Method
 from .phantom import Phantom
 from .regularise import jacobian_penalty, spectral_radius_penalty
+from .reversible import Reversible
 from .unrolled import Unrolled
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Method",
     "Phantom",
     "Record",
+    "Reversible",
     "StructuredAdjoint",
     "Unrolled",
     "jacobian_penalty",

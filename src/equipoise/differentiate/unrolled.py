@@ -40,15 +40,7 @@ class Unrolled(Gradient):
     ) -> Tensor:
         z, solution = _recorded(self.solver, self.steps, equation, start, tensors)
         record.forward = solution
-        try:
-            kept = equation.method.on_failure.judge(solution, f"{self.steps} unrolled steps")
-        except EquilibriumError as error:
-            raise EquilibriumError(
-                f"{error}\nThe steps are those of Unrolled({self.steps}): take more of them, or z_K as it "
-                f"is, with on_failure='accept'.",
-                solution,
-            ) from None
-        return z if kept is None else _without_failures(self, equation, start, tensors, record, z, kept)
+        return judged_steps(self, equation, start, tensors, record, z)
 
 
 @dataclass(frozen=True)
@@ -71,6 +63,24 @@ class UnrolledSAM(Gradient):
         judged = replace(solution, status=torch.where(lost, solution.status, int(Status.converged)))
         kept = equation.method.on_failure.judge(judged, f"{self.steps} steps of SAM")
         return z if kept is None else _without_failures(self, equation, start, tensors, record, z, kept)
+
+
+def judged_steps(
+    how: Gradient, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record, z: Tensor
+) -> Tensor:
+    """z_K after a given number of steps, judged by the failure policy of the layer."""
+    solution = record.forward
+    assert solution is not None
+    name, steps = type(how).__name__, solution.stop.max_steps
+    try:
+        kept = equation.method.on_failure.judge(solution, f"{steps} {name.lower()} steps")
+    except EquilibriumError as error:
+        raise EquilibriumError(
+            f"{error}\nThe steps are those of {name}({steps}): take more of them, or z_K as it is, with "
+            f"on_failure='accept'.",
+            solution,
+        ) from None
+    return z if kept is None else _without_failures(how, equation, start, tensors, record, z, kept)
 
 
 def _recorded(

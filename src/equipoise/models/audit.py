@@ -29,6 +29,7 @@ from ..differentiate.gradient import Gradient
 from ..differentiate.implicit import Implicit
 from ..differentiate.method import Method
 from ..differentiate.phantom import Phantom
+from ..differentiate.reversible import Reversible
 from ..differentiate.unrolled import Unrolled
 from ..solve import EquilibriumError, Stop
 from ..solve.solution import State
@@ -133,8 +134,8 @@ def audit(
             copied and left as it was, with its gradients and its mode; so is the global random state.
         x, args, shared: as in `layer(x, *args, shared=shared)`; those of a floating dtype are audited too.
         start: where to look for the equilibrium, as in `layer(x, start=start)`.
-        modes: gradients to compare with the layer's own. By default Implicit(), a long Unrolled, and Phantom
-            with 1 and 5 steps.
+        modes: gradients to compare with the layer's own. By default Implicit(), a long Unrolled and a
+            long Reversible, and Phantom with 1 and 5 steps.
         samples: coordinates compared in each tensor, drawn at random; all of a smaller one.
         seed: of the coordinates, of c, and of any mask the layer draws.
 
@@ -164,7 +165,7 @@ def audit(
         differences = _Differences.of(phi, value, at, noise)
         for name, mode in chosen.items():
             measured = differences.compare(gradients[name][i].cpu().flatten()[at])
-            exact = mode is None or not isinstance(mode, Phantom | Unrolled)
+            exact = mode is None or not isinstance(mode, Phantom | Unrolled | Reversible)
             rows.append(AuditRow(name, tensor, tuple(value.shape), *measured, held=exact))
     now = trial.parameters()
     lost = tuple(name for name, p in held.items() if now.get(name) is not p)
@@ -289,7 +290,9 @@ class _Trial:
         if modes is not None and not self.layers:
             raise ValueError(f"{type(self.module).__name__} has one gradient only: modes= must be left out.")
         if modes is None:
-            modes = (Implicit(), Unrolled(_LONG), Phantom(1), Phantom(5)) if self.layers else ()
+            modes = (
+                (Implicit(), Unrolled(_LONG), Reversible(80), Phantom(1), Phantom(5)) if self.layers else ()
+            )
         own = dict.fromkeys(_name(mode) for mode in self.own)
         chosen: dict[str, Gradient | None] = {" and ".join(own) or "its own": None}
         for mode in modes:
@@ -328,7 +331,7 @@ class _Trial:
         for part, gradient in zip(self.layers, chosen, strict=True):
             part.gradient = gradient
         with torch.enable_grad():
-            phi = c @ self.output(afresh=any(isinstance(g, Unrolled) for g in chosen))
+            phi = c @ self.output(afresh=any(isinstance(g, Unrolled | Reversible) for g in chosen))
         found = torch.autograd.grad(phi, tensors, materialize_grads=True)
         for part in self.layers:
             part.gradient = Implicit()

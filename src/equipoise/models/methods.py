@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..differentiate import Gradient, Implicit, Method, Phantom, Unrolled
+from ..differentiate import Gradient, Implicit, Method, Phantom, Reversible, Unrolled
 from ..differentiate.equation import needs_gradient, under_transform
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.method import Solvers
@@ -35,6 +35,8 @@ def _as_gradient(gradient: Gradient | Mapping[str, Any] | str | int | None) -> G
     if isinstance(gradient, int) and not isinstance(gradient, bool):
         return Unrolled(gradient)
     if isinstance(gradient, Mapping):
+        if "reversible" in gradient:
+            return Reversible(gradient["reversible"])
         damping = gradient["damping"]
         if "phantom" in gradient:
             return Phantom(gradient["phantom"], damping)
@@ -79,6 +81,8 @@ def method_config(method: Method) -> dict[str, Any]:
     if isinstance(gradient, Unrolled) and type(gradient.solver) is Picard:
         damping = gradient.solver.damping
         kept["gradient"] = gradient.steps if damping == 1 else {"steps": gradient.steps, "damping": damping}
+    elif isinstance(gradient, Reversible):
+        kept["gradient"] = {"reversible": gradient.steps}
     elif isinstance(gradient, Phantom):
         kept["gradient"] = {"phantom": gradient.steps, "damping": gradient.damping}
     elif gradient is not None and not isinstance(gradient, SolvedGradient):
@@ -115,7 +119,7 @@ def returned(method: Method) -> str:
 def trained_by(how: Gradient, solver: Solvers | None, named: bool, tensors: Iterable[Any]) -> Gradient:
     """`how` itself, or SAM unrolled where `solver` is one; `named`: the call has a solver of its own."""
     if not selects(solver):
-        if named and isinstance(how, Unrolled):
+        if named and isinstance(how, Unrolled | Reversible):
             raise ValueError(
                 f"{how} takes steps of its own solver, which Unrolled(K, Picard(damping=…)) names. Got "
                 f"solver={solver!r} as well: leave it out, or use gradient=Implicit()."
