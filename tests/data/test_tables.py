@@ -308,7 +308,7 @@ def test_a_file_is_read_again_by_the_columns_known(table):
         table("city,weight,born,height,member\nOslo,3,2020,tall,no\n", labelled=False, options=known)
     assert error.value.problems == (
         "column 'height': not a number in line 2 ('tall')",
-        "column 'born': not a date (iso) in line 2 ('2020')",
+        "column 'born': not a date such as 2020-01-31 in line 2 ('2020')",
     )
     with pytest.raises(
         DataError, match=r"Missing: 'height', 'member', 'born', 'weight'\. Its columns: 'city'"

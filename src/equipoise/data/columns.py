@@ -259,7 +259,8 @@ def refused(column: Column, strange: dict[int, str], places: Sequence[str]) -> l
     """A message for the cells that a column cannot hold, if there are any."""
     if not strange:
         return []
-    wanted = {"number": "a number", "boolean": "true or false", "date": f"a date ({column.form})"}
+    example = datetime(2020, 1, 31).strftime("%Y-%m-%d" if column.form == "iso" else column.form)
+    wanted = {"number": "a number", "boolean": "true or false", "date": f"a date such as {example}"}
     where = some([f"{places[i]} ({cell!r})" for i, cell in sorted(strange.items())])
     return [f"column {column.name!r}: not {wanted[column.type]} in {where}"]
 
