@@ -66,9 +66,7 @@ class Encoding:
 
     rows: int
     treated: tuple[Treated, ...]
-    dropped: Mapping[str, str] = field(
-        default_factory=dict
-    )  # columns of the table that are not used, and why
+    dropped: Mapping[str, str] = field(default_factory=dict)  # columns that are not used, and why
 
     @classmethod
     def of(cls, X: Array, columns: Sequence[Column], dropped: Mapping[str, str] | None = None) -> Encoding:
