@@ -10,6 +10,7 @@ No Jacobian is formed. More outputs have a w each, and a block K_V = δ_pq ZZᵀ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ from ..solve import Stop
 from .tiles import Tile
 
 
-def has_formula(model: object) -> bool:
+def has_formula(model: Any) -> bool:
     """Whether the blocks above are the model's: W as it is, no property appended, an exact gradient."""
-    if type(model) is not OptEq:
+    if not getattr(model, "kernel_formula", False):
         return False
     return model.bound is None and model.regulariser is None and isinstance(model.gradient, Implicit)
 

@@ -1,7 +1,7 @@
-"""Hooks, overridden methods, parametrisations: what Python and torch let a user change, and no theorem knows.
+"""Hooks, overridden methods, parametrisations: changes to a model of which no theorem can know.
 
-Certificates, bounds, exports and formulas speak of the stored parameters of a family and of its own methods.
-Whether a model still is its family is asked here, by all of them.
+Certificates, bounds, exports and formulas describe a family by its stored parameters and its own methods.
+All of them ask here whether a model still is what its family says.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as of_all_modules
 from torch.nn.utils import parametrize
 
-# Modules before and behind the equilibrium, whose own changes leave its equation what it is.
+# Modules before and after the equilibrium: a change to one of them leaves the equation as it is.
 OUTSIDE = ("feature_map", "extractor", "scales", "last_norm", "head")
-_SOURCES = ("_orig", "_v")  # of spectral_norm and prune, of weight_norm: the parameter that W is computed of
-# What a subclass may say anew of itself without computing anything otherwise.
+_SOURCES = ("_orig", "_v")  # how spectral_norm and prune, and weight_norm, name the parameter behind W
+# What a subclass may redefine without changing anything that is computed.
 _FREE = {"__init__", "__repr__", "__str__", *vars(type("Empty", (), {}))}
 _FREE |= {"extra_repr", "described", "config", "settings"}
 _FREE |= {"__annotations__", "__annotate__", "__annotate_func__", "__static_attributes__", "__firstlineno__"}
@@ -95,7 +95,7 @@ def _is_library(module: str) -> bool:
 
 
 def _overridden(module: nn.Module) -> Iterator[str]:
-    """Members of its family that the class of a module, derived from it by a user, has in another way."""
+    """The members that a user's class, derived from a family, defines in place of the family's own."""
     family = family_of(type(module))
     if inspect.isabstract(family) or family in (nn.Module, object):
         return
@@ -114,7 +114,7 @@ def seal(kind: type) -> None:
 
 
 def _patched(kind: type) -> Iterator[str]:
-    """Members of the classes of the library and of torch that were put there by somebody else."""
+    """The members of classes of the library and of torch that somebody else has replaced."""
     for c in kind.__mro__:
         if not _is_library(c.__module__):
             continue

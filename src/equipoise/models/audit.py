@@ -54,7 +54,7 @@ class AuditRow:
     error: float  # ‖gradient − differences‖ / ‖differences‖; NaN where nothing could be compared
     cosine: float  # of the angle between the two; NaN where both vanish
     resolution: float  # an error below this is that of the differences themselves
-    held: bool  # whether `ok` asks exactness of it: it is the layer's own, or promises so
+    held: bool  # whether `ok` requires it to be exact: the layer's own gradient is, and each that promises so
 
     def ok(self, tolerance: float) -> bool:
         """Whether the error is within the tolerance, or within what differences can tell."""
@@ -67,10 +67,8 @@ class Audit:
 
     rows: tuple[AuditRow, ...]
     own: str  # the mode of the layer itself
-    unseen: tuple[str, ...] = ()  # tensors with a gradient that a cell closes over: none of these rows
-    lost: tuple[
-        str, ...
-    ] = ()  # parameters that a forward or backward pass has put something else in place of
+    unseen: tuple[str, ...] = ()  # tensors with a gradient that a cell closes over, and that no row is about
+    lost: tuple[str, ...] = ()  # parameters that a forward or backward pass has replaced by something else
 
     @property
     def worst(self) -> AuditRow:
@@ -254,7 +252,7 @@ class _Trial:
                 f"stop=. Got {type(layer).__name__} instead."
             )
         own = [part.gradient for part in layers]
-        for held in module.modules():  # a power iteration that goes on would be another map each time
+        for held in module.modules():  # a power iteration that goes on would change the map each time
             if isinstance(held, ParametrizationList):
                 held.eval()
         for part in layers:

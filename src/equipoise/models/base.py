@@ -28,7 +28,7 @@ Start = Any  # a state (a tensor or a tuple of tensors), an earlier Solution, or
 
 
 def _setting(name: str) -> property:
-    """One setting of the method as an attribute of the model, so that setting it does what it says."""
+    """One setting of the method as an attribute of the model: assigning to it changes the method."""
 
     def get(self: EquilibriumModel) -> Any:
         return getattr(self.method, name)
@@ -77,20 +77,20 @@ class EquilibriumModel(Saved, ABC):
         return z
 
     def default_gradient(self) -> Gradient:
-        """How equilibria are differentiated where the method does not say it."""
+        """How equilibria are differentiated where the method names no gradient."""
         return Implicit()
 
     def default_solver_chain(self) -> Solvers | None:
-        """What solves where the method does not say it; None leaves it to the equation."""
+        """What solves where the method names no solver; None leaves the choice to the equation."""
         return None
 
     @property
     def share(self) -> float:
-        """The part of the way to where f points that one step of what is solved leads, in (0, 1]."""
+        """How much of the way from z to f(z) one step of the solved map goes, in (0, 1]."""
         return 1.0
 
     def begin(self) -> None:
-        """What a call that will be differentiated does first, such as one step of a power iteration."""
+        """What is done before a call that will be differentiated, such as one step of a power iteration."""
 
     def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
         """What in the model is to blame for samples without an equilibrium; may be empty.
@@ -125,7 +125,7 @@ class EquilibriumModel(Saved, ABC):
             flat = gradient.equilibrium(equation, equation.start, equation.tensors, record)  # type: ignore[arg-type]
         except EquilibriumError as error:
             if error.solution is not record.forward:
-                raise  # of a layer inside the cell, or of the adjoint
+                raise  # it comes from a layer inside the cell, or from the adjoint
             record.forward = shaped(error.solution, equation.layout)
             blame = self.diagnosis(error, equation)
             raise EquilibriumError(f"{error}\n{blame}" if blame else str(error), record.forward) from None

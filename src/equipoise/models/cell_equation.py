@@ -57,7 +57,7 @@ class CellEquation(Equation):
         state, inputs = self.layout.unflat(z), self.inputs
         own = all(map(operator.is_, tensors, self.tensors))
         if own and self.weights.known is not None and not (self.masks or self.weights.lists):
-            return self._flat(self._answer(state, inputs), z)  # as it is: most steps of most solves
+            return self._flat(self._answer(state, inputs), z)  # nothing is replaced in most steps
         given = self.inputs_of(tensors)
         if not own:
             inputs = list(self.inputs)

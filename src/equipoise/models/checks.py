@@ -61,7 +61,7 @@ def as_number(value: Any) -> float:
 
 
 def as_count(value: Any) -> int:
-    """An integer ≥ 1 of whatever library, as Python's own; 0 for anything else."""
+    """An integer ≥ 1 of any library as Python's own; 0 for anything else."""
     try:
         return 0 if isinstance(value, bool) else max(operator.index(value), 0)
     except TypeError:
@@ -69,7 +69,7 @@ def as_count(value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """`value` as Python's own int, which must be an integer ≥ 1 of whatever library."""
+    """`value` as Python's own int; it must be an integer ≥ 1, of any library."""
     if not (whole := as_count(value)):
         raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
     return whole

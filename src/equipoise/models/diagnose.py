@@ -25,8 +25,8 @@ from .audit import Audit, audit, plain_text
 from .base import EquilibriumModel
 from .trials import Problem, Trial, best_of
 
-_PROBED = 16  # rows of which the map is looked at
-_AUDITED = 8  # rows of which the gradient is audited
+_PROBED = 16  # rows at which the Jacobian is estimated
+_AUDITED = 8  # rows on which the gradient is audited
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Diagnosis:
     width: int
     dtype: torch.dtype
     trials: tuple[Trial, ...] = field(repr=False)  # the layer's own solver first
-    at_equilibrium: bool  # whether J was looked at in equilibria; else in the last iterates
+    at_equilibrium: bool  # whether J was estimated at equilibria, and not at the last iterates
     contraction_estimate: float | None  # of a Picard step, the worst of the rows traced
     spectral_radius_estimate: float | None  # ρ(J), the largest of the rows probed
     jacobian_norm_estimate: float | None  # ‖J‖₂, likewise

@@ -1,4 +1,4 @@
-"""What a model is told about its Method: keywords of a constructor or of a call, and what a file keeps.
+"""The settings of a Method as a user writes them, in a constructor or a call, and as a file keeps them.
 
 A call or a constructor may say `gradient=20` for Unrolled(20). A file holds what z or its gradient depends
 on: unrolled steps, phantom gradients, SAM, the tolerance. It holds no function and no failure policy.

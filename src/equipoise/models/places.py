@@ -18,7 +18,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def places_of(module: nn.Module) -> dict[str, str]:
-    """Of every place that holds a tensor, which of `tensors_of` it is: both by name.
+    """For every place that holds a tensor, the name that this tensor has in `tensors_of`.
 
     A place is an attribute of one module, however many names the module itself has. Torch takes two names of
     one module for two places: it puts the new tensor there twice, and by the second time finds it in the

@@ -63,7 +63,7 @@ def repeat(cell: Callable[..., Any], times: int, state: Start | None = None) -> 
 
 
 def _own(value: Any) -> Any:
-    """Integers of whatever library as Python's own, in sequences too; anything else as it is."""
+    """An integer of any library as Python's own, also inside sequences; anything else unchanged."""
     if isinstance(value, list | tuple):
         return tuple(map(_own, value))
     try:

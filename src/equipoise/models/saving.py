@@ -30,11 +30,11 @@ class Saved(nn.Module):
         super().__init_subclass__(**kwargs)
         seal(cls)
         known = Saved.families.get(cls.__name__, cls)
-        if family_of(known) is not known or family_of(cls) is cls:  # a file that names ours means ours
+        if family_of(known) is not known or family_of(cls) is cls:  # ours keep their names
             Saved.families[cls.__name__] = cls
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of any object: torch would keep a module or parameter aside, past the property of that name."""
+        """Call the setter of a property, past which torch would store a module or a parameter."""
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
         else:
@@ -112,7 +112,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", **overrides: Any)
         model.load_state_dict(tensors)
     except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if overrides or "must be" in str(error):
-            raise  # what was passed does not fit, or the family says itself what the file cannot hold
+            raise  # the caller's overrides are wrong, or the family itself says what is missing
         raise Damaged(
             f"{path} is damaged: its configuration is not that of a {family.__name__} with these tensors. "
             f"{error}"

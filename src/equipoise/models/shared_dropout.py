@@ -26,7 +26,7 @@ class SharedDropout(nn.Module):
             raise ValueError(f"p must lie in [0, 1). Got {p} instead.")
         self.p = p
         self.mask: Tensor | None = None
-        self.held = False  # whether a layer is evaluating its cell: the mask is its business then
+        self.held = False  # whether a layer is evaluating its cell, and thus decides on the mask
 
     @property
     def active(self) -> bool:
@@ -77,7 +77,7 @@ def draw_masks(
         for dropout in mine:
             dropout.held = False
             if dropout.mask is not None and torch._C._functorch.is_functorch_wrapped_tensor(dropout.mask):
-                dropout.mask = None  # of no use outside of its transform
+                dropout.mask = None  # it belongs to a transform, and is useless outside of it
     for mask in masks.values():
         if len(mask) != rows:
             raise ValueError(

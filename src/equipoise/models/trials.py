@@ -34,7 +34,7 @@ from ..solve.norms import row_distances, row_norms
 from ..solve.problem import Layout, Map, make_map
 from .base import EquilibriumModel
 
-_TRACED = 60  # Picard steps of which the contraction factor is read off
+_TRACED = 60  # Picard steps from which the contraction factor is estimated
 _TAIL = 10  # the last of them that count
 _PAIRS = 16  # random pairs of states for each row
 _NEWTON_STEPS = 25  # a Newton that has not converged by then will not
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def failures(self) -> str:
-        """How many samples ended in which other way."""
+        """How many samples ended with each of the other statuses."""
         names = Counter(Status(int(s)).name for s in self.solution.status[~self.solution.converged])
         return ", ".join(f"{count} {name}" for name, count in names.most_common())
 
@@ -206,7 +206,7 @@ class Problem:
 
 
 def _rate(residuals: Tensor) -> float | None:
-    """The factor of a step at the end of a trace; None of a trace without a step."""
+    """The factor by which the last steps of a trace shrink the residual; None where there was no step."""
     tail = residuals[-_TAIL - 1 :]
     if len(tail) < 2 or not bool(torch.isfinite(tail[0])) or float(tail[0]) == 0:
         return None

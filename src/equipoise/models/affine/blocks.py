@@ -14,7 +14,7 @@ def weigh(V: Tensor, R: Tensor) -> Tensor:
 
 
 def pairs(P: Tensor, Q: Tensor) -> Tensor:
-    """⟨p_i, q_j⟩ of every pair, (N, k, N2, k): 1 stands for k where a tensor has one row a sample."""
+    """⟨p_i, q_j⟩ of every pair, (N, k, N2, k). A tensor with one row for each sample counts as k = 1."""
     P, Q = (T[:, None, :] if T.ndim == 2 else T for T in (P, Q))
     return torch.tensordot(P, Q, dims=([2], [2]))
 

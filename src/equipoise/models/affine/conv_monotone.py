@@ -178,7 +178,7 @@ class ConvMonotone(ImageModel):
         return 1 / (self.margin + a**2 + k)
 
     def cell_stop(self, stop: Stop) -> Stop:
-        """The tolerance is for z ↦ relu(W⋆z + c), of whose step one here is a part α."""
+        """Smaller by the factor α, since a step of the splitting is that part of one of relu(W⋆z + c)."""
         alpha = min(1.0, self.step_size())
         if stop.rtol is None:
             reach = 1.01 * Stop.reach(compute_dtype(self.A)) / alpha

@@ -49,7 +49,7 @@ class AffineFamily(EquilibriumModel):
     """
 
     readout_name: ClassVar[str]  # the parameter of the last, linear layer; the others are the hidden ones
-    readout_bias_name: ClassVar[str | None] = None  # the parameter that is added behind it
+    readout_bias_name: ClassVar[str | None] = None  # the parameter that is added to the readout
     scaled_name: ClassVar[str | None] = None  # the parameter that W(θ) is a multiple of, where it is one
     structured = True
     direct: ClassVar[bool] = False  # whether ŷ is found without an iteration
@@ -96,7 +96,7 @@ class AffineFamily(EquilibriumModel):
         return float("inf") if q is None else 1 / (1 - q)
 
     def default_solver(self, problem: AffineMap) -> Solvers:
-        """What solves where no solver is named: plain iteration, then splitting on the rows it leaves.
+        """The solver where none is named: plain iteration, then splitting on the rows it leaves.
 
         Where ‖W‖ > 1 but λ_max(sym W) < 1 each sample has one equilibrium that plain iteration may not find.
         """
@@ -109,7 +109,7 @@ class AffineFamily(EquilibriumModel):
 
     @property
     def readout_bias(self) -> Tensor | None:
-        """What is added to Z a, (k,), of a family that adds something."""
+        """The bias that is added to Z a, (k,); None in a family that has none."""
         return None if self.readout_bias_name is None else getattr(self, self.readout_bias_name)
 
     @property
@@ -137,7 +137,7 @@ class AffineFamily(EquilibriumModel):
     def equation(  # type: ignore[override]
         self, X: Tensor, *, start: Start = None, method: Method, problem: AffineMap | None = None
     ) -> AffineEquation:
-        """Z = σ(Z Wᵀ + u). `problem` is `affine_map(X)`, where it is known already: without a gradient."""
+        """Z = σ(Z Wᵀ + u). `problem` is `affine_map(X)`, without a gradient, where it is known."""
         X = self._check_inputs(X)
         z0 = given_start(start, (len(X), self.width))
         if z0 is None and not isinstance(method.gradient, SolvedGradient):
@@ -248,14 +248,14 @@ class AffineFamily(EquilibriumModel):
         return self._masks(self.affine_map(X), Z)
 
     def _masks(self, problem: AffineMap, Z: Tensor, image: Tensor | None = None) -> Tensor:
-        """`masks`; f(Z) = relu(P) has the signs that matter of P = Z Wᵀ + u, unless a tie has slope 1."""
+        """`masks` of a problem. `image` is f(Z) = relu(P), which tells where P > 0: enough unless ties have slope 1."""
         known = image is not None and self.activation.name == "relu" and self.relu_at_zero == 0
         P = image if image is not None and known else problem.preactivation(Z)
         suspect = problem.bias == 0
         if bool(suspect.any()):
             error = 2 * self._error(problem, self.activation(P) - Z)  # (N,)
             near = suspect & (P.abs() <= error[:, None] * problem.weight.norm(dim=1))
-            # Only where W has zeros may a unit without injection be 0 beside others that are not.
+            # Unless W has zeros, a unit without injection is 0 only where all others are.
             asked = near if bool((problem.weight == 0).any()) else near & (P != 0)
             rows = torch.nonzero(asked.any(dim=1)).flatten()
             at = problem.take(rows)

@@ -133,7 +133,7 @@ class LinearEquilibrium(AffineFamily):
     def solve_adjoint(
         self, Z: Tensor, X: Tensor, *, weights: Tensor | None = None, start: Start = None, **how: Any
     ) -> Solution:
-        """The Solution of V = 1 B + V γS, (N, k, m): M for every sample, and one M in store."""
+        """The Solution of V = 1 B + V γS, (N, k, m): the same M for every sample, stored once."""
         if how.get("solver") is not None:
             return super().solve_adjoint(Z, X, weights=weights, start=start, **how)
         stop = how.get("stop")

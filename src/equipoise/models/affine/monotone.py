@@ -137,7 +137,7 @@ class Monotone(AffineFamily):
     @torch.no_grad()
     @unlowered
     def affine_map(self, X: Tensor) -> AffineMap:
-        """f(Z) = relu(Z Wᵀ + X Uᵀ), with what was derived of the same A and B before."""
+        """f(Z) = relu(Z Wᵀ + X Uᵀ), which reuses what was computed from the same A and B before."""
         held = self._held
         if held is None or not held.still_of(self):
             empty = AffineMap(self.weight(), self.A.new_empty(0, self.width), self.activation)
@@ -165,7 +165,7 @@ class Monotone(AffineFamily):
     def config(self) -> dict[str, Any]:
         """The settings, and which biases there are."""
         settings = super().config() | {"bias": self.bias is not None}
-        # Certificates of models without one were made before it was known, and still speak of them.
+        # Left out where there is none, so that older certificates and files still describe such a model.
         return settings if self.c is None else settings | {"output_bias": True}
 
     def extra_repr(self) -> str:
@@ -177,7 +177,7 @@ class Monotone(AffineFamily):
 
 @dataclass(frozen=True)
 class _Held:
-    """What was derived of A, B and μ, with copies that tell whether they are still the same."""
+    """What was computed from A, B and μ, and copies of them that tell whether they have changed since."""
 
     margin: float
     A: Tensor

@@ -10,9 +10,10 @@ from ...solve import Activation
 
 
 def settled(P: Tensor, weight: Tensor, bias: Tensor, activation: Activation, near: Tensor) -> Tensor:
-    """P = Z Wᵀ + u (…, N, m), with 0 for the ties among `near`, and the sign they have for the others.
+    """P = Z Wᵀ + u (…, N, m), in which those of `near` that tie are 0 and the others have their true sign.
 
-    In float64, so that nothing but the rounding of a unit's own sum counts as 0: the error of Z makes no tie.
+    It is computed in float64, so that a unit counts as a tie only by the rounding of its own sum, and never
+    by the error of Z.
     """
     W, u = weight.double(), bias.double()
     unit = (W.shape[-1] + 2) * torch.finfo(W.dtype).eps
@@ -20,11 +21,11 @@ def settled(P: Tensor, weight: Tensor, bias: Tensor, activation: Activation, nea
     def preactivation(Z: Tensor) -> Tensor:
         p = Z @ W.mT + u
         largest = unit * (Z.norm(dim=-1)[..., None] * W.norm(dim=-1)[..., None, :] + u.abs())
-        if bool(((p != 0) & (p.abs() <= largest)).any()):  # seldom: these sums cost another product
+        if bool(((p != 0) & (p.abs() <= largest)).any()):  # seldom, and these sums cost another product
             p = p.masked_fill(p.abs() <= unit * (Z.abs() @ W.abs().mT + u.abs()), 0.0)
         return p
 
     Z = settle(lambda Z: activation(preactivation(Z)), activation(P).double(), near)
     p = preactivation(Z)
-    least = torch.finfo(P.dtype).tiny  # a sign is not lost where the number is too small
+    least = torch.finfo(P.dtype).tiny  # keeps the sign of a number that the dtype would round to 0
     return torch.where(near, (p.sign() * p.abs().clamp_min(least)).to(P.dtype), P)

@@ -71,15 +71,15 @@ class ImageModel(EquilibriumModel):
         return self.cell
 
     def cell_stop(self, stop: Stop) -> Stop:
-        """To what tolerance f itself is solved, for equilibria as near as `stop` says."""
+        """The tolerance to which f itself must be solved for equilibria that are as near as `stop` asks."""
         return stop
 
     def solved_stop(self, stop: Stop) -> Stop:
-        """To what tolerance `solved_cell` is."""
+        """The tolerance to which `solved_cell` must be solved for the same."""
         return self.cell_stop(stop)
 
     def stepped_stop(self, stop: Stop) -> Stop:
-        """By what tolerance the last of unrolled steps of f is judged."""
+        """The tolerance by which the last unrolled step of f is judged."""
         return stop
 
     def default_start(self, c: Sequence[Tensor]) -> State | None:

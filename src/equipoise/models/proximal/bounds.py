@@ -64,7 +64,7 @@ class Bounded(Skip):
 
     @property
     def pace(self) -> float:
-        """s = 1 − (1 − α)^L: the share of the way from z to where its layers point that a step of T leads."""
+        """s = 1 − (1 − α)^L: how much of the way to where its layers point one step of T goes."""
         return pace(self.alpha, len(self.blocks))
 
     @torch.no_grad()

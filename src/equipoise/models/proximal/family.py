@@ -40,6 +40,7 @@ class ProximalFamily(Bounded, EquilibriumModel):
     """
 
     readout_name: ClassVar[str] = "V"
+    kernel_formula: ClassVar[bool] = False  # whether its tangent kernel is known in closed form
     V: nn.Parameter  # (m,), or (m, k) for k > 1 outputs
 
     def __init__(

@@ -58,6 +58,7 @@ class OptEq(LayerObjective):
         self.W, self.U, self.b = draw_layer(self.hidden, self.state, self.inputs, size, make)
         self.V = draw_readout(self.state, self.outputs, make)
 
+    kernel_formula = True
     W: nn.Parameter  # (n, m)
     U: nn.Parameter  # (n, d)
     b: nn.Parameter  # (n,)

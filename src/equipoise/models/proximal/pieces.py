@@ -44,7 +44,7 @@ class ProximalEquation(Equation):
 
 
 class Skip:
-    """Layers with α ∈ (0, 1], the share of each in a step, the rest being z itself; and a property behind."""
+    """f(z) = α target(z) + (1 − α) z for every layer, α ∈ (0, 1]; a property may follow the last one."""
 
     _regulariser: Property | None
     _activation: str | Activation
@@ -87,7 +87,7 @@ class Skip:
 
     @property
     def share(self) -> float:
-        """1 where whole steps are solved for; with a property behind, T itself, and α of the way."""
+        """1 where whole steps are solved; α where T itself is, since a property follows the layers."""
         return 1.0 if self.regulariser is None else self.alpha
 
     def skip_config(self) -> dict[str, Any]:
@@ -98,14 +98,14 @@ class Skip:
 
 
 def pace(alpha: float, layers: int) -> float:
-    """s = 1 − (1 − α)^L: the share of the way from z to where L layers point that a step of T leads."""
+    """s = 1 − (1 − α)^L: how much of the way to where L layers point one step of T goes."""
     return -math.expm1(layers * math.log1p(-alpha)) if alpha < 1 else 1.0
 
 
 def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
-    """For T itself, whose steps lead a part `pace` of the way, a tolerance as much smaller.
+    """The tolerance of T itself, whose step goes only the part `pace` of the way: smaller by that factor.
 
-    It must be one that products with `weight` reach.
+    A ValueError where products with `weight`, in its dtype, cannot reach it.
     """
     if pace == 1:
         return stop

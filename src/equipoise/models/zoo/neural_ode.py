@@ -116,7 +116,7 @@ class NeuralODE(Saved):
             path = solve(
                 self.field, h, span, rtol=self.rtol, atol=self.atol, method=self.method, options=options
             )
-        except AssertionError as error:  # how torchdiffeq says it
+        except AssertionError as error:  # which is how torchdiffeq reports it
             raise ArithmeticError(
                 f"{self.method} must come to t = 1, and its steps became too small or h(t) infinite: the "
                 f"field is too steep for rtol={self.rtol} and atol={self.atol} in {h.dtype}. Loosen them, "

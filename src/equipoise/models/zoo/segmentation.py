@@ -129,7 +129,7 @@ def poly(
 
 @dataclass(frozen=True)
 class Scores:
-    """What n_ij, the pixels of class i that were called j, say. Absent classes count for nothing."""
+    """Scores from n_ij, the number of pixels of class i that were called j. Absent classes do not count."""
 
     confusion: Tensor  # (k, k) int64, rows are the truth
 
