@@ -23,7 +23,7 @@ from ..solve import EquilibriumError, Newton, Solution, Solver
 from .advice import advise
 from .audit import Audit, audit, plain_text
 from .base import EquilibriumModel
-from .trials import Problem, Trial, best_of
+from .trials import LayerProblem, Trial, best_of
 
 _PROBED = 16  # rows at which the Jacobian is estimated
 _AUDITED = 8  # rows on which the gradient is audited
@@ -143,7 +143,7 @@ def diagnose(
         layer = as_equilibrium()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
-        problem = Problem.of(layer, (x, *args), shared)
+        problem = LayerProblem.of(layer, (x, *args), shared)
         generator = torch.Generator(problem.start.device).manual_seed(seed)
         trials = problem.trials()
         best = best_of(trials)
@@ -187,7 +187,7 @@ def _audit(
     layer: EquilibriumModel,
     inputs: Sequence[Any],
     shared: Sequence[Any],
-    problem: Problem,
+    problem: LayerProblem,
     best: Trial,
     samples: int,
     seed: int,

@@ -89,7 +89,7 @@ def _name(solver: Solver) -> str:
 
 
 @dataclass(frozen=True)
-class Problem:
+class LayerProblem:
     """z = f(z, *args, *shared) on flat rows, with the solver and the stopping test of its layer."""
 
     f: Callable[..., Any]
@@ -102,7 +102,7 @@ class Problem:
     precision: Precision = "native"
 
     @classmethod
-    def of(cls, layer: nn.Module, inputs: Sequence[Any], shared: Sequence[Any]) -> Problem:
+    def of(cls, layer: nn.Module, inputs: Sequence[Any], shared: Sequence[Any]) -> LayerProblem:
         """The equation of a layer on these inputs."""
         if not isinstance(layer, EquilibriumModel):
             raise TypeError(
@@ -120,7 +120,7 @@ class Problem:
         args, rest = f.tensors[: f.batched], f.tensors[f.batched :]
         return cls(f, f.start, args, rest, layout, method.solver or Anderson(), method.stop, method.precision)
 
-    def take(self, rows: Tensor) -> Problem:
+    def take(self, rows: Tensor) -> LayerProblem:
         """The same for some of the samples."""
         f = self.f.take(rows) if isinstance(self.f, AffineMap) else self.f
         args = tuple(a[rows] if isinstance(a, Tensor) else a for a in self.args)

@@ -248,7 +248,7 @@ class AffineFamily(EquilibriumModel):
         return self._masks(self.affine_map(X), Z)
 
     def _masks(self, problem: AffineMap, Z: Tensor, image: Tensor | None = None) -> Tensor:
-        """`masks` of a problem. `image` is f(Z) = relu(P), which tells where P > 0: enough unless ties have slope 1."""
+        """`masks`, of a problem; `image` is relu(P), whose signs are enough unless a tie has slope 1."""
         known = image is not None and self.activation.name == "relu" and self.relu_at_zero == 0
         P = image if image is not None and known else problem.preactivation(Z)
         suspect = problem.bias == 0
