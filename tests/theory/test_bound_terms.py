@@ -16,7 +16,7 @@ from equipoise.theory import equilibrium_error
 from equipoise.theory.claim import Claim
 from equipoise.theory.lipschitz import AffineBounds, pairs, score_error
 from equipoise.theory.robustness import _certain, certified_radius
-from equipoise.theory.verification import _alike, _same, _same_claim
+from equipoise.theory.verification import _AGREES, _alike, _same, _same_claim
 
 F64 = torch.float64
 
@@ -66,9 +66,9 @@ def test_the_error_of_a_weight_counts_in_the_resolvent():
     bounds.enclosure = dataclasses.replace(
         bounds.enclosure, weight=torch.zeros(3, 3, dtype=F64), weight_error=0.5, resolvent=Interval(100.0)
     )
-    assert 2.0 <= bounds._resolvent(None).hi <= 2.0 * (1 + 1e-12)  # 1/(1 − ½)
+    assert 2.0 <= bounds.resolvent().hi <= 2.0 * (1 + 1e-12)  # 1/(1 − ½)
     bounds.enclosure = dataclasses.replace(bounds.enclosure, weight_error=1.0)
-    assert bounds._resolvent(None).hi == 100.0  # nothing is left of the margin
+    assert bounds.resolvent().hi == 100.0  # nothing is left of the margin
 
 
 def test_both_rows_of_a_pair_carry_their_error():
@@ -118,6 +118,6 @@ def test_words_of_two_certificates_are_told_apart():
 def test_a_claim_with_another_end_is_another_claim(end):
     claim = lambda ends: Claim("", "", Interval(*ends[:2]), "<", Interval(*ends[2:]))
     ends = [1.0, 2.0, 8.0, 9.0]
-    assert _same_claim(claim(ends), claim(ends))
+    assert _same_claim(claim(ends), claim(ends), _AGREES)
     ends[end] += 0.25
-    assert not _same_claim(claim(ends), claim([1.0, 2.0, 8.0, 9.0]))
+    assert not _same_claim(claim(ends), claim([1.0, 2.0, 8.0, 9.0]), _AGREES)
