@@ -16,6 +16,7 @@ from equipoise.explore import departure, last_moment, training_path
 from equipoise.explore.survey import axes_around
 from equipoise.models.saving import load as load_model
 from equipoise.plots import contours, to_svg
+from equipoise.report.words import percent
 from equipoise.tasks import Recipe, load
 from equipoise.train.checkpoint import Checkpoints
 
@@ -156,7 +157,7 @@ def test_the_words_give_the_share_and_say_that_the_training_came_out_again(train
     words = " ".join(result.stdout.split())
     share = json.loads((tmp_path / "landscape.json").read_text())["path"]["share"]
     assert "11 moments, step 0 to 10; the run's own weights came out again bit for bit" in words
-    assert f"holds {100 * share:.2f} % of the path's variance" in words
+    assert f"holds {' '.join(percent(share).split())} of the path's variance" in words
     assert "step 10/10" in result.stderr
 
 
@@ -180,7 +181,7 @@ def test_weights_that_come_out_otherwise_are_refused_or_told(trained, tmp_path, 
         assert "differ by 0.0001 relative" in " ".join(result.output.replace("│", " ").split())
         assert not out.exists()
     else:
-        assert "again to 1e-09 relative" in " ".join(result.output.split())
+        assert "again to 10⁻⁹ relative" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("option", [("--to", "other"), ("--radius", "1"), ("--line",), ("--seed", "0")])

@@ -143,7 +143,8 @@ def explain(error: BaseException) -> Failure:
         said = "It was stopped before there was anything to save."
     for kind, title, advice, code in _known():
         if isinstance(error, kind):
-            return Failure(title, said, advice, code)
+            said, _, own = said.partition("\n\n")  # its advice, if it brings one, is a paragraph of its own
+            return Failure(title, said, own or advice, code)
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
         advice = "Make room on the disk; a run that was begun goes on by fit --resume." if full else ""
