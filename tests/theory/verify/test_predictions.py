@@ -7,6 +7,7 @@ from verified_networks import FAMILIES, inputs, least_values, network, outputs
 import equipoise as eq
 from equipoise.models.proximal.properties import L1
 from equipoise.theory.register import facts
+from equipoise.theory.verify import verified_radius
 from equipoise.theory.verify.attack import attacked
 from equipoise.theory.verify.bounds import Problem
 from equipoise.theory.verify.outputs import Wanted
@@ -173,6 +174,23 @@ def test_a_ball_proves_more_than_the_box_around_it_and_less_than_a_smaller_one()
     assert int(most.sum()) > int(few.sum())
     radii = eq.certified_radius(model, X, y)
     assert bool((most >= (radii.radius > 0.1)).all())  # no ball of a global constant is missed
+
+
+def test_a_radius_is_proved_and_not_much_more_is():
+    model, X = network("monotone"), inputs(N=4)
+    y = classes(model, X)
+    radius = verified_radius(model, X, y, box=(0.0, 1.0), most=0.5, steps=5)
+    assert bool((radius > 0).any())
+    for row in range(4):
+        near = eq.verify_predictions(
+            model, X[row : row + 1], y[row : row + 1], epsilon=float(radius[row]), box=(0, 1)
+        )
+        assert bool(near.proved) or float(radius[row]) == 0
+        far = float(radius[row]) + 0.5 / 2**4
+        assert far > 0.5 or not bool(
+            eq.verify_predictions(model, X[row : row + 1], y[row : row + 1], epsilon=far, box=(0, 1)).proved
+        )
+    assert bool((verified_radius(model, X, (y + 1) % 3, steps=2) == 0).all())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 - `branch`: splitting on the signs of units. `attack`: counterexamples. `predictions`: all of it together.
 """
 
-from .predictions import verify_predictions
+from .predictions import verified_radius, verify_predictions
 from .result import VerifiedPredictions
 
-__all__ = ["VerifiedPredictions", "verify_predictions"]
+__all__ = ["VerifiedPredictions", "verified_radius", "verify_predictions"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import gamma
-from .network import LEAST, UnitNetwork, up
+from .network import LEAST, UnitNetwork, one_norms, up
 from .sets import InputSets
 
 
@@ -91,18 +91,18 @@ def _evaluated(
     problem: Problem, sample: Tensor, low: Tensor, high: Tensor, what: Functionals, nu: Tensor, both: bool
 ) -> tuple[Tensor, Tensor]:
     net, n = problem.network, problem.network.width
-    size, total = nu.abs(), nu.abs().sum(dim=1)
+    size, total = nu.abs(), one_norms(nu)
     g = what.w + nu @ net.weight
     lam = nu - what.kappa()
     peak = torch.maximum(low.abs(), high.abs())
     most = peak if net.linear else high.clamp_min(0.0)  # ≥ |σ(p)|
     b, b_error = problem.injection[sample], problem.injection_error[sample]
     # How far the computed g may be from the exact one, and what that may take from each τ.
-    g_error = gamma(n + 6) * up(what.w.abs() + up(total)[:, None] * net.column_peaks) + what.w_error
-    g_error = g_error + up(up(total) * net.weight_error)[:, None]
+    g_error = gamma(n + 6) * up(what.w.abs() + total[:, None] * net.column_peaks) + what.w_error
+    g_error = g_error + up(total * net.weight_error)[:, None]
     error = (up(up(g_error) * most) + up(gamma(12) * up((g.abs() + lam.abs()) * peak))).sum(dim=1)
     error = error + (up(size * up(b_error + gamma(n + 8) * b.abs()))).sum(dim=1)
-    error = error + up(gamma(n + 4) * up(total) * problem.spread[sample])
+    error = error + up(gamma(n + 4) * total * problem.spread[sample])
     at_centre = (nu * b).sum(dim=1)
     fall = problem.sets.fall(nu @ net.inputs, sample, both)
     ends = (g * net.activation(low) - lam * low, g * net.activation(high) - lam * high)

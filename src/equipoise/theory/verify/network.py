@@ -7,8 +7,9 @@ of its parameters comes with a bound of the rounding, so that the bounds speak o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ...linalg.products import as_float64
 from ...solve import RELU, Activation, AffineMap, Newton, PeacemanRachford, Picard, Stop, fixed_point
 
 _TIGHT = Stop(rtol=1e-13, max_steps=3000)
+_TENSORS = ("weight", "inputs", "offset", "readout", "shift")
 UP = 1 + 2.0**-44  # more than the rounding of a few sums and products of non-negative numbers
 LEAST = 2.0**-1060  # more than what a few products lose where they are subnormal
 
@@ -25,6 +27,11 @@ LEAST = 2.0**-1060  # more than what a few products lose where they are subnorma
 def up(x: Tensor) -> Tensor:
     """≥ a number that a few operations on non-negative floats gave as x."""
     return x * UP + LEAST
+
+
+def one_norms(rows: Tensor) -> Tensor:
+    """≥ ‖row‖₁ of every row, (N,)."""
+    return up(rows.abs().sum(dim=1) * (1 + rows.shape[1] * 2.0**-52))
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,11 @@ class UnitNetwork:
     def __post_init__(self) -> None:
         for value in (self.weight, self.inputs, self.offset, self.readout, self.shift):
             as_float64(value, ndim=None)  # refuses where subnormal numbers are lost
+
+    def on_cpu(self) -> UnitNetwork:
+        """The same network where all of this is computed."""
+        tensors: dict[str, Any] = {n: t.cpu() for n, t in vars(self).items() if isinstance(t, Tensor)}
+        return replace(self, **{name: t for name, t in tensors.items() if name in _TENSORS})
 
     @property
     def linear(self) -> bool:
@@ -107,7 +119,7 @@ class UnitNetwork:
         ĥ = σ(W h + b) is the equilibrium of b + W(h − ĥ), so ‖ĥ − h*‖ ≤ R‖W‖‖h − ĥ‖.
         """
         found = self.activation(torch.addmm(b, h, self.weight.T))
-        total = h.abs().sum(dim=1, keepdim=True)  # ≥ ‖h‖, up to rounding
+        total = one_norms(h)[:, None]  # ≥ ‖h‖
         rounded = gamma(self.width + 6) * up(total * self.weight.abs().amax(dim=1) + b.abs()) + b_error
         rounded = rounded + up(total * self.weight_error) + gamma(2) * (h.abs() + found.abs())
         off = up((h - found).abs() + up(rounded))  # (N, n), of the exact map
@@ -117,7 +129,7 @@ class UnitNetwork:
     def scores(self, h: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         """ŷ (N, k) at h (N, n) whose rows are off by at most `error` (N,), and ≥ the error of each score."""
         y = h @ self.readout.T + self.shift
-        total = h.abs().sum(dim=1, keepdim=True)
+        total = one_norms(h)[:, None]
         rounded = gamma(self.width + 4) * up(total * self.readout.abs().amax(dim=1) + self.shift.abs())
         rounded = rounded + up(total * self.readout_error)
         moved = up(error[:, None] * up(row_norms_upper(self.readout) + self.readout_error))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...linalg import gamma
 from .bounds import Functionals
-from .network import UnitNetwork, up
+from .network import UnitNetwork, one_norms, up
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Wanted:
         Q, q = self.coefficients(sample, target, len(net.readout))
         size, k = Q.abs(), len(net.readout)
         w_error = up(
-            gamma(k + 4) * up(size @ net.readout.abs()) + up(size.sum(dim=1) * net.readout_error)[:, None]
+            gamma(k + 4) * up(size @ net.readout.abs()) + up(one_norms(size) * net.readout_error)[:, None]
         )
         t_error = up(gamma(k + 4) * up(size @ net.shift.abs() + q.abs()))
         return Functionals(Q @ net.readout, Q @ net.shift + q, w_error, t_error)

@@ -77,6 +77,34 @@ def verify_predictions(
     return replace(result, counterexample=shaped, hypotheses=(*HYPOTHESES, *believed))
 
 
+@torch.no_grad()
+def verified_radius(
+    model: nn.Module,
+    X: Tensor,
+    y: Tensor,
+    *,
+    box: tuple[Bound, Bound] = (-math.inf, math.inf),
+    most: float = 1.0,
+    steps: int = 8,
+    **how: Any,
+) -> Tensor:
+    """(N,): for every row an ε, up to `most`, for which ‖x − X_i‖∞ ≤ ε within the box is proved; 0 for none.
+
+    By bisection, `steps` times; `how` are options of `verify_predictions`, such as `nodes`.
+    """
+    flat = _rows(X, _network(model)[0])
+    low, high = (_side(side, flat) for side in box)
+    proved, beyond = torch.zeros(len(flat), dtype=torch.float64), torch.full((len(flat),), float(most))
+    beyond = beyond.double()
+    trial = beyond.clone()
+    for _ in range(_positive("steps", steps)):
+        sets = InputSets.around(flat, trial[:, None], "linf", low, high)
+        found = verify_predictions(model, X, y, box=(sets.lower, sets.upper), **how).proved
+        proved, beyond = torch.where(found, trial, proved), torch.where(found, beyond, trial)
+        trial = torch.where(proved < beyond, (proved + beyond) / 2, beyond)
+    return proved
+
+
 def _verified(
     problem: Problem, wanted: Wanted, X: Tensor, effort: Effort, seconds: float, attack: tuple[int, int]
 ) -> VerifiedPredictions:
@@ -128,7 +156,7 @@ def _found(
 
 def _network(model: nn.Module) -> tuple[UnitNetwork, tuple[str, ...]]:
     known = facts(model)
-    return known.unit_network(), tuple(getattr(known, "rests_on", ()))
+    return known.unit_network().on_cpu(), tuple(getattr(known, "rests_on", ()))
 
 
 def _rows(X: Tensor, net: UnitNetwork) -> Tensor:

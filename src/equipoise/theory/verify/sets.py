@@ -46,15 +46,15 @@ class InputSets:
         return InputSets(lower, upper, lower, upper, centre, _reach(lower, upper, centre))
 
     @staticmethod
-    def around(X: Tensor, epsilon: float, norm: str, low: Tensor, high: Tensor) -> InputSets:
-        """‖x − X_i‖ ≤ ε in the norm "linf" or "l2", and low ≤ x ≤ high."""
+    def around(X: Tensor, epsilon: float | Tensor, norm: str, low: Tensor, high: Tensor) -> InputSets:
+        """‖x − X_i‖ ≤ ε in the norm "linf" or "l2", and low ≤ x ≤ high; of "linf" ε may be (N, 1)."""
         lower, upper = X - epsilon, X + epsilon
         outer = torch.maximum(_below(lower), low), torch.minimum(_above(upper), high)
         inner = torch.maximum(_above(lower), low), torch.minimum(_below(upper), high)
         inner = torch.minimum(inner[0], X), torch.maximum(inner[1], X)  # X itself, whatever was rounded
         centre = X if norm == "l2" else outer[0] / 2 + outer[1] / 2
         return InputSets(
-            *outer, *inner, centre, _reach(*outer, centre), epsilon=epsilon if norm == "l2" else None
+            *outer, *inner, centre, _reach(*outer, centre), epsilon=float(epsilon) if norm == "l2" else None
         )
 
     def take(self, rows: Tensor) -> InputSets:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...linalg import gamma, norm_upper
 from .bounds import Functionals, Problem, both_bounds
-from .network import UnitNetwork, up
+from .network import UnitNetwork, one_norms, up
 
 _ROWS = 4096  # functionals that are evaluated together
 
@@ -23,7 +23,7 @@ def first_bounds(problem: Problem) -> tuple[Tensor, Tensor]:
     h = net.equilibria(b)
     delta = net.equilibrium_error(h, b, b_error)
     p = torch.addmm(b, h, net.weight.T)
-    total = h.abs().sum(dim=1, keepdim=True)
+    total = one_norms(h)[:, None]
     rounded = up(gamma(net.width + 6) * up(total * net.weight.abs().amax(dim=1) + b.abs()))
     rounded = rounded + b_error + up(total * net.weight_error)
     reach = problem.sets.reach
