@@ -72,6 +72,7 @@ _NAMES = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
+        """The stand-in for a name that pickles of arrays hold; any other name is refused."""
         if (module, name) not in _NAMES:
             raise pickle.UnpicklingError(f"the name {module}.{name}; only uint8 arrays are read")
         return _NAMES[module, name]
