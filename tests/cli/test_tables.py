@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -93,3 +94,11 @@ def test_a_cell_that_its_column_cannot_hold_is_refused(homes, equipoise, tmp_pat
 def test_the_certificate_is_proved_again_of_the_weighted_and_encoded_rows(homes, equipoise):
     result = equipoise("certify", homes / "run", "--json")
     assert result.exit_code == 0, result.output
+
+
+def test_the_report_tells_what_was_done_with_each_column(homes, equipoise, tmp_path):
+    shutil.copytree(homes / "run", tmp_path / "run")
+    assert equipoise("report", "run", "-q").exit_code == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    for words in ("column city", "an input for each of 3 levels", "dropped: by --drop"):
+        assert words in page

@@ -73,8 +73,9 @@ def read_table(
     With labelled=False there are no targets: every column is a feature, and `y` is None.
 
     What a file claims to hold is looked at first: one that fits neither into memory nor onto the disk is
-    refused before it is read, and a large one is held in a file that is mapped into memory. With `choose`, a function from the targets of all rows and the number of features to the numbers of
-    the rows that are wanted, in ascending order, only these are held, and checked.
+    refused before it is read, and a large one is held in a file that is mapped into memory. With `choose`, a
+    function from the targets of all rows and the number of features to the numbers of the rows that are
+    wanted, in ascending order, only these are held, and checked.
     """
     path = Path(path)
     suffix = path.suffix.lower()

@@ -45,6 +45,7 @@ _OF_TRAINING = (
 _AS_IT_ENDED = (
     "About the network as it ended, whatever its training was like: whether every input has one equilibrium."
 )
+_COLUMNS = 50  # of a table, that are described
 _RESTS = "It rests on: "  # the line of an explanation that the page sets as a list
 VERDICTS = {
     "proved": ("Proved", "good"),
@@ -355,7 +356,17 @@ def _unseen(record: RunRecord, shown: set[str]) -> list[str]:
 def _data(record: RunRecord) -> list[tuple[str, str]]:
     """What is known of the data, with names for readers."""
     known = {k: v for k, v in record.data.items() if k != "warnings" and v not in (None, [], "")}
-    return [(name.replace("_", " ").replace("sha256", "SHA-256"), value) for name, value in rows(known)]
+    columns = known.pop("described", None)
+    told = [
+        (
+            f"column {leaf(c.get('name'))}",
+            "; ".join(leaf(c[k]) for k in ("type", "values", "treatment") if c.get(k)),
+        )
+        for c in (columns if isinstance(columns, list) else ())
+        if isinstance(c, dict)
+    ]
+    pairs = [(name.replace("_", " ").replace("sha256", "SHA-256"), value) for name, value in rows(known)]
+    return pairs + told[:_COLUMNS]
 
 
 def _warnings(record: RunRecord) -> list[str]:
