@@ -101,13 +101,13 @@ CEILINGS = {
     "model bases": 1,
     "checks of a family's class": 0,
     "functions of more than 8 parameters": 9,
-    "functions of more than 60 lines": 9,
+    "functions of more than 60 lines": 8,
     "private names imported": 0,
-    "class names with two meanings": 7,
+    "class names with two meanings": 8,
     "files that name GaussianReLU": 10,
-    "public functions without a docstring": 155,
+    "public functions without a docstring": 151,
 }
-LINES = 49_800
+LINES = 50_500
 
 
 @pytest.mark.parametrize("count", COUNTS)
