@@ -94,9 +94,8 @@ def verified_radius(
     """
     flat = _rows(X, _network(model)[0])
     low, high = (_side(side, flat) for side in box)
-    proved, beyond = torch.zeros(len(flat), dtype=torch.float64), torch.full((len(flat),), float(most))
-    beyond = beyond.double()
-    trial = beyond.clone()
+    proved = torch.zeros(len(flat), dtype=torch.float64)
+    trial = beyond = torch.full_like(proved, float(most))
     for _ in range(_positive("steps", steps)):
         sets = InputSets.around(flat, trial[:, None], "linf", low, high)
         found = verify_predictions(model, X, y, box=(sets.lower, sets.upper), **how).proved
