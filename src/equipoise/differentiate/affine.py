@@ -37,9 +37,11 @@ class MaskedMap(AffineMap):
         self.mask = mask  # (N, m) of 0 and 1
 
     def take(self, rows: Tensor) -> MaskedMap:
+        """The same map on some of its samples."""
         return self._masked(self.weight, self.bias[rows], self.mask[rows])
 
     def to(self, dtype: torch.dtype) -> MaskedMap:
+        """The same map in another dtype."""
         cast = super().to(dtype)
         return self._masked(cast.weight, cast.bias, self.mask.to(dtype))
 
@@ -88,6 +90,7 @@ class AffineEquation(Equation):
         return self.activation(torch.addmm(u, z, weight.T))
 
     def name(self, index: int) -> str:
+        """Which tensor this is, in words."""
         return ("the injection u", "the weight W")[index]
 
     @cached_property
@@ -97,6 +100,7 @@ class AffineEquation(Equation):
         return AffineMap(weight.detach(), u.detach(), self.activation)
 
     def solve(self, start: Tensor | None, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
+        """The equilibria by the model's method, unjudged and without a gradient."""
         u, weight = tensors
         own = all(a is b for a, b in zip(tensors, self.tensors, strict=True))
         return self.find(
@@ -121,6 +125,7 @@ class StructuredAdjoint(SolvedGradient):
     def equilibrium(
         self, equation: Equation, start: Tensor | None, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
+        """Z with the gradient of the masked linear solve; below a transform, where one is at work."""
         assert isinstance(equation, AffineEquation)
         if under_transform():  # the solve itself must happen below the transform
             u, weight = tensors
@@ -128,6 +133,7 @@ class StructuredAdjoint(SolvedGradient):
         return super().equilibrium(equation, start, tensors, record)  # type: ignore[arg-type]
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
+        """Z with a gradient in u and W, from its masks."""
         assert isinstance(equation, AffineEquation)
         solution = record.forward
         assert solution is not None

@@ -59,6 +59,7 @@ def refuse_closed_over(equation: Equation, start: Tensor, tensors: Sequence[Tens
 
 
 def closed_over_message(equation: Equation, when: str) -> str:
+    """Which tensors the cell closes over, why that is refused, and what to do."""
     names = closed_over(getattr(equation, "cell", None), differentiated)
     return (
         f"the cell closes over {', '.join(names) or 'a tensor'}, which only first-order eager gradients can "

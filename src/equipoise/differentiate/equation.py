@@ -91,4 +91,5 @@ def under_transform() -> bool:
 
 
 def needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether a gradient in one of these tensors may be asked for."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

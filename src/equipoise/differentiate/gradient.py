@@ -43,6 +43,7 @@ class SolvedGradient(Gradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
+        """The equilibrium, judged by the failure policy, with a gradient of the rows that it keeps."""
         solution = record.forward = self.solve(equation, start, tensors, record)
         kept = equation.method.on_failure.judge(solution, equation.what)
         value = solution.value

@@ -26,6 +26,7 @@ class Graph:
 
     @classmethod
     def of(cls, equation: Equation, z: Tensor, tensors: Sequence[Tensor]) -> Graph:
+        """f at z, recorded."""
         leaf = z.detach().requires_grad_()
         with torch.enable_grad():
             return cls(leaf, tensors, equation(leaf, *tensors), compute_dtype(z))
@@ -85,6 +86,7 @@ class Pullback(RowMap):
         return self.graph.pull(u)
 
     def take(self, rows: Tensor) -> Pullback:
+        """The products of some of the rows, with f recorded at these alone."""
         z = self.z[rows]
         tensors = tuple(t[rows] if i < self.equation.batched else t for i, t in enumerate(self.tensors))
         with self.equation.held():
@@ -92,6 +94,7 @@ class Pullback(RowMap):
 
 
 def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, ...]:
+    """The tensors cut off from the program around, those wanted with a gradient of their own."""
     return tuple(t.detach().requires_grad_(yes) for t, yes in zip(tensors, wanted, strict=True))
 
 

@@ -56,6 +56,7 @@ class Implicit(SolvedGradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
+        """The equilibrium with its exact gradient; below a transform, where one is at work."""
         if under_transform():  # the solve itself must happen below the transform
             refuse_closed_over(equation, start, tensors)
             return _ImplicitEquilibrium.apply(equation, self, record, start, *tensors)
@@ -76,6 +77,7 @@ class Implicit(SolvedGradient):
         return finish(seen, found, equation.solve(found.value, tensors))
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
+        """z with the exact gradient in the tensors, or in those the cell closes over."""
         if not torch.is_grad_enabled():
             return z
         graph, record.graph = record.graph, None

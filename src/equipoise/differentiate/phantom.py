@@ -33,11 +33,13 @@ class Phantom(SolvedGradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
+        """The equilibrium with the gradient of the recorded steps."""
         if under_transform():
             return self.attach(equation, solve_below(equation, start, tensors, record), tensors, record)
         return super().equilibrium(equation, start, tensors, record)
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
+        """z with the gradient of K damped steps recorded at it."""
         if not (torch.is_grad_enabled() or under_transform()):
             return z
         moved = z.detach()

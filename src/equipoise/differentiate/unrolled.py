@@ -38,6 +38,7 @@ class Unrolled(Gradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
+        """z_K, judged, as autograd recorded it."""
         z, solution = _recorded(self.solver, self.steps, equation, start, tensors)
         record.forward = solution
         return judged_steps(self, equation, start, tensors, record, z)
@@ -57,6 +58,7 @@ class UnrolledSAM(Gradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
+        """z^K as autograd recorded it; a failure only where it is not finite."""
         z, solution = _recorded(self.sam, self.steps, equation, start, tensors)
         record.forward = solution
         lost = solution.status == Status.nonfinite

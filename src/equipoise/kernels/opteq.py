@@ -40,6 +40,7 @@ class Adjoints:
     Q: Tensor  # (N, k, n)
 
     def take(self, rows: slice) -> Adjoints:
+        """The adjoints of some of the samples."""
         return Adjoints(self.X[rows], self.Z[rows], self.H[rows], self.w[rows], self.Q[rows])
 
 

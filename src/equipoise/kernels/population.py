@@ -327,6 +327,7 @@ def _directions(X: Tensor, name: str, like: Tensor | None = None) -> tuple[Tenso
 
 
 def require_rows(X: Tensor, name: str) -> None:
+    """A TypeError or ValueError unless X is (N, d), in float32 or float64 and not empty."""
     if not isinstance(X, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor (N, d); got {type(X).__name__}: try torch.as_tensor")
     if X.ndim != 2 or 0 in X.shape:

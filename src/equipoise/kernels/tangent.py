@@ -30,6 +30,7 @@ class TangentKernel:
 
     @property
     def total(self) -> Tensor:
+        """The sum of the blocks, (N, N2)."""
         first, *others = self.blocks.values()
         total = first.clone()
         for block in others:
@@ -53,10 +54,12 @@ class TangentKernel:
 
     @property
     def lambda_min(self) -> float:
+        """The smallest eigenvalue of the total, by float64 arithmetic."""
         return float(self.eigenvalues()[0])
 
     @property
     def lambda_max(self) -> float:
+        """The largest eigenvalue of the total, by float64 arithmetic."""
         return float(self.eigenvalues()[-1])
 
     def __repr__(self) -> str:

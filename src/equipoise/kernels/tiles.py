@@ -54,6 +54,7 @@ def _place(whole: Tensor, block: Tensor, at: slice, over: slice, symmetric: bool
 
 
 def slices(start: int, stop: int, size: int, progress: Progress | None = None) -> Iterator[slice]:
+    """Slices of `size` from start to stop, the last one shorter; `progress` hears of each that is done."""
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))
         if progress is not None:

@@ -84,6 +84,7 @@ class SpectralWitness:
 
     @torch.no_grad()
     def bounds(self, Z: Tensor) -> SingularBounds:
+        """Proved bounds for a Z near the witness, which moved singular values by at most ‖Z − matrix‖_F."""
         Z = as_float64(Z)
         if Z.shape != self.matrix.shape:
             raise ValueError(f"this witness is of shape {tuple(self.matrix.shape)}. Got {tuple(Z.shape)}")

@@ -93,6 +93,7 @@ def _refuse_flushing_threads() -> None:
 
 
 def as_square(M: Tensor) -> Tensor:
+    """M in float64; a ValueError unless it is square."""
     M = as_float64(M)
     if M.shape[0] != M.shape[1]:
         raise ValueError(f"a square matrix is required. Got shape {tuple(M.shape)}")

@@ -118,6 +118,7 @@ class Interval:
 
     # ---- increasing functions ---------------------------------------------------------------------------
     def sqrt(self) -> Interval:
+        """An interval that holds √x for every x in this one."""
         if self.hi < 0:
             return _make(-_INF, _INF)
         lo, hi = math.sqrt(max(self.lo, 0.0)), math.sqrt(self.hi)
@@ -128,19 +129,23 @@ class Interval:
         )
 
     def exp(self) -> Interval:
+        """An interval that holds exp(x) for every x in this one."""
         lifted = self._increasing(math.exp)
         return _make(max(lifted.lo, 0.0), lifted.hi)
 
     def expm1(self) -> Interval:
+        """An interval that holds exp(x) − 1 for every x in this one."""
         lifted = self._increasing(math.expm1)
         return _make(max(lifted.lo, -1.0), lifted.hi)
 
     def log(self) -> Interval:
+        """An interval that holds log(x) for every x in this one."""
         return (
             self._increasing(lambda x: math.log(x) if x > 0 else -_INF) if self.hi > 0 else _make(-_INF, _INF)
         )
 
     def log1p(self) -> Interval:
+        """An interval that holds log(1 + x) for every x in this one."""
         if self.hi <= -1:
             return _make(-_INF, _INF)
         return self._increasing(lambda x: math.log1p(x) if x > -1 else -_INF)
@@ -155,15 +160,19 @@ class Interval:
 
     # ---- what is proved ---------------------------------------------------------------------------------
     def certainly_lt(self, other: float | Interval) -> bool:
+        """Whether every number of this interval is below every number of the other."""
         return self.hi < _interval(other).lo
 
     def certainly_le(self, other: float | Interval) -> bool:
+        """Whether every number of this interval is at most every number of the other."""
         return self.hi <= _interval(other).lo
 
     def certainly_gt(self, other: float | Interval) -> bool:
+        """Whether every number of this interval is above every number of the other."""
         return self.lo > _interval(other).hi
 
     def certainly_ge(self, other: float | Interval) -> bool:
+        """Whether every number of this interval is at least every number of the other."""
         return self.lo >= _interval(other).hi
 
     def __contains__(self, x: float) -> bool:

@@ -42,18 +42,22 @@ class SingularBounds:
 
     @property
     def norm_upper(self) -> float:
+        """A proved upper bound on the largest singular value."""
         return self.norm.hi
 
     @property
     def norm_lower(self) -> float:
+        """A proved lower bound on the largest singular value."""
         return self.norm.lo
 
     @property
     def sigma_min_upper(self) -> float:
+        """A proved upper bound on the smallest singular value."""
         return self.sigma_min.hi
 
     @property
     def sigma_min_lower(self) -> float:
+        """A proved lower bound on the smallest singular value."""
         return self.sigma_min.lo
 
 
@@ -171,6 +175,7 @@ class Gram:
 
     @staticmethod
     def of_scaled(Z: Tensor, exponent: int) -> Gram:
+        """Of M = Z·2^exponent with the entries of Z near 1; the Gram matrix of its shorter side."""
         if Z.shape[-2] > Z.shape[-1]:
             Z = Z.mT
         p, k = Z.shape[-2:]

@@ -15,6 +15,8 @@ from .solver import Solver, SolverState, shared
 
 @dataclass
 class AndersonState(SolverState):
+    """The last differences of every row, and their products."""
+
     df: Tensor  # (n, memory, D) differences of f(z)
     dg: Tensor  # (n, memory, D) differences of g = f(z) − z, in units of `unit`
     gram: Tensor  # (n, memory, memory) = dg dgᵀ, kept up to date a row at a time
@@ -46,6 +48,7 @@ class Anderson(Solver):
             raise ValueError(f"regularisation must be ≥ 0. Got {self.regularisation} instead.")
 
     def init(self, f: Map, z: Tensor) -> AndersonState:
+        """An empty history."""
         n, d = z.shape
         return AndersonState(
             df=z.new_zeros(n, self.memory, d),
@@ -56,6 +59,7 @@ class Anderson(Solver):
         )
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: AndersonState) -> tuple[Tensor, AndersonState]:
+        """The accelerated step of every row; the plain one at first."""
         g = fz - z
         if state.step == 0:
             state.unit = unit_of(g)

@@ -82,6 +82,8 @@ def decorrelation(channels: int, eps: float = 1.0) -> Regulariser:
 
 @dataclass
 class SAMState(SolverState):
+    """How many steps were taken."""
+
     k: int = shared(default=0)
 
 
@@ -115,9 +117,11 @@ class SAM(Solver):
             )
 
     def init(self, f: Map, z: Tensor) -> SAMState:
+        """No steps yet."""
         return SAMState()
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: SAMState) -> tuple[Tensor, SAMState]:
+        """One averaged step, with the weights of its number."""
         k = state.k + 1
         lipschitz = self.regulariser.lipschitz
         eta = min(math.sqrt(2 * lipschitz), 0.5, lipschitz / 2)

@@ -19,6 +19,8 @@ _LONGEST = 1e5
 
 @dataclass
 class BroydenState(SolverState):
+    """The terms of every row's H, and the best point it has seen."""
+
     u: Tensor  # (n, memory, D)
     v: Tensor  # (n, memory, D) of H = −I + Σ u vᵀ
     used: Tensor  # (n,) terms of that sum
@@ -51,6 +53,7 @@ class Broyden(Solver):
             raise ValueError(f"growth must be a finite number ≥ 1. Got {self.growth} instead.")
 
     def init(self, f: Map, z: Tensor) -> BroydenState:
+        """H = −I, which is the plain step."""
         n, d = z.shape
         return BroydenState(
             u=z.new_zeros(n, self.memory, d),
@@ -63,6 +66,7 @@ class Broyden(Solver):
         )
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: BroydenState) -> tuple[Tensor, BroydenState]:
+        """The quasi-Newton step of every row, or a fresh start from its best point."""
         g = fz - z
         if not state.started:
             state.unit = unit_of(g)

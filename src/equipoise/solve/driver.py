@@ -13,7 +13,7 @@ from torch import Tensor
 from .anderson import Anderson
 from .autocast import compute_dtype, full_precision
 from .error import Solved
-from .loop import Outcome, Run, iterate, run_chain
+from .loop import RowsFound, LoopOptions, iterate, run_chain
 from .norms import norm_dtype, row_distances, row_norms
 from .picard import Picard
 from .problem import AffineMap, Map, make_map
@@ -63,7 +63,7 @@ def fixed_point(
     Returns a Solution; nothing is raised for samples that failed: ask its `status`, or call
     `.raise_if_failed()`.
     """
-    return _solve(f, z0, args, shared, solver, stop, precision, trace)
+    return _solve(f, z0, args, shared, solver, stop, LoopOptions(Trace() if trace else None), precision)
 
 
 def approach(
@@ -77,7 +77,7 @@ def approach(
 ) -> Solution:
     """`fixed_point` for callers that evaluate f at the answer anyway: a row may end with a step that should
     bring it to tolerance, unseen. Its status is a forecast until `confirm`."""
-    return _solve(f, z0, args, shared, solver, stop, ahead=True)
+    return _solve(f, z0, args, shared, solver, stop, LoopOptions(ahead=True))
 
 
 def confirm(found: Solution, image: Tensor) -> Solution:
@@ -117,9 +117,8 @@ def _solve(
     shared: Sequence[Any],
     solver: Solver | Sequence[Solver] | None,
     stop: Stop | None,
+    run: LoopOptions,
     precision: Precision = "auto",
-    trace: bool = False,
-    ahead: bool = False,
 ) -> Solution:
     chain = checked_chain(solver)
     if isinstance(z0, Solution):
@@ -139,17 +138,17 @@ def _solve(
     with torch.no_grad():
         z = problem.layout.flat(z0)
         check_precision(precision)
-        dtype, record = z.dtype, Trace() if trace else None
+        dtype = z.dtype
         with full_precision(z) if problem.affine is not None else nullcontext():
             limit = (stop or Stop()).resolve(compute_dtype(z))
             if norm_dtype(z) != dtype:
                 problem, z = problem.widened(dtype), z.to(norm_dtype(z))
             mixed = precision == "mixed" or (
-                precision == "auto" and not (trace or ahead) and _pays(problem, z, chain[0])
+                precision == "auto" and run == LoopOptions() and _pays(problem, z, chain[0])
             )
             before = _single_precision(problem, z, chain[0], limit) if mixed else None
-            outcome = run_chain(problem, z, chain, limit, Run(record, ahead), before)
-            if outcome.dropped and not ahead and problem.affine is None:
+            outcome = run_chain(problem, z, chain, limit, run, before)
+            if outcome.dropped and not run.ahead and problem.affine is None:
                 _confirm_batch(problem, outcome, limit)
     return Solution(
         value=problem.layout.unflat(outcome.value.to(dtype)),
@@ -160,7 +159,7 @@ def _solve(
         counts=problem.counts,
         stop=limit,
         solver=" → ".join(type(one).__name__ for one in chain),
-        trace=record,
+        trace=run.record,
         floor=outcome.floor,
         image=None if outcome.image is None else outcome.image.to(dtype),
         solved=Solved.of(f) if isinstance(f, AffineMap) else None,
@@ -196,7 +195,7 @@ def extrapolate(z: Tensor, previous: Tensor | None) -> Tensor:
     return z if previous is None else torch.lerp(previous, z, 2.0)
 
 
-def _confirm_batch(f: Map, outcome: Outcome, stop: Stop) -> None:
+def _confirm_batch(f: Map, outcome: RowsFound, stop: Stop) -> None:
     """Samples were dropped while others went on: f of the whole batch tells whether it mixes samples.
 
     What another size of the batch rounds differently is let pass.
@@ -224,7 +223,7 @@ def _pays(f: Map, z: Tensor, solver: Solver) -> bool:
     return large and z.dtype == torch.float64 and solver.smooth and solver.uses_value
 
 
-def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> Outcome:
+def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> RowsFound:
     """Where float32 iteration gets to, its value in float64 again: the start of the verified solve."""
     if z.dtype != torch.float64:
         raise ValueError(f"precision='mixed' polishes in float64: z0 must be float64. Got {z.dtype} instead.")
@@ -237,7 +236,7 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> Outcome:
     reach = Stop.reach(single) * (1 if solver.uses_value else 4)  # a step of its own rounds more than f
     rtol = max((0.8 if solver.smooth and solver.uses_value else 0.5) * stop.rtol, reach)
     near = replace(stop, rtol=rtol, patience=min(stop.patience, 4))
-    outcome = iterate(f.to(single), z.to(single), solver, near, Run(ours=True, ahead=True))
+    outcome = iterate(f.to(single), z.to(single), solver, near, LoopOptions(ours=True, ahead=True))
     lost = ~torch.isfinite(outcome.value.sum(dim=1))
     outcome.value = outcome.value.double()
     if bool(lost.any()):
@@ -246,6 +245,7 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> Outcome:
 
 
 def checked_chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
+    """The solvers to try in turn, as a list; a TypeError where one is no Solver."""
     chain: list[Solver] = []
     if solver is None:
         chain = list(DEFAULT_CHAIN)

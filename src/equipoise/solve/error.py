@@ -27,6 +27,7 @@ class Solved:
 
     @classmethod
     def of(cls, problem: AffineMap) -> Solved:
+        """What an error bound of this map's equilibria is computed from."""
         return cls(problem, _versions(problem))
 
     def error(self, z: Tensor) -> Tensor | None:

@@ -42,6 +42,7 @@ class OnFailure:
 
     @classmethod
     def of(cls, policy: Policy | OnFailure) -> OnFailure:
+        """The policy of that name, or the policy itself."""
         return policy if isinstance(policy, OnFailure) else cls(policy)
 
     def judge(self, solution: Solution, what: str = "forward solve") -> Tensor | None:

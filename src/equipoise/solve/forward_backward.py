@@ -15,6 +15,8 @@ from .splitting import Splitting, parts
 
 @dataclass
 class ForwardBackwardState(SolverState):
+    """The step α, the same for all rows."""
+
     alpha: float = shared()
 
 
@@ -32,6 +34,7 @@ class ForwardBackward(Splitting):
         return self.margin_of(affine), affine.lipschitz if self.lipschitz is None else self.lipschitz
 
     def alpha(self, affine: AffineMap) -> float:
+        """The step α: as given, or μ/ℓ². A ValueError where the given one need not converge."""
         margin, lipschitz = self.constants(affine)
         best = margin / lipschitz**2
         if self.step_size is None:
@@ -49,11 +52,13 @@ class ForwardBackward(Splitting):
         return math.sqrt(max(0.0, 1 - 2 * alpha * margin + (alpha * lipschitz) ** 2))
 
     def init(self, f: Map, z: Tensor) -> ForwardBackwardState:
+        """The step α of this map."""
         return ForwardBackwardState(self.alpha(parts(f)))
 
     def step(
         self, f: Map, z: Tensor, fz: Tensor, state: ForwardBackwardState
     ) -> tuple[Tensor, ForwardBackwardState]:
+        """One forward and one backward step."""
         affine, alpha = parts(f), state.alpha
         damped = torch.lerp(z, affine.bias, alpha)  # (1 − α) z + α b
         forward = torch.addmm(damped, z, affine.weight.T, alpha=alpha)  # z − α((I − W) z − b)

@@ -82,10 +82,19 @@ def gmres(
         at_work = gained & (residual > tolerance)
     if not whole:
         seen = row_norms(b - operator(x))
+    rounding = 8 * torch.finfo(b.dtype).eps * (size + row_norms(x))
+    return _answer(x, residual, seen, steps, tolerance, rounding)
+
+
+def _answer(
+    x: Tensor, residual: Tensor, seen: Tensor, steps: Tensor, tolerance: Tensor, rounding: Tensor
+) -> Krylov:
+    """x judged by the residual that was seen of all rows together, in place of the one each had on its own.
+
+    Rows that stood still while others moved are what they were, but for the rounding of another product.
+    """
     believed = torch.isfinite(residual) & (residual <= tolerance)
-    # Rows that stood still while others moved are what they were, but for the rounding of another product.
-    moved = ~(seen <= residual + 8 * torch.finfo(b.dtype).eps * (size + row_norms(x)))
-    residual = torch.where(moved, seen, residual)
+    residual = torch.where(seen <= residual + rounding, residual, seen)
     converged = torch.isfinite(residual) & (residual <= tolerance)
     return Krylov(x, residual, steps, converged, believed & ~converged)
 

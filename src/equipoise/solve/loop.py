@@ -20,7 +20,7 @@ _NEAR = 1e-2
 
 
 @dataclass
-class Outcome:
+class RowsFound:
     """What the loop found of every row."""
 
     value: Tensor  # (N, D)
@@ -34,20 +34,23 @@ class Outcome:
     image: Tensor | None = None  # f(value), where all rows ended at one check
 
     @classmethod
-    def unsolved(cls, z: Tensor) -> Outcome:
+    def unsolved(cls, z: Tensor) -> RowsFound:
+        """Nothing found yet of any row."""
         n = z.shape[0]
         nan = torch.full((n,), math.nan, dtype=norm_dtype(z), device=z.device)
         steps = torch.zeros(n, dtype=torch.int64, device=z.device)
         status = torch.full((n,), int(Status.max_steps), dtype=torch.int8, device=z.device)
         return cls(torch.empty_like(z), status, nan, nan.clone(), steps, torch.zeros_like(nan))
 
-    def take(self, rows: Tensor) -> Outcome:
+    def take(self, rows: Tensor) -> RowsFound:
+        """What was found of some of the rows."""
         value, status, residual, scale, steps, floor = (
             t[rows] for t in (self.value, self.status, self.residual, self.scale, self.steps, self.floor)
         )
-        return Outcome(value, status, residual, scale, steps, floor)
+        return RowsFound(value, status, residual, scale, steps, floor)
 
-    def put(self, rows: Tensor, other: Outcome) -> None:
+    def put(self, rows: Tensor, other: RowsFound) -> None:
+        """Replace what was found of some of the rows; their steps add up."""
         self.value[rows], self.status[rows] = other.value, other.status
         self.residual[rows], self.scale[rows] = other.residual, other.scale
         self.floor[rows] = other.floor
@@ -67,7 +70,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoopOptions:
     """How the loop is run, besides the solver and the stopping test."""
 
     record: Trace | None = None
@@ -77,8 +80,8 @@ class Run:
 
 
 def run_chain(
-    f: Map, z: Tensor, chain: list[Solver], stop: Stop, run: Run, before: Outcome | None = None
-) -> Outcome:
+    f: Map, z: Tensor, chain: list[Solver], stop: Stop, run: LoopOptions, before: RowsFound | None = None
+) -> RowsFound:
     """Each solver in turn on the rows the one before it failed on; the first goes on from `before`."""
     if before is None:
         outcome = iterate(f, z, chain[0], stop, run)
@@ -114,9 +117,11 @@ def run_chain(
     return outcome
 
 
-def iterate(f: Map, z: Tensor, solver: Solver, stop: Stop, run: Run, names: Tensor | None = None) -> Outcome:
+def iterate(
+    f: Map, z: Tensor, solver: Solver, stop: Stop, run: LoopOptions, names: Tensor | None = None
+) -> RowsFound:
     """The loop. `names` are the rows' numbers in the user's batch, for the record."""
-    out = Outcome.unsolved(z)
+    out = RowsFound.unsolved(z)
     if z.shape[0]:
         _Loop(f, z, solver, stop, run, out, names).run()
     return out
@@ -131,7 +136,14 @@ class _Loop:
     """
 
     def __init__(
-        self, f: Map, z: Tensor, solver: Solver, stop: Stop, run: Run, out: Outcome, names: Tensor | None
+        self,
+        f: Map,
+        z: Tensor,
+        solver: Solver,
+        stop: Stop,
+        run: LoopOptions,
+        out: RowsFound,
+        names: Tensor | None,
     ) -> None:
         self.f, self.z, self.solver, self.stop, self.how, self.out = f, z, solver, stop, run, out
         self.ahead = run.ahead and solver.smooth and solver.uses_value

@@ -32,6 +32,8 @@ _STACK = 1 << 20
 
 @dataclass
 class NewtonState(SolverState):
+    """What Newton's method carries from step to step."""
+
     merit: Tensor  # (n,) one step before
     record: Tensor  # (n,) lowest merit
     spare: Tensor  # (n,) full steps without a record still allowed; below 0 the row is guarded
@@ -63,11 +65,13 @@ class Newton(Solver):
                 raise ValueError(f"{name} must be an integer ≥ {low}. Got {value!r} instead.")
 
     def init(self, f: Map, z: Tensor) -> NewtonState:
+        """The state before the first step."""
         inf = z.new_full((len(z),), torch.inf)
         spare = torch.full((len(z),), _SPARE if _is_relu(f) else -1, dtype=torch.int64, device=z.device)
         return NewtonState(merit=inf, record=inf, spare=spare)
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: NewtonState) -> tuple[Tensor, NewtonState]:
+        """One safeguarded Newton step of every row."""
         p = None if f.affine is None else f.affine.preactivation(z)
         merit, guarded = _merit(f, z, fz - z, p), state.spare < 0
         working = torch.isfinite(merit) if f.working is None else torch.isfinite(merit) & f.working

@@ -12,6 +12,7 @@ _BLOCK = 2**16
 
 
 def norm_dtype(z: Tensor) -> torch.dtype:
+    """The dtype in which norms of z are computed: float32 at least."""
     return torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype
 
 

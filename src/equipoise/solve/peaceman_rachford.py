@@ -15,6 +15,8 @@ from .splitting import Splitting, parts
 
 @dataclass
 class PeacemanRachfordState(SolverState):
+    """The reflection of every row, what its bias adds, and the step that all rows share."""
+
     h: Tensor  # (n, m) = 2z − q, the reflection of q in z = prox_{αφ}(q)
     c: Tensor  # (n, m) = 2α (I + αM)⁻¹ b
     alpha: float = shared()
@@ -37,6 +39,7 @@ class PeacemanRachford(Splitting):
     """
 
     def alpha(self, affine: AffineMap) -> float:
+        """The step α: as given, or the one with the best bound on the rate."""
         if self.step_size is not None:
             return self.step_size
         return 1 / math.sqrt(math.prod(self.constants(affine)))
@@ -59,6 +62,7 @@ class PeacemanRachford(Splitting):
         return margin, affine.cache["curvature"]
 
     def init(self, f: Map, z: Tensor) -> PeacemanRachfordState:
+        """The reflection of z, with the Cayley transform computed once for each W and α."""
         affine = parts(f)
         self.margin_of(affine)  # refuses a W without one
         prox, alpha = self.prox(affine), self.alpha(affine)
@@ -70,6 +74,7 @@ class PeacemanRachford(Splitting):
     def step(
         self, f: Map, z: Tensor, fz: Tensor, state: PeacemanRachfordState
     ) -> tuple[Tensor, PeacemanRachfordState]:
+        """One reflection along I − W and one along ∂φ."""
         affine, alpha = parts(f), state.alpha
         q = torch.addmm(state.c, state.h, _cayley(affine, alpha).T)
         z = self.prox(affine)(q, alpha)

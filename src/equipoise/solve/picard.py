@@ -25,4 +25,5 @@ class Picard(Solver):
             raise ValueError(f"damping must lie in (0, 1]. Got {self.damping} instead.")
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        """f(z), or the part of the way to it that the damping allows."""
         return (fz if self.damping == 1 else z.lerp(fz, self.damping)), state

@@ -65,6 +65,7 @@ class AffineMap(RowMap):
         return self.activation.overwrite(self.preactivation(z))
 
     def preactivation(self, z: Tensor) -> Tensor:
+        """W z + b, (N, m)."""
         with full_precision(z):
             return torch.addmm(self.bias, z, self.weight.T)  # (N, m)
 
@@ -79,9 +80,11 @@ class AffineMap(RowMap):
         return other
 
     def take(self, rows: Tensor) -> AffineMap:
+        """The same map on some of its samples."""
         return self._with(self.weight, self.bias[rows], self.cache)
 
     def to(self, dtype: torch.dtype) -> AffineMap:
+        """The same map in another dtype; the cast W is kept for the next time."""
         if dtype == self.weight.dtype:
             return self
         key = ("weight", dtype)
@@ -129,10 +132,12 @@ class Layout:
 
     @classmethod
     def of(cls, z: State) -> Layout:
+        """The layout of a state like this one."""
         parts = z if isinstance(z, tuple) else (z,)
         return cls([p.shape[1:] for p in parts], isinstance(z, tuple))
 
     def flat(self, z: State) -> Tensor:
+        """A state as flat rows, (N, D)."""
         if self.plain:
             return cast(Tensor, z)
         parts = z if isinstance(z, tuple) else (z,)
@@ -140,6 +145,7 @@ class Layout:
         return torch.cat(rows, dim=1) if self.is_tuple else rows[0]
 
     def unflat(self, flat: Tensor) -> State:
+        """Flat rows as a state."""
         if self.plain:
             return flat
         n = flat.shape[0]
@@ -150,6 +156,7 @@ class Layout:
 
     @property
     def width(self) -> int:
+        """D, the numbers in one sample's state."""
         return sum(s.numel() for s in self.shapes)
 
     def mismatch(self, out: Any, rows: int) -> str | None:
@@ -190,6 +197,7 @@ class Map:
 
     @property
     def affine(self) -> AffineMap | None:
+        """f itself where it is an AffineMap, else None."""
         return self.f if isinstance(self.f, AffineMap) else None
 
     @property

@@ -37,12 +37,14 @@ class Progress:
 
     @classmethod
     def begin(cls, f: Map, z: Tensor, rate: float) -> Progress:
+        """Nothing known yet but the rate that was given."""
         inf = torch.full((z.shape[0],), math.inf, dtype=norm_dtype(z), device=z.device)
         zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
         floor = torch.full_like(inf, torch.finfo(f.rounding or z.dtype).tiny)
         return cls(floor, inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate)
 
     def take(self, rows: Tensor) -> Progress:
+        """What is known of some of the rows."""
         return replace(
             self,
             floor=self.floor[rows],

@@ -239,6 +239,7 @@ class Solution:
 
     @property
     def converged(self) -> Tensor:
+        """Whether each sample met its tolerance, (N,)."""
         return self.status == Status.converged  # (N,)
 
     @property
@@ -248,10 +249,12 @@ class Solution:
 
     @property
     def relative_residual(self) -> Tensor:
+        """‖f(z) − z‖ / ‖f(z)‖ of each sample, (N,)."""
         return self.residual / self.scale.clamp_min(torch.finfo(self.scale.dtype).tiny)  # (N,)
 
     @property
     def failed_rows(self) -> list[int]:
+        """The numbers of the samples that did not converge."""
         return torch.nonzero(~self.converged).flatten().tolist()
 
     def raise_if_failed(self) -> Solution:

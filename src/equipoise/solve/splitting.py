@@ -68,6 +68,7 @@ class Splitting(Solver):
         return affine.margin
 
     def not_monotone(self, found: str) -> ValueError:
+        """The error for a W that is not strongly monotone, with what was found."""
         return ValueError(
             f"{type(self).__name__} needs a strongly monotone I − W: the margin μ = λ_min(sym(I − W)) must "
             f"be > 0. Got {found} instead; smaller weights or W = (1 − μ)I − AᵀA + B − Bᵀ have one, "
