@@ -60,7 +60,7 @@ class Reversible(Gradient):
             )
         if torch.is_grad_enabled() and closed_over(getattr(equation, "cell", None), differentiated):
             raise RuntimeError(closed_over_message(equation, "with Reversible"))
-        task = _Iteration(equation, self.steps)
+        task = _ReversibleSteps(equation, self.steps)
         z = _Steps.apply(task, start, *tensors) if needs_gradient(tensors) else task.run(start, tensors)[1][0]
         record.forward = task.seen(z.detach(), tensors)
         return judged_steps(self, equation, start, tensors, record, z)
@@ -70,7 +70,7 @@ Pair = tuple[Tensor, Tensor]  # a number of twice the digits, as the sum of a la
 
 
 @dataclass(frozen=True)
-class _Iteration:
+class _ReversibleSteps:
     equation: Equation
     steps: int
 
@@ -101,7 +101,7 @@ class _Steps(torch.autograd.Function):
     """(θ) ↦ z_K. Inputs: task, start, *tensors."""
 
     @staticmethod
-    def forward(ctx: Any, task: _Iteration, start: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, task: _ReversibleSteps, start: Tensor, *tensors: Tensor) -> Tensor:
         y, z = task.run(start, tensors)
         ctx.task = task
         ctx.save_for_backward(*y, *z, *tensors)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .anderson import Anderson
 from .autocast import compute_dtype, full_precision
 from .error import Solved
-from .loop import RowsFound, LoopOptions, iterate, run_chain
+from .loop import LoopOptions, RowsFound, iterate, run_chain
 from .norms import norm_dtype, row_distances, row_norms
 from .picard import Picard
 from .problem import AffineMap, Map, make_map

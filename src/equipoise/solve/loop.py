@@ -123,11 +123,11 @@ def iterate(
     """The loop. `names` are the rows' numbers in the user's batch, for the record."""
     out = RowsFound.unsolved(z)
     if z.shape[0]:
-        _Loop(f, z, solver, stop, run, out, names).run()
+        _Iteration(f, z, solver, stop, run, out, names).run()
     return out
 
 
-class _Loop:
+class _Iteration:
     """One solver at work on the rows of a batch, `rows` of them still: where each stands in `out`.
 
     `ahead` spares an evaluation where the answer will be verified elsewhere: with a solver whose rate is
