@@ -23,7 +23,9 @@ def verify(
     norm: Annotated[str, option("linf, or l2 for Euclidean balls.")] = "linf",
     box: Annotated[str, option("The domain of the data, LOW,HIGH (0,1 by default), or none.")] = "0,1",
     rows: Annotated[int | None, option("The first ROWS alone.")] = None,
-    nodes: Annotated[int, option("Parts of its box that are bounded for a row, at most.")] = 2000,
+    nodes: Annotated[
+        int, option("Parts of its box that are bounded for a row before it is given up.")
+    ] = 2000,
     mean: Annotated[float, option("What a checkpoint's inputs were normalised by.")] = 0.0,
     std: Annotated[float, option("What a checkpoint's inputs were normalised by.")] = 1.0,
     out: Annotated[Path | None, option("Where to write; by default SOURCE-verified.")] = None,

@@ -50,7 +50,7 @@ def verify_predictions(
             the box itself.
         box: (low, high), numbers or tensors (d,) or (N, d), the domain of the data; without it no bounds.
         inequalities: (Q, q) in place of y, (T, k) and (T,): Q ŷ + q > 0 must hold, row by row.
-        nodes: parts of its set that are bounded for a row, at most; then it is unknown.
+        nodes: parts of its set that are bounded for a row before it is given up as unknown.
         seconds: the same by time, which does not repeat from run to run.
         attack: steps and starts of the search for a counterexample; (0, 1) only looks at the row itself.
         progress: called with (rows done, rows in all).
