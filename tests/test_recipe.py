@@ -23,7 +23,7 @@ def test_what_was_not_given_is_not_written():
         "model": "auto",
         "width": 5,
         "certified": True,
-        "dtype": "float64",
+        "theorem": "anchored",
         "seed": 0,
     }
 
@@ -55,10 +55,14 @@ def test_unknown_keys_are_errors_that_name_the_known_ones():
         ({"dtype": "float16"}, r"dtype must be one of 'float64', 'float32'"),
         ({"gamma": 0.5}, r"gaussian-relu takes sigma_w2. Got gamma"),
         ({"model": "linear", "width": 5}, r"linear has the width of its inputs"),
-        ({"epochs": 5, "rate": 0.1}, r"rate, epochs must not be given for certified training"),
+        ({"epochs": 5, "slack": 0.1}, r"slack must not be given|epochs must not be given for safeguarded"),
+        ({"epochs": 5, "rate": 0.1, "theorem": "safeguarded"}, r"rate, epochs must not be given for safe"),
+        ({"theorem": "anchored", "steps": 5}, r"steps must not be given for anchored training"),
+        ({"certified": False, "theorem": "anchored"}, r"theorem must not be given for free training"),
+        ({"theorem": "ling2023"}, r"theorem must be one of 'anchored', 'safeguarded'"),
         (
             {"certified": False, "slack": 1.0},
-            r"slack must not be given for free training.*it is an",
+            r"slack must not be given for free training: it is an",
         ),
     ],
 )
@@ -68,7 +72,11 @@ def test_what_a_recipe_cannot_mean_is_refused(options, message):
 
 
 def test_sizes_are_chosen_from_the_rows():
-    assert [Recipe().resolved(n).width for n in (2, 50, 128, 1500, 9999)] == [64, 200, 512, 750, 1024]
+    whole = Recipe(theorem="safeguarded")
+    assert [whole.resolved(n).width for n in (2, 50, 128, 1500, 9999)] == [64, 200, 512, 750, 1024]
+    assert [Recipe().resolved(n).width for n in (2, 150, 5000, 60_000)] == [64, 64, 208, 400]
+    assert [Recipe().resolved(n).batch_size for n in (2, 1000, 60_000)] == [32, 64, 256]
+    assert [Recipe().resolved(n).epochs for n in (2, 5000, 60_000)] == [60, 20, 12]
     assert Recipe(width=7).resolved(5000).width == 7
     assert Recipe("linear").resolved(50).width is None
 
@@ -89,8 +97,9 @@ def test_a_resolved_recipe_stays_as_it_is():
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_start_has_no_readout_and_is_the_same_for_the_same_seed(model, outputs, dtype):
-    recipe = Recipe(model, dtype=dtype, seed=1).resolved(20)
-    a, b, c = (r.build(5, outputs) for r in (recipe, recipe, Recipe(model, dtype=dtype).resolved(20)))
+    whole = {"dtype": dtype, "theorem": "safeguarded"}
+    recipe, other = Recipe(model, seed=1, **whole).resolved(20), Recipe(model, **whole).resolved(20)
+    a, b, c = (r.build(5, outputs) for r in (recipe, recipe, other))
     assert not a.readout_weight.any()
     assert a.readout_weight.dtype == recipe.torch_dtype
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
@@ -99,7 +108,15 @@ def test_the_start_has_no_readout_and_is_the_same_for_the_same_seed(model, outpu
     assert a.width == (5 if model == "linear" else 80)
 
 
-def test_free_training_starts_with_a_readout():
+def test_a_recipe_written_before_there_was_another_theorem_is_safeguarded():
+    assert Recipe.from_dict({"model": "auto", "certified": True, "seed": 3}).path == "safeguarded"
+    assert Recipe.from_dict({"certified": False}).path == "free"
+    assert Recipe(steps=3).path == "safeguarded"
+    assert Recipe().path == "anchored"
+
+
+def test_training_in_batches_starts_with_a_readout():
+    assert Recipe().resolved(20).build(5, 1).readout_weight.any()
     assert Recipe(certified=False).resolved(20).build(5, 1).readout_weight.any()
 
 

@@ -26,22 +26,17 @@ FAMILIES: dict[str, tuple[str, float]] = {  # what keeps each well-posed at the 
     "gaussian-relu": ("sigma_w2", 0.08),
     "monotone": ("margin", 0.5),
 }
-NETWORK, CERTIFIED, FREE = "Network", "Certified training", "Free training (--uncertified)"
+THEOREMS = "anchored", "safeguarded"  # what certified training may be held to
+NETWORK, PROMISE, BATCHES = "Network", "What is promised", "Training in batches (anchored, or --uncertified)"
+WHOLE = "Training with every row at each step (--theorem safeguarded)"
 
 WIDTH = 512, 1024  # from, to: N/2 between them. A solver step costs 2·N·m² operations
 ETA = 0.15  # of the Gauss-Newton step: the hidden layer learns only until the residual is gone
 GRADIENT_STEPS = 200
 LEFT = 0.05  # of the residual at the end: a few steps more would change no decision
 SMALLEST = 64
-FREE_WIDTH = 128  # of units that learn what they show
-USUAL: dict[str, Any] = {  # of free training
-    "optimiser": "adam",
-    "rate": 2e-3,
-    "schedule": "cosine",
-    "epochs": 50,
-    "batch_size": 64,
-    "weight_decay": 0.0,
-}
+USUAL: dict[str, Any] = {"optimiser": "adam", "rate": 5e-3, "schedule": "cosine", "weight_decay": 0.0}
+RIDGE = 30.0, 0.1  # λ of the readout: this much, but no more than a share of the rows
 LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
 
 
@@ -62,23 +57,25 @@ class Recipe:
     gamma: float | None = _option(NETWORK, "γ of linear and scaled-relu, in (0, 1).")
     margin: float | None = _option(NETWORK, "μ > 0 of monotone.")
     sigma_w2: float | None = _option(NETWORK, "σ_w² of gaussian-relu, in (0, 1/8).")
-    certified: bool = _option(FREE, "Whether to train under a proved certificate, or freely.", True)
-    readout: str | None = _option(CERTIFIED, "gauss-newton (by default) or gradient.")
-    eta: float | None = _option(CERTIFIED, "Share of the largest readout step, in (0, 1].")
-    slack: float | None = _option(CERTIFIED, "λ ≥ 0; by default chosen by leave-one-out.")
-    steps: int | None = _option(CERTIFIED, "Full-batch steps.")
-    loss: str | None = _option(FREE, "square, half_square, logistic, hinge or cross_entropy.")
-    optimiser: str | None = _option(FREE, "sgd, adam, adamw, rmsprop or adagrad.")
-    rate: float | None = _option(FREE, "Learning rate.")
-    momentum: float | None = _option(FREE, "Of sgd, in [0, 1).")
-    schedule: str | None = _option(FREE, "Of the rate: constant, cosine, step or poly.")
-    epochs: int | None = _option(FREE, "Passes over the data.")
-    batch_size: int | None = _option(FREE, "Rows a step.")
-    weight_decay: float | None = _option(FREE, "≥ 0.")
-    clip: float | None = _option(FREE, "Largest norm of a gradient.")
-    patience: int | None = _option(FREE, "Epochs without progress before it stops.")
+    certified: bool = _option(PROMISE, "Whether to train under a proved certificate, or freely.", True)
+    theorem: str | None = _option(PROMISE, "anchored (in batches, by default) or safeguarded (with a rate).")
+    ridge: float | None = _option(PROMISE, "λ > 0, of anchored; by default 30, or a tenth of the rows.")
+    readout: str | None = _option(WHOLE, "gauss-newton (by default) or gradient.")
+    eta: float | None = _option(WHOLE, "Share of the largest readout step, in (0, 1].")
+    slack: float | None = _option(WHOLE, "λ ≥ 0; by default chosen by leave-one-out.")
+    steps: int | None = _option(WHOLE, "Full-batch steps.")
+    loss: str | None = _option(BATCHES, "square, half_square, logistic, hinge or cross_entropy.")
+    optimiser: str | None = _option(BATCHES, "sgd, adam, adamw, rmsprop or adagrad.")
+    rate: float | None = _option(BATCHES, "Learning rate.")
+    momentum: float | None = _option(BATCHES, "Of sgd, in [0, 1).")
+    schedule: str | None = _option(BATCHES, "Of the rate: constant, cosine, step or poly.")
+    epochs: int | None = _option(BATCHES, "Passes over the data.")
+    batch_size: int | None = _option(BATCHES, "Rows a step.")
+    weight_decay: float | None = _option(BATCHES, "≥ 0.")
+    clip: float | None = _option(BATCHES, "Largest norm of a gradient.")
+    patience: int | None = _option(BATCHES, "Epochs without progress before it stops.")
     class_weight: str | None = _option(NETWORK, "balanced: every class weighs as much as any other.")
-    dtype: str = _option(NETWORK, "float64 (by default) or float32.", "float64")
+    dtype: str | None = _option(NETWORK, "float32, or float64, which safeguarded training has by default.")
     seed: int = _option(NETWORK, "Of weights, batches and split; 0 by default.", 0)
 
     DTYPES: ClassVar = ("float64", "float32")
@@ -90,7 +87,6 @@ class Recipe:
 
         one_of("model", self.model, ("auto", *FAMILIES))
         one_of("certified", self.certified, (True, False))
-        one_of("dtype", self.dtype, self.DTYPES)
         integer("seed", self.seed, 0)
         for name in ("width", "steps", "epochs", "batch_size", "patience"):
             integer(name, getattr(self, name), 0 if name == "steps" else 1, optional=True)
@@ -99,6 +95,7 @@ class Recipe:
             ("margin", 0.0, math.inf),
             ("sigma_w2", 0.0, 1 / 8),
             ("rate", 0.0, math.inf),
+            ("ridge", 0.0, math.inf),
             ("clip", 0.0, math.inf),
         ):
             number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
@@ -112,6 +109,8 @@ class Recipe:
             ("optimiser", tuple(OPTIMISERS)),
             ("schedule", tuple(SCHEDULES)),
             ("class_weight", ("balanced",)),
+            ("dtype", self.DTYPES),
+            ("theorem", THEOREMS),
         ):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)
@@ -119,12 +118,17 @@ class Recipe:
         self._check_family()
 
     def _check_path(self) -> None:
-        wrong = [n for n in of_panel(FREE if self.certified else CERTIFIED) if getattr(self, n) is not None]
-        if wrong:
-            path, other = ("certified", "free") if self.certified else ("free", "certified")
+        if not self.certified and self.theorem is not None:
+            raise ValueError("theorem must not be given for free training: it is of certified training.")
+        if self.certified:
+            object.__setattr__(self, "theorem", self.path)  # which a file says whatever the default becomes
+        others = {"anchored": of_panel(WHOLE), "safeguarded": [*of_panel(BATCHES), "ridge"]}
+        others["free"] = [*of_panel(WHOLE), "ridge"]
+        if wrong := [name for name in others[self.path] if getattr(self, name) is not None]:
             raise ValueError(
-                f"{', '.join(wrong)} must not be given for {path} training (certified={self.certified}): "
-                f"{'they are options' if len(wrong) > 1 else 'it is an option'} of {other} training."
+                f"{', '.join(wrong)} must not be given for {self.path} training: "
+                f"{'they are options' if len(wrong) > 1 else 'it is an option'} of another way of training "
+                f"(certified=, theorem=)."
             )
 
     def _check_family(self) -> None:
@@ -141,10 +145,31 @@ class Recipe:
         return "gaussian-relu" if self.model == "auto" else self.model
 
     @property
+    def path(self) -> Literal["anchored", "safeguarded", "free"]:
+        """The way of training. An option of safeguarded training alone asks for it."""
+        if not self.certified:
+            return "free"
+        asked = any(getattr(self, name) is not None for name in of_panel(WHOLE))
+        return "safeguarded" if self.theorem == "safeguarded" or (asked and not self.theorem) else "anchored"
+
+    @property
+    def unit(self) -> Literal["step", "epoch"]:
+        """What training is counted in."""
+        return "step" if self.path == "safeguarded" else "epoch"
+
+    @property
+    def total(self) -> int:
+        """Steps or epochs of a resolved recipe."""
+        found = self.steps if self.unit == "step" else self.epochs
+        assert found is not None
+        return found
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The torch dtype of the weights."""
         import torch
 
+        assert self.dtype is not None  # resolved
         return getattr(torch, self.dtype)
 
     # -- to and from a file ---------------------------------------------------------------------------------
@@ -160,37 +185,44 @@ class Recipe:
         for name in given:
             if name not in known:
                 raise ValueError(f"a recipe has {', '.join(known)}. Got {name!r} besides.")
-        return cls(**given)
+        earlier = "theorem" not in given and given.get("certified", True)  # than there was another theorem
+        return cls(**({**given, "theorem": "safeguarded"} if earlier else given))
 
     # -- the choices ----------------------------------------------------------------------------------------
 
     def resolved(self, rows: int, kind: Kind = "regression", classes: int = 2) -> Recipe:
-        """With the choices that the size of the data decides; the slack is chosen later, from the features.
+        """With the choices that the size of the data decides; a slack is chosen later, from the features.
 
-        Certified: the width is N/2 within 512 to 1024, or 4N where that is less, but at least 64. Steps go on
-        until the readout has left a twentieth of the residual, so that there is time for the hidden layer to
-        learn. Free: a width of 128, Adam with a cosine schedule, and the loss of maximal likelihood.
+        In batches: the width grows with the cube root of the rows from 64 to 400, batches from 32 to 256, and
+        epochs fall from 60 to 12, so that time grows with the rows; Adam with a cosine schedule, the loss of
+        maximal likelihood. With every row at each step: N/2 units within 512 to 1024, or 4N where that is
+        less; steps go on until the readout has left a twentieth of the residual.
         """
         own, default = FAMILIES[self.family]
-        width = self.width or (_wide_enough(rows) if self.certified else FREE_WIDTH)
         chosen: dict[str, Any] = {"model": self.family, own: getattr(self, own) or default}
-        if self.family != "linear":
-            chosen["width"] = width
-        if self.certified:
+        if self.path == "safeguarded":
             readout = self.readout or "gauss-newton"
-            eta = self.eta or (ETA if readout == "gauss-newton" else 1.0)
-            chosen |= {"readout": readout, "eta": eta}
-            if self.steps is None:
-                newton = readout == "gauss-newton"
-                chosen["steps"] = _steps_until(LEFT, eta) if newton else GRADIENT_STEPS
+            newton = readout == "gauss-newton"
+            eta = self.eta or (ETA if newton else 1.0)
+            steps = _steps_until(LEFT, eta) if newton else GRADIENT_STEPS
+            usual = {"readout": readout, "eta": eta, "steps": steps, "dtype": "float64"}
+            usual["width"] = _wide_enough(rows)
         else:
             likelihood = "logistic" if classes == 2 else "cross_entropy"
             usual = {"loss": "half_square" if kind == "regression" else likelihood, **USUAL}
-            chosen |= {name: value for name, value in usual.items() if getattr(self, name) is None}
+            usual["width"] = max(SMALLEST, 8 * round(min(400, 64 * (rows / 150) ** (1 / 3)) / 8))
+            usual["batch_size"] = int(min(256, max(32, 2 ** round(math.log2(max(rows, 2) / 20)))))
+            usual["epochs"] = round(min(60, max(12, 20 * (5000 / rows) ** 0.3)))
+            usual["dtype"] = "float32"
+        if self.path == "anchored":
+            usual |= {"ridge": min(RIDGE[0], RIDGE[1] * rows)}
+        if self.family == "linear":
+            del usual["width"]
+        chosen |= {name: value for name, value in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **chosen)
 
     def build(self, inputs: int, outputs: int) -> AffineFamily:
-        """The network of a resolved recipe at its start, with a readout of 0 for certified training.
+        """The network of a resolved recipe at its start, with a readout of 0 for safeguarded training.
 
         ‖W‖ of a narrow Gaussian draw may reach 1: it is then scaled down to 0.9.
         """
@@ -216,15 +248,14 @@ class Recipe:
                 if (q := spectral_norm(model.W)) > LARGEST:
                     model.W.data.mul_(LARGEST / q)
         with torch.no_grad():
-            if self.certified:
+            if self.path == "safeguarded":
                 model.get_parameter(model.readout_name).zero_()
         return model
 
 
 def of_panel(panel: str) -> list[str]:
-    """The names of the options in one panel of the help, without `certified`, which chooses between them."""
-    found = [f.name for f in dataclasses.fields(Recipe) if f.metadata["panel"] == panel]
-    return [name for name in found if name != "certified"]
+    """The names of the options in one panel of the help."""
+    return [f.name for f in dataclasses.fields(Recipe) if f.metadata["panel"] == panel]
 
 
 def _wide_enough(rows: int) -> int:

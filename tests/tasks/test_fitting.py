@@ -85,14 +85,14 @@ def test_the_certificate_is_about_the_start_and_the_gathered_rows(wine):
 
 def test_the_hidden_layer_learns(wine):
     X, y, *_ = wine
-    found = fit(X, y, "classification", Recipe(width=60))
+    found = fit(X, y, "classification", Recipe(width=60, theorem="safeguarded"))
     assert found.history.movement[found.recipe.steps] > 0.02
     assert found.history.travelled["W"][found.recipe.steps] > 0
 
 
 def test_defaults_predict_well():
     X, y = load_diabetes(return_X_y=True)
-    found = fit(X[::2], y[::2], "regression", Recipe(width=100))
+    found = fit(X[::2], y[::2], "regression", Recipe(width=100, theorem="safeguarded"))
     left = found.predict(X[1::2]) - y[1::2]
     assert 1 - left.var() / y[1::2].var() > 0.35
     assert found.validation["r2"] > 0.3
@@ -100,7 +100,7 @@ def test_defaults_predict_well():
 
 def test_probabilities_are_honest_on_average(wine):
     X, y, Xt, yt = wine
-    found = fit(X, y, "classification", Recipe(width=100))
+    found = fit(X, y, "classification", Recipe(width=100, theorem="safeguarded"))
     P = found.predict_proba(Xt)
     own = P[np.arange(len(yt)), np.searchsorted(found.preparation.classes, yt)]
     assert -np.log(own).mean() < 0.2  # chance is log 3 = 1.1

@@ -110,7 +110,7 @@ def _repeated(stored: Stored, output: Output) -> TrainingPath:
 
     run, fitted, sample = stored.run, stored.fitted, stored.sample
     chosen, last = fitted.recipe, last_moment(fitted.history)
-    unit = "step" if chosen.certified else "epoch"
+    unit = chosen.unit
     if last < 2:
         raise Failure(
             "The path is too short",
@@ -119,9 +119,7 @@ def _repeated(stored: Stored, output: Output) -> TrainingPath:
             "Without --path the landscape is drawn on random directions.",
             Code.USAGE,
         )
-    total = chosen.steps if chosen.certified else chosen.epochs
-    assert total is not None  # resolved
-    watch = Watch(total, unit, shown=output.talks)
+    watch = Watch(chosen.total, unit, shown=output.talks)
     recipe = Recipe.from_dict(run.config["recipe"])
     try:
         with watch.bar:  # Ctrl-C stops at once: there is nothing to save

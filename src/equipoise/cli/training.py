@@ -26,10 +26,10 @@ _MANY = 10_000  # rows beyond which a certified step takes minutes
 def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
     """Train and keep what came out; a run that is not `fresh` goes on from its last checkpoint."""
     X, y = sample.train
+    if shape := sample.provenance.get("image_shape"):
+        X = X.reshape(len(X), *shape)
     chosen = recipe.resolved(len(X), sample.kind, len(sample.provenance["classes"]))
-    unit, total = ("step", chosen.steps) if recipe.certified else ("epoch", chosen.epochs)
-    assert total is not None  # resolved
-    watch = Watch(total, unit, shown=output.talks)
+    watch = Watch(chosen.total, chosen.unit, shown=not output.quiet, batches=_batches(chosen, len(X)))
 
     def record(step: dict[str, Any]) -> None:
         run.record(step)
@@ -38,7 +38,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
     with run.working():
         if not fresh:
             run.resume()
-        _announce(run, sample, output, fresh, recipe.certified)
+        _announce(run, sample, output, fresh, recipe.path == "safeguarded")
         try:
             with watch.running():
                 fitted = fit_network(
@@ -52,6 +52,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
                     checkpoints=run.checkpoints,
                     record=record,
                     progress=watch.progress,
+                    begin=watch.begin,
                 )
                 found = findings(fitted, sample.train, sample.test)
             save(fitted, run.path)
@@ -71,7 +72,12 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         raise Ended(code)
 
 
-def _announce(run: Run, sample: Sample, output: Output, fresh: bool, certified: bool) -> None:
+def _batches(recipe: Recipe, rows: int) -> int:
+    """Steps in an epoch; 1 where training is counted in steps."""
+    return 1 if recipe.unit == "step" else -(-rows // (recipe.batch_size or rows))
+
+
+def _announce(run: Run, sample: Sample, output: Output, fresh: bool, whole: bool) -> None:
     about = sample.provenance
     what = f"{len(about['classes'])} classes" if sample.kind == "classification" else "numbers to predict"
     output.heading(
@@ -80,8 +86,8 @@ def _announce(run: Run, sample: Sample, output: Output, fresh: bool, certified: 
         f"{about['columns']} columns, {what}",
     )
     notes = list(about["warnings"])
-    if certified and about["rows"] > _MANY:
-        notes.append("certified training takes every row at every step; --rows or --uncertified is quicker.")
+    if whole and about["rows"] > _MANY:
+        notes.append("safeguarded training takes every row at every step; anchored training is quicker.")
     if about.get("described"):
         _show_columns(about["described"], output)
     for note in notes:
@@ -135,7 +141,7 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
         facts["training"] = f"{certificate.verdict}: {certificate.promise}"
     facts["equilibria"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"
     steps, loss = results["steps"], number(results["loss"], 4)
-    unit = "steps" if fitted.recipe.certified else "epochs"
+    unit = f"{fitted.recipe.unit}s"
     facts["took"] = f"{steps} {unit}, {duration(results['seconds'])}; loss {loss}"
     if fitted.stopped:
         facts["stopped"] = fitted.stopped + (f" To try: {fitted.advice}" if fitted.advice else "")

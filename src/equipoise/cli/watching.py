@@ -12,37 +12,44 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+from ..memory import amount
+from ..tasks import Estimate
 from .output import duration, number
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # which Windows has not
+_QUIET = 5.0  # seconds after which a line says how far it is
 _LINES = 10  # of progress, where there is no terminal to draw a bar on
 
 
 class Watch:
     """Shows a run as it goes: `record` takes what was measured, `progress` hands on an interrupt."""
 
-    def __init__(self, total: int, unit: str, shown: bool) -> None:
-        self.total, self.unit, self.shown = total, unit, shown
+    def __init__(self, total: int, unit: str, shown: bool, batches: int = 1) -> None:
+        self.total, self.unit, self.shown, self.batches = total, unit, shown, batches
         self.begun = self.interrupted = False
+        self._steps = 0
         self.console = Console(stderr=True, highlight=False)
         self.bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[numbers]}", markup=False),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[left]}", markup=False),
             console=self.console,
             transient=True,
             disable=not (shown and self.console.is_terminal),
         )
-        self.task = self.bar.add_task("preparing", total=None, numbers="choosing, and proving the start")
-        self._began = time.monotonic()
+        self.task = self.bar.add_task(
+            "preparing", total=None, numbers="choosing, and proving the start", left=""
+        )
+        self._began = self._told = time.monotonic()
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show the numbers of one step or epoch."""
         self.begun = True
+        self._told = time.monotonic()
         at = int(record[self.unit])
         where, numbers = f"{self.unit} {at}/{self.total}", _numbers(record)
         self.bar.update(
@@ -51,10 +58,27 @@ class Watch:
         if self.shown and not self.console.is_terminal and self._due(at):
             self.console.print(f"{where}  {numbers}  {duration(time.monotonic() - self._began)}")
 
+    def begin(self, expected: Estimate) -> None:
+        """Say what the training will take, as it was estimated from a few steps."""
+        self.console.quiet = not self.shown
+        self.console.print(f"about {duration(expected.seconds)} and {amount(expected.bytes)} of memory")
+        self._began = self._told = time.monotonic()
+
     def progress(self, step: int, loss: float) -> None:
-        """Between two steps: if Ctrl-C came during the last, raise KeyboardInterrupt now."""
+        """Between two steps: if Ctrl-C came during the last, raise KeyboardInterrupt now.
+
+        Says how long it will still take; without a terminal in a line, when none was written for a while.
+        """
         if self.interrupted:
             raise KeyboardInterrupt
+        self._steps += 1
+        done = step / (self.total * self.batches)
+        left = (time.monotonic() - self._began) / self._steps * (self.total * self.batches - step)
+        words = f"about {duration(max(left, 0.0))} left"
+        self.bar.update(self.task, total=self.total, completed=step / self.batches, left=words, refresh=False)
+        if self.shown and not self.console.is_terminal and time.monotonic() - self._told > _QUIET:
+            self._told = time.monotonic()
+            self.console.print(f"{100 * done:.0f} %  loss {number(loss)}  {words}")
 
     def _due(self, at: int) -> bool:
         """A line at the first and the last step, and at every tenth part between."""

@@ -46,7 +46,7 @@ def _unlike(mine: Mapping[str, Any], its: Mapping[str, Any]) -> str:
 
 def _alike(runs: Sequence[Stored]) -> str:
     """What may differ in training: a seed too where it draws no rows, and these are the options to that."""
-    length = "--steps" if runs[0].fitted.recipe.certified else "--epochs"
+    length = f"--{runs[0].fitted.recipe.unit}s"
     drawn = {
         "without --rows": any(s.run.config["data"].get("rows") for s in runs),
         "with --test-share 0": any(s.run.config["data"].get("test_share") for s in runs),

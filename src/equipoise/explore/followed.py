@@ -33,7 +33,7 @@ def follow(fitted: Fitted, X: Any, grid: int) -> tuple[dict[str, Any], Paths]:
         "s": s.tolist(),
         "t": t.tolist(),
         "arrows": arrows.tolist(),
-        "unit": "step" if fitted.recipe.certified else "epoch",
+        "unit": fitted.recipe.unit,
         "forward_steps": fitted.history.forward_steps.tolist(),
         "converged": found.solution.converged.tolist(),
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..recipe import Kind
-from ..tasks.fitting import Fitted, Rows, held_out, tensors
+from ..tasks.fitting import Fitted
 from ..train.objective import Objective, as_objective
 
 
@@ -53,17 +53,13 @@ def loss_name(fitted: Fitted) -> str:
 def measured(fitted: Fitted, X: Any, y: Any, kind: Kind, most: int, weights: Any = None) -> Measured:
     """The loss that a training logged, on at most so many of its raw rows (X, y), evenly spread over them.
 
-    Certified training takes the sum over all different rows, of the predictions alone (`plain_loss`, if the
-    promise is about a loss with slack). Free training takes the mean over the rows that patience left it.
+    Safeguarded training takes the sum over all different rows, of the predictions alone (`plain_loss`, if the
+    promise is about a loss with slack). In batches it is the mean over the rows that patience left.
     """
     recipe, name, logged = fitted.recipe, loss_name(fitted), "loss"
-    if recipe.certified:
-        X, y = fitted.training(X, y, weights)
-        logged = "loss" if fitted.history.plain_loss is None else "plain_loss"
-    else:
-        rows = Rows.of(X, y, kind, encoding=fitted.preparation.encoding)
-        rows = rows if recipe.patience is None else held_out(rows, recipe.seed)[0]
-        X, y = tensors(fitted.model, fitted.preparation, rows)
+    X, y = fitted.training(X, y, weights)
+    if fitted.history.plain_loss is not None:
+        logged = "plain_loss"
     at = torch.linspace(0, len(X) - 1, min(most, len(X)), dtype=torch.float64).round().long()
     objective = as_objective(name, fitted.model, y)
-    return Measured(X[at], y[at], len(X), name, not recipe.certified, logged, objective)
+    return Measured(X[at], y[at], len(X), name, recipe.path != "safeguarded", logged, objective)

@@ -105,7 +105,7 @@ def survey_between(model: AffineFamily, other: AffineFamily, loss: Measured, poi
 def survey_path(model: AffineFamily, path: TrainingPath, loss: Measured, points: int) -> Survey:
     """The loss on the plane of a training's path, through the network that it led to."""
     directions, coordinates, shares = path_plane(list(path.weights.values()))
-    certified = path.fitted.recipe.certified
+    certified = path.fitted.recipe.unit == "step"
     way = Way(list(path.weights), coordinates, shares, path.departure, certified)
     s, t = axes_around(coordinates, points)
     return _survey(model, loss, directions, s, t, way=way)

@@ -9,7 +9,7 @@ import numpy as np
 from .. import plots
 from ..plots.curves import draw, finish
 from ..plots.style import single
-from ..tasks.fitting import HELD_OUT
+from ..tasks.raw import HELD_OUT
 from .figures import Drawers, Drawn, Pair, over_time, relative
 from .reading import RunRecord, part
 from .words import count, number, percent

@@ -1,6 +1,7 @@
 """fit(X, y): from raw rows to a trained network, and to what is proved of it.
 
-Certified training, the default, takes these steps.
+By default training is anchored: in batches of float32, by Adam, and what it reached is kept only at
+checkpoints at which it is proved that the objective fell. Safeguarded training takes these steps.
 
 1. Rows are gathered (a row that occurs twice has weight 2) and standardised; targets become ±1, indicators
    or standardised numbers.
@@ -21,9 +22,11 @@ of the time of 10 %.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -31,26 +34,29 @@ from torch import Tensor
 
 from .. import memory
 from ..data.encoding import Encoding
-from ..data.errors import DataError
 from ..history import History
 from ..models.affine import AffineFamily
-from ..recipe import FREE, Kind, Recipe, of_panel
+from ..recipe import BATCHES, Kind, Recipe, of_panel
 from ..solve import Stop
 from ..solve.driver import Precision
 from ..theory import Certificate
 from ..theory.certify import certify
 from ..train.checkpoint import Checkpoints
+from ..train.projection import Projection
 from ..train.safeguarded import safeguarded_descent
 from ..train.trainer import Trainer
 from .choose import choose_sharpness, choose_slack
-from .preparation import Array, Preparation, as_labels, as_numbers, as_rows, gathered
+from .preparation import Array, Preparation
+from .raw import HELD_OUT, Rows, held_out
 from .scores import score
-from .splitting import draw
 
 Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
 
 BATCH = 4096  # rows predicted at a time
+CHECKPOINTS = 4  # at which anchored training is held to its promise, the end among them
+GATHERED = 5_000_000  # numbers among which equal rows are looked for
+WELLPOSED = 4096  # rows that a certificate of the weights alone is shown with
 
 
 class NotProved(ValueError):
@@ -76,11 +82,19 @@ class Fitted:
     advice: str = ""  # what to try, where it failed
 
     def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
-        """(√w x̃, √w y), every different row once: of the rows trained on, what `certificate` is about."""
+        """The tensors that `certificate` is about, of the rows trained on.
+
+        Of safeguarded training they are (√w x̃, √w y), every different row once; of training in batches x̃ and
+        y of the rows that were not held out.
+        """
         kind: Kind = "regression" if self.preparation.classes is None else "classification"
         rows = Rows.of(X, y, kind, sample_weight, self.preparation.encoding)
         rows = rows.balanced() if self.recipe.class_weight else rows
-        return training_tensors(self.model, self.preparation, rows.gathered())
+        if self.recipe.path == "safeguarded":
+            return training_tensors(self.model, self.preparation, rows.gathered())
+        rows = rows.gathered() if self.recipe.certified and rows.X.size <= GATHERED else rows
+        rows = rows if self.recipe.patience is None else held_out(rows, self.recipe.seed)[0]
+        return tensors(self.model, self.preparation, rows)
 
     def start(self) -> AffineFamily:
         """The network as it was before the first step."""
@@ -110,6 +124,29 @@ class Fitted:
         return self.preparation.probabilities(self.decide(X))
 
 
+class Watched(TypedDict, total=False):
+    """How a training is watched: what is handed to its loop.
+
+    checkpoints: where to save, every so many steps or epochs, and to go on from. record, progress: called
+    with what was measured at each step or epoch, and with the number and the loss of each step. begin: called
+    with an Estimate before the first step.
+    """
+
+    checkpoints: Checkpoints | None
+    every: int
+    record: Record | None
+    progress: Progress | None
+    begin: Callable[[Estimate], None] | None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a training will take, from the time of a few steps: seconds, and bytes beside the data."""
+
+    seconds: float
+    bytes: float
+
+
 def fit(
     X: Any,
     y: Any,
@@ -119,10 +156,7 @@ def fit(
     sample_weight: Any = None,
     encoding: Encoding | None = None,
     test: tuple[Any, Any] | None = None,
-    checkpoints: Checkpoints | None = None,
-    every: int = 5,
-    record: Record | None = None,
-    progress: Progress | None = None,
+    **watched: Unpack[Watched],
 ) -> Fitted:
     """A network trained on raw rows X (N, d) and labels or numbers y, with its certificate.
 
@@ -132,27 +166,28 @@ def fit(
         sample_weight: (N,), ≥ 0. A row of weight 2 is the same as two rows.
         encoding: what X holds besides numbers, and what is made of it; it becomes part of the preparation.
         test: raw rows and targets that are measured along the way, and decide nothing.
-        checkpoints, every, record, progress: handed to the training loop. A run that is resumed makes the
-            same choices again, for they depend on the data and the recipe alone.
+        watched: see `Watched`. A run that is resumed makes the same choices again, for they depend on the
+            data and the recipe alone.
 
     Certified training whose certificate is not proved raises NotProved, before any step.
     """
     recipe = recipe or Recipe()
     data = Rows.of(X, y, kind, sample_weight, encoding)
     data = data.balanced() if recipe.class_weight else data
-    data = data.gathered() if recipe.certified else data
+    whole = recipe.path == "safeguarded"
+    if whole or (recipe.certified and data.X.size <= GATHERED):
+        data = data.gathered()
     recipe = recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
     check_memory(recipe, *data.X.shape)
-    loop = _Loop(test, checkpoints, every, record, progress)
-    if recipe.certified:
-        return _fit_certified(data, recipe, loop)
-    return _fit_free(data, recipe, loop)
+    tested = None if test is None else Rows.of(*test, kind, encoding=data.encoding)
+    return (_fit_whole if whole else _fit_batches)(data, recipe, tested, {"every": 5, **watched})
 
 
-# -- certified training --------------------------------------------------------------------------------------
+# -- with every row at each step -----------------------------------------------------------------------------
 
 
-def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
+def _fit_whole(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched) -> Fitted:
+    """Certified by `safeguarded`, and trained by `safeguarded_descent`."""
     preparation = Preparation.of(
         data.X, data.y, data.kind, data.weights, recipe.torch_dtype, encoding=data.encoding
     )
@@ -176,7 +211,6 @@ def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
     if not certificate.proved:
         raise NotProved(_not_proved(certificate, recipe), certificate)
     assert recipe.steps is not None
-    test = loop.test_rows(data)
     A_test, B_test = (None, None) if test is None else tensors(model, preparation, test)
     history = safeguarded_descent(
         model,
@@ -188,10 +222,7 @@ def _fit_certified(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
         y_test=B_test,
         classes=data.kind == "classification",
         measure=max(1, recipe.steps // 20),
-        checkpoints=loop.checkpoints,
-        every=loop.every,
-        record=loop.record,
-        progress=loop.progress,
+        **_of_loop(watched),
     )
     return Fitted(
         model=model,
@@ -232,19 +263,26 @@ def _left_out_score(preparation: Preparation, left_out: Tensor, data: Rows) -> d
 
 
 def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
-    """A MemoryError where training would not fit into memory, before anything large is made of the rows.
-
-    Training with every row at once holds about a dozen equilibria and adjoints, (N, m) each.
-    """
-    if not recipe.certified:
-        return
-    width = recipe.resolved(rows).width or columns
-    need, have = 8 * rows * width * 12, memory.available()
+    """A MemoryError where training would not fit into memory, before anything large is made of the rows."""
+    need, have = memory_needed(recipe.resolved(rows), rows, columns), memory.available()
     if lacking := memory.shortage(need, have):
         raise MemoryError(
-            f"Certified training of {rows} rows at width {width} needs about {lacking}. About "
-            f"{int(rows * 0.5 * have / need)} rows would fit; free training takes the rows in batches."
+            f"Training on {rows} rows at width {recipe.resolved(rows).width or columns} needs about "
+            f"{lacking}. About {int(rows * 0.5 * have / need)} rows would fit."
         )
+
+
+def memory_needed(recipe: Recipe, rows: int, columns: int) -> float:
+    """Bytes that training needs beside the raw rows.
+
+    With every row at each step: about a dozen equilibria and adjoints, (N, m) each. In batches: the inputs,
+    each row's last equilibrium, features of a checkpoint while they fit, and a few matrices (m, m).
+    """
+    width = recipe.width or columns
+    if recipe.path == "safeguarded":
+        return 8.0 * rows * width * 12
+    size = 4.0 if recipe.dtype == "float32" else 8.0
+    return size * rows * (2 * columns + width) + min(8.0 * rows * width, 2**28) + 80.0 * width * width
 
 
 def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
@@ -257,137 +295,85 @@ def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
     )
 
 
-# -- free training -------------------------------------------------------------------------------------------
+# -- in batches ----------------------------------------------------------------------------------------------
 
 
-def _fit_free(data: Rows, recipe: Recipe, loop: _Loop) -> Fitted:
-    """`Trainer` on mini-batches; with patience, a fifth of the rows is held out to say when to stop."""
+def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched) -> Fitted:
+    """`Trainer` on batches, under the certificate `anchored` or freely.
+
+    With patience a fifth of the rows is held out to say when to stop.
+    """
     assert recipe.loss is not None
     data, held = (data, None) if recipe.patience is None else held_out(data, recipe.seed)
     preparation = Preparation.of(
         data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss, data.encoding
     )
+    preparation = preparation.in_one_unit() if data.images else preparation
     model = recipe.build(preparation.inputs, preparation.outputs)
     A, B = tensors(model, preparation, data)
-    measured = held or loop.test_rows(data)
-    trainer = Trainer(
-        model,
-        recipe.loss,
-        **{name: getattr(recipe, name) for name in of_panel(FREE) if name != "loss"},
-        seed=recipe.seed,
-    )
-    history = trainer.fit(
-        A,
-        B,
-        None if measured is None else tensors(model, preparation, measured),
-        sample_weight=torch.from_numpy(data.weights),
-        checkpoints=loop.checkpoints,
-        every=loop.every,
-        record=loop.record,
-        progress=loop.progress,
-    )
+    weights = None if bool((data.weights == 1).all()) else torch.from_numpy(data.weights)
+    measured = held or test
+    validation = None if measured is None else tensors(model, preparation, measured)
+    loss = "smoothed_hinge" if recipe.loss == "hinge" else recipe.loss
+    certificate = None
+    if begin := watched.get("begin"):
+        begin(estimated(model, recipe, A, B))
+    if recipe.path == "anchored":
+        certificate = certify(
+            model, A, B, theorem="anchored", loss=loss, ridge=recipe.ridge, sample_weight=weights
+        )
+        if not certificate.proved:
+            raise NotProved(_not_proved(certificate, recipe), certificate)
+    trainer = _trainer(model, recipe, certificate)
+    history = trainer.fit(A, B, validation, sample_weight=weights, **_of_loop(watched))
     if preparation.classes is not None and recipe.loss not in ("logistic", "cross_entropy"):
         judged = held or data
         outputs = trainer.predict(tensors(model, preparation, judged)[0]).double()
         own = torch.from_numpy(np.searchsorted(preparation.classes, judged.y))
         sharpness = choose_sharpness(outputs.reshape(len(outputs), -1), own, torch.from_numpy(judged.weights))
         preparation = replace(preparation, sharpness=sharpness)
-    validation = {} if held is None else {"method": HELD_OUT, "rows": len(held.y)}
     return Fitted(
         model=model,
         preparation=preparation,
-        certificate=None,
-        wellposed=certify(model, A, theorem="wellposed"),
+        certificate=certificate,
+        wellposed=certify(model, A[:WELLPOSED], theorem="wellposed"),
         history=history,
         recipe=recipe,
-        validation=validation,
+        validation={} if held is None else {"method": HELD_OUT, "rows": len(held.y)},
         stopped=history.stopped,
         advice=history.advice,
     )
 
 
-HELD_OUT = "a fifth of the rows, not trained on, said when to stop; test_loss and test_accuracy are theirs"
+def _trainer(model: AffineFamily, recipe: Recipe, certificate: Certificate | None) -> Trainer:
+    """The loop of a recipe: solves are loose while it trains, and tight where something is proved."""
+    assert recipe.epochs is not None
+    return Trainer(
+        model,
+        recipe.loss,
+        **{name: getattr(recipe, name) for name in of_panel(BATCHES) if name != "loss"},
+        seed=recipe.seed,
+        rtol=1e-3 if recipe.dtype == "float32" else 1e-5,
+        projection=Projection(0.95, every=4),
+        certificate=certificate,
+        check_every=None if certificate is None else -(-recipe.epochs // CHECKPOINTS),
+    )
 
 
-def held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
-    """Four fifths to train on and a fifth to stop by, drawn within each class; none of weight 0."""
-    data = data.take(data.weights > 0)
-    labels = data.y if data.kind == "classification" else None
-    out = draw(labels, len(data.y), lambda n: n // 5, seed)
-    if not out.any():
-        raise DataError(
-            f"patience needs rows to hold out: five of a class, or of all. Got {len(data.y)} rows: leave "
-            f"patience out."
-        )
-    return data.take(~out), data.take(out)
+def estimated(model: AffineFamily, recipe: Recipe, A: Tensor, B: Tensor) -> Estimate:
+    """What the training of a model will take, from a few steps of a copy of it on its first rows."""
+    assert recipe.batch_size is not None
+    assert recipe.epochs is not None
+    size, copied = recipe.batch_size, deepcopy(model)
+    few = replace(recipe, epochs=1, patience=None)
+    _trainer(copied, few, None).fit(A[:size], B[:size])  # the first steps load what later ones use
+    began = time.perf_counter()
+    _trainer(copied, few, None).fit(A[: 4 * size], B[: 4 * size])
+    step = (time.perf_counter() - began) / max(1, -(-min(len(A), 4 * size) // size))
+    seconds = step * -(-len(A) // size) * recipe.epochs * (1.3 if recipe.certified else 1.0)
+    return Estimate(seconds, memory_needed(recipe, len(A), A.shape[1]))
 
 
-# -- the rows ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Raw rows, checked: X (N, d) float64, y labels (N,) or numbers (N,) or (N, k), weights (N,) ≥ 0."""
-
-    X: Array
-    y: Array
-    weights: Array
-    kind: Kind
-    encoding: Encoding | None = None
-
-    @classmethod
-    def of(
-        cls, X: Any, y: Any, kind: Kind, sample_weight: Any = None, encoding: Encoding | None = None
-    ) -> Rows:
-        """Check raw rows, targets and weights; whatever is wrong with them is a DataError that says so."""
-        if kind not in ("classification", "regression"):
-            raise ValueError(f"kind must be 'classification' or 'regression'. Got {kind!r} instead.")
-        rows = as_rows(X, encoding)
-        targets = as_labels(y) if kind == "classification" else as_numbers(y)
-        if len(targets) != len(rows):
-            raise DataError(f"X and y must have the same number of rows. Got {len(rows)} and {len(targets)}.")
-        weights = np.ones(len(rows))
-        if sample_weight is not None:
-            weights = np.asarray(sample_weight, dtype=np.float64)
-            if weights.shape != (len(rows),):
-                raise DataError(
-                    f"sample_weight must be ({len(rows)},), a weight a row. Got shape {weights.shape}."
-                )
-            if len(wrong := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))):
-                raise DataError(f"weights must be finite and ≥ 0. Got {weights[wrong[0]]} in row {wrong[0]}.")
-        if not np.any(weights > 0):
-            raise DataError(f"at least one row of weight > 0 is required to train on. Got {len(rows)} rows.")
-        return cls(rows, targets, weights, kind, encoding)
-
-    def balanced(self) -> Rows:
-        """The same rows, weighted besides so that every class weighs as much as any other."""
-        if self.kind != "classification":
-            raise ValueError("class_weight is of classes, and the targets are numbers: leave it out.")
-        _, codes = np.unique(self.y, return_inverse=True)
-        sums = np.bincount(codes, weights=self.weights)
-        share = np.divide(self.weights.sum() / np.count_nonzero(sums), sums, where=sums > 0, out=0 * sums)
-        return replace(self, weights=self.weights * share[codes])
-
-    def gathered(self) -> Rows:
-        """Every different row once, with the sum of its weights."""
-        X, y, weights = gathered(self.X, self.y, self.weights)
-        return replace(self, X=X, y=y, weights=weights)
-
-    def take(self, rows: Array) -> Rows:
-        """Some of the rows, by index or mask."""
-        return replace(self, X=self.X[rows], y=self.y[rows], weights=self.weights[rows])
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """What a training loop is handed besides the model and its data."""
-
-    test: tuple[Any, Any] | None
-    checkpoints: Checkpoints | None
-    every: int
-    record: Record | None
-    progress: Progress | None
-
-    def test_rows(self, data: Rows) -> Rows | None:
-        """The rows that are measured along the way, checked."""
-        return None if self.test is None else Rows.of(*self.test, data.kind, encoding=data.encoding)
+def _of_loop(watched: Watched) -> dict[str, Any]:
+    """What every training loop takes."""
+    return {name: watched.get(name) for name in ("checkpoints", "every", "record", "progress")}

@@ -94,6 +94,20 @@ class Preparation:
         flat = y.ndim == 1
         return cls(mean, scale, t_mean, t_scale, None, columns.shape[1], flat, dtype=dtype, encoding=encoding)
 
+    def in_one_unit(self) -> Preparation:
+        """The same with one mean and one deviation for all columns, as images have.
+
+        So a pixel that hardly varies is not made as loud as the others.
+        """
+        if not len(self.mean) or not self.scale.any():
+            return self
+        variance = np.divide(1.0, self.scale, where=self.scale > 0, out=np.zeros_like(self.scale)) ** 2
+        mean = self.mean.mean()
+        deviation = np.sqrt(np.mean(variance + (self.mean - mean) ** 2))
+        return replace(
+            self, mean=np.full_like(self.mean, mean), scale=np.full_like(self.scale, 1 / deviation)
+        )
+
     # -- applied --------------------------------------------------------------------------------------------
 
     @property

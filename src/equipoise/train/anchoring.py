@@ -87,11 +87,16 @@ class Anchoring:
         return known
 
     def begin(self) -> None:
-        """Give the model the best readout of its untrained features."""
+        """Keep the best readout of the untrained features, and train from it or from the model's own."""
         known, reads = self.certificate._witness, facts(self.model).reads()
         found: Anchor = known if isinstance(known, Anchor) else Anchor.of(reads, self.rows, self.theorem.gap)
-        self._objective().readout.store(found.a)
+        readout = self._objective().readout
+        own = readout.stored().clone()
+        readout.store(found.a)
         self._keep(found)
+        if not self.run.trainer.start_at_best:
+            readout.store(own)
+            self.state.fresh, self.state.spacing = False, self.run.trainer.check_every or 1
 
     def mean_loss(self) -> float:
         """That of the weights that were kept, about."""
