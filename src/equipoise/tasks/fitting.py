@@ -55,6 +55,7 @@ Progress = Callable[[int, float], None]
 
 BATCH = 4096  # rows predicted at a time
 CHECKPOINTS = 4  # at which anchored training is held to its promise, the end among them
+GENTLE = 0.01  # a rate up to which weights stay near well-posed for a few steps, so that these need no bound
 GATHERED = 5_000_000  # numbers among which equal rows are looked for
 WELLPOSED = 4096  # rows that a certificate of the weights alone is shown with
 
@@ -348,14 +349,17 @@ def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched
 def _trainer(model: AffineFamily, recipe: Recipe, certificate: Certificate | None) -> Trainer:
     """The loop of a recipe: solves are loose while it trains, and tight where something is proved."""
     assert recipe.epochs is not None
+    assert recipe.rate is not None
+    gentle = certificate is not None and recipe.rate <= GENTLE
     return Trainer(
         model,
         recipe.loss,
         **{name: getattr(recipe, name) for name in of_panel(BATCHES) if name != "loss"},
         seed=recipe.seed,
         rtol=1e-3 if recipe.dtype == "float32" else 1e-5,
-        projection=Projection(0.95, every=4),
+        projection=Projection(0.95, every=4 if gentle else 1),
         certificate=certificate,
+        start_at_best=False,
         check_every=None if certificate is None else -(-recipe.epochs // CHECKPOINTS),
     )
 

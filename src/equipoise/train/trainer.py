@@ -60,6 +60,8 @@ class Trainer:
             goes back. The model is left at the last weights that were kept, with their best readout.
         check_every: epochs from one checkpoint to the next; by default as many as keep the checkpoints cheap.
         refit: solve for the readout at the end, and where a checkpoint would not pass without.
+        start_at_best: train from the best readout of the untrained features. From the model's own (False) the
+            hidden layer has more than residuals to learn from, and the first checkpoint comes later.
         decrease: the share of F that every checkpoint must be proved to take off; 0 by default.
 
     Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes, given the same
@@ -92,6 +94,7 @@ class Trainer:
         check_every: int | None = None,
         refit: bool = True,
         decrease: float = 0.0,
+        start_at_best: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module. Got {type(model).__name__} instead.")
@@ -123,6 +126,7 @@ class Trainer:
         self.stop = None if rtol is None else Stop(rtol=rtol)
         self.ridge, self.decay, self.certificate = ridge or 0.0, decay or 0.0, certificate
         self.check_every, self.refit, self.decrease = check_every, refit, decrease
+        self.start_at_best = start_at_best
         self.make_optimiser()  # so that wrong options are named at once
 
     def fit(
@@ -276,4 +280,5 @@ class Trainer:
             said = self.certificate.to_dict()  # its numbers may differ in the last bits on another machine
             found["certificate"] = digest_of({name: said[name] for name in ("options", "fingerprint")})
             found["checkpoints"] = [self.check_every, self.refit, self.decrease]
+            found |= {} if self.start_at_best else {"start": "the model's own readout"}
         return found
