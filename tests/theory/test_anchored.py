@@ -16,7 +16,7 @@ import equipoise as eq
 from certifiable import FAMILIES, instance, network
 from equipoise.theory import Certificate, readout_solver
 from equipoise.theory.anchored import Anchor, Anchored
-from equipoise.theory.anchored_objective import Objective, Rows, Terms
+from equipoise.theory.anchored_objective import Objective, SampleRows, Terms
 from equipoise.theory.convex_losses import CONVEX
 from equipoise.theory.register import facts
 
@@ -110,7 +110,7 @@ def test_f_and_its_gradient_in_fifty_digits_lie_in_the_enclosure(loss, rtol):
     X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     w = torch.tensor([0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
     y = targets(loss, 4, 2)
-    objective = Objective(facts(model).reads(), Rows(X, y, Terms(CONVEX[loss], 0.7, 0.3, w), 2))
+    objective = Objective(facts(model).reads(), SampleRows(X, y, Terms(CONVEX[loss], 0.7, 0.3, w), 2))
     a = objective.readout.stored()
     (found,) = objective.enclosed(objective.blocks(rtol), [a], gradient=True)
     rows = CONVEX[loss].targets(y, 2).tolist()
@@ -137,7 +137,9 @@ def test_f_and_its_gradient_in_fifty_digits_lie_in_the_enclosure(loss, rtol):
 def test_no_readout_is_further_from_the_best_than_its_gap(loss):
     model = network("hieu2022", width=6, inputs=3, outputs=2)
     X = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    objective = Objective(facts(model).reads(), Rows(X, targets(loss, 9, 2), Terms(CONVEX[loss], 0.5), 2))
+    objective = Objective(
+        facts(model).reads(), SampleRows(X, targets(loss, 9, 2), Terms(CONVEX[loss], 0.5), 2)
+    )
     held = readout_solver.HeldFeatures(objective, 1e-12)
     best = readout_solver.solve_readout(held, torch.zeros(6, 2, dtype=torch.float64), 1e-15)
     if loss != "cross_entropy":  # the normal equations say what the best one is
@@ -229,7 +231,7 @@ def test_a_loose_solve_widens_the_enclosure_and_never_misses(kind):
     F = plain_objective(model, X, y, "cross_entropy", 1.0)
     widths = []
     for rtol in (0.3, 1e-3, 1e-7):
-        objective = Objective(facts(model).reads(), Rows(X, y, Terms(CONVEX["cross_entropy"], 1.0), 3))
+        objective = Objective(facts(model).reads(), SampleRows(X, y, Terms(CONVEX["cross_entropy"], 1.0), 3))
         (found,) = objective.enclosed(objective.blocks(rtol), [objective.readout.stored()])
         assert found.F.lo <= F + 1e-10
         assert found.F.hi >= F - 1e-10
@@ -376,7 +378,7 @@ def test_the_start_is_enclosed_whatever_the_data(seed, family, loss, ridge, N, s
     generator = torch.Generator().manual_seed(seed)
     X = scale * torch.randn(N, model.inputs, generator=generator, dtype=torch.float64)
     y = targets(loss, N, 2, seed)
-    anchor = Anchor.of(facts(model).reads(), Rows(X, y, Anchored(loss=loss, ridge=ridge).terms(y), 2))
+    anchor = Anchor.of(facts(model).reads(), SampleRows(X, y, Anchored(loss=loss, ridge=ridge).terms(y), 2))
     assert 0 <= anchor.lower <= anchor.F.hi
     facts(model).reads().readout_of(model).store(anchor.a)
     F = plain_objective(model, X, y, loss, ridge)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..linalg import Interval
-from .anchored_objective import EnclosedLoss, Objective, Rows, Terms
+from .anchored_objective import EnclosedLoss, Objective, SampleRows, Terms
 from .certificate import FLOAT64_TIER, Certificate, fingerprint
 from .claim import Claims
 from .convex_losses import CONVEX, TRUSTED, convex_loss
@@ -109,7 +109,7 @@ class Anchored:
             return Certificate(claims=(), obstacle=obstacle, **frame)
         if not reads.unique:
             return Certificate(claims=tuple(claims.items), **frame)
-        found = Anchor.of(reads, Rows(X, y, terms, outputs_of(reads)), self.gap)
+        found = Anchor.of(reads, SampleRows(X, y, terms, outputs_of(reads)), self.gap)
         allowed = found.lower + Interval(self.gap) * found.zero.lo
         claims.need(
             "(A1)",
@@ -164,7 +164,7 @@ class Anchor:
     work: int = field(default=0)
 
     @staticmethod
-    def of(reads: ReadFeatures, rows: Rows, gap: float = 0.0) -> Anchor:
+    def of(reads: ReadFeatures, rows: SampleRows, gap: float = 0.0) -> Anchor:
         """Solve for the readout of the present features, and enclose F there.
 
         Of many rows, to a gap that is this share of F(h, 0), with as little care as that takes: what the

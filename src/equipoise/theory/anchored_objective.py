@@ -54,7 +54,7 @@ class EnclosedLoss:
         return Interval(0.0, (size**2 / (2 * Interval(ridge))).hi)
 
 
-class Rows:
+class SampleRows:
     """X, y and w of N samples, read in blocks."""
 
     def __init__(self, X: Any, y: Any, terms: Terms, outputs: int) -> None:
@@ -81,7 +81,7 @@ class Rows:
 class Objective:
     """F of one model at its present weights, on rows."""
 
-    def __init__(self, reads: ReadFeatures, rows: Rows) -> None:
+    def __init__(self, reads: ReadFeatures, rows: SampleRows) -> None:
         self.reads, self.rows, self.terms = reads, rows, rows.terms
         self.readout: LinearReadout = reads.readout_of(reads.model)
         self.work = 0  # evaluations of a row so far

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..linalg import Interval
 from ..solve import EquilibriumError
 from ..theory.anchored import TIGHT, Anchor, Anchored, outputs_of
-from ..theory.anchored_objective import EnclosedLoss, Objective, Rows
+from ..theory.anchored_objective import EnclosedLoss, Objective, SampleRows
 from ..theory.certificate import Certificate
 from ..theory.certify import constants_of
 from ..theory.readout_solver import HeldFeatures
@@ -73,7 +73,7 @@ class Anchoring:
         self.certificate = relied_on(certificate, self.model, run.X, y)
         self.theorem = Anchored(**constants_of(certificate))
         self.terms = self.theorem.terms(y)
-        self.rows = Rows(run.X, y, self.terms, outputs_of(facts(self.model).reads()))
+        self.rows = SampleRows(run.X, y, self.terms, outputs_of(facts(self.model).reads()))
         self.zero = float(certificate.constants["F_zero"])
         self.state = AnchoredState([math.inf, math.inf], [math.inf, math.inf])
         self.good = LastGood(self.model)
