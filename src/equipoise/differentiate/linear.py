@@ -114,13 +114,20 @@ def _found(rows: _Rows, start: Tensor, solver: LinearSolver, stop: Stop, ahead: 
         first = replace(stop, max_steps=steps, patience=patience)
     f = rows if rows.compactable else rows.__call__
     found = (approach if ahead else fixed_point)(f, start, solver=chain, stop=first)
-    failed = torch.nonzero(~found.converged).flatten()
-    if last is None or not len(failed):
+    if last is None:
         return replace(found, stop=stop)
     assert isinstance(found.value, Tensor)
+    assert stop.rtol is not None
+    # Where I − J is singular u grows without bound, and beside a u so large any residual looks small.
+    large = ~(row_norms(found.value) * stop.rtol**0.5 <= row_norms(rows.unit))
+    found = replace(found, status=found.status.masked_fill(large & found.converged, int(Status.stalled)))
+    failed = torch.nonzero(~found.converged).flatten()
+    if not len(failed):
+        return replace(found, stop=stop)
     whole = not rows.compactable or len(failed) == len(start)
     part = rows if whole else rows.take(failed)
-    near = torch.where(torch.isfinite(found.value), found.value, 0.0)[slice(None) if whole else failed]
+    assert isinstance(found.value, Tensor)
+    near = found.value.masked_fill(large[:, None], 0.0)[slice(None) if whole else failed]
     return _joined(found, _solve_by_gmres(part, last, stop, near), None if whole else failed)
 
 
