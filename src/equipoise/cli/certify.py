@@ -20,8 +20,8 @@ def certify(
     theorem: Annotated[
         str | None,
         option(
-            "Which one: wellposed, safeguarded, two_timescale, gao2022.descent, gao2022.flow, ling2023, "
-            "hieu2022.descent, hieu2022.flow, kawaguchi2021."
+            "Which one: wellposed, anchored, safeguarded, two_timescale, gao2022.descent, gao2022.flow, "
+            "ling2023, hieu2022.descent, hieu2022.flow, kawaguchi2021."
         ),
     ] = None,
     printed: Annotated[

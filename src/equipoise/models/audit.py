@@ -288,9 +288,8 @@ class _Trial:
         if modes is not None and not self.layers:
             raise ValueError(f"{type(self.module).__name__} has one gradient only: modes= must be left out.")
         if modes is None:
-            modes = (
-                (Implicit(), Unrolled(_LONG), Reversible(80), Phantom(1), Phantom(5)) if self.layers else ()
-            )
+            back = () if self.unseen() else (Reversible(80),)  # which reaches no tensor that is closed over
+            modes = (Implicit(), Unrolled(_LONG), *back, Phantom(1), Phantom(5)) if self.layers else ()
         own = dict.fromkeys(_name(mode) for mode in self.own)
         chosen: dict[str, Gradient | None] = {" and ".join(own) or "its own": None}
         for mode in modes:
