@@ -37,6 +37,7 @@ LEFT = 0.05  # of the residual at the end: a few steps more would change no deci
 SMALLEST = 64
 USUAL: dict[str, Any] = {"optimiser": "adam", "rate": 5e-3, "schedule": "cosine", "weight_decay": 0.0}
 RIDGE = 30.0, 0.1  # λ of the readout: this much, but no more than a share of the rows
+DECAY = 10.0, 0.03  # κ of the hidden weights, likewise
 LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
 
 
@@ -60,6 +61,9 @@ class Recipe:
     certified: bool = _option(PROMISE, "Whether to train under a proved certificate, or freely.", True)
     theorem: str | None = _option(PROMISE, "anchored (in batches, by default) or safeguarded (with a rate).")
     ridge: float | None = _option(PROMISE, "λ > 0, of anchored; by default 30, or a tenth of the rows.")
+    decay: float | None = _option(
+        PROMISE, "κ ≥ 0 of the hidden weights, of anchored; by default 10, or three per cent of the rows."
+    )
     readout: str | None = _option(WHOLE, "gauss-newton (by default) or gradient.")
     eta: float | None = _option(WHOLE, "Share of the largest readout step, in (0, 1].")
     slack: float | None = _option(WHOLE, "λ ≥ 0; by default chosen by leave-one-out.")
@@ -101,7 +105,7 @@ class Recipe:
             number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
         number("eta", self.eta, lambda v: 0 < v <= 1, "in (0, 1]")
         number("momentum", self.momentum, lambda v: 0 <= v < 1, "in [0, 1)")
-        for name in ("slack", "weight_decay"):
+        for name in ("slack", "weight_decay", "decay"):
             number(name, getattr(self, name), lambda v: v >= 0, "≥ 0")
         for name, known in (
             ("readout", ("gauss-newton", "gradient")),
@@ -122,8 +126,8 @@ class Recipe:
             raise ValueError("theorem must not be given for free training: it is of certified training.")
         if self.certified:
             object.__setattr__(self, "theorem", self.path)  # which a file says whatever the default becomes
-        others = {"anchored": of_panel(WHOLE), "safeguarded": [*of_panel(BATCHES), "ridge"]}
-        others["free"] = [*of_panel(WHOLE), "ridge"]
+        others = {"anchored": of_panel(WHOLE), "safeguarded": [*of_panel(BATCHES), "ridge", "decay"]}
+        others["free"] = [*of_panel(WHOLE), "ridge", "decay"]
         if wrong := [name for name in others[self.path] if getattr(self, name) is not None]:
             raise ValueError(
                 f"{', '.join(wrong)} must not be given for {self.path} training: "
@@ -215,7 +219,7 @@ class Recipe:
             usual["epochs"] = round(min(60, max(12, 20 * (5000 / rows) ** 0.3)))
             usual["dtype"] = "float32"
         if self.path == "anchored":
-            usual |= {"ridge": min(RIDGE[0], RIDGE[1] * rows)}
+            usual |= {"ridge": min(RIDGE[0], RIDGE[1] * rows), "decay": min(DECAY[0], DECAY[1] * rows)}
         if self.family == "linear":
             del usual["width"]
         chosen |= {name: value for name, value in usual.items() if getattr(self, name) is None}

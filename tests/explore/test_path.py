@@ -131,7 +131,7 @@ def test_the_command_draws_the_loss_in_the_plane_of_the_path(trained, tmp_path, 
 
     s, t = np.array(found["s"]), np.array(found["t"])
     loss = np.array(found["loss"], dtype=float)
-    assert loss[t == 0, s == 0] == pytest.approx([found["centre"]], rel=1e-6)  # the run itself
+    assert loss[t == 0, s == 0] == pytest.approx([found["centre"]], rel=1e-3)  # the run itself, in float32
     assert found["centre"] > 0
     assert sum(found["reasons"].values()) == np.isnan(loss).sum()
     first, second = (f"{100 * share:.1f} %" for share in path["shares"])

@@ -81,7 +81,7 @@ def free(path: Path, **options: Any) -> Path:
 def lost(path: Path) -> Path:
     """A network that ended without equilibria: nothing can be computed of it but its weights."""
     train, test = yields()
-    recipe = Recipe(model="scaled-relu", width=60, gamma=0.4, certified=False, rate=0.3)
+    recipe = Recipe(model="scaled-relu", width=60, gamma=0.4, certified=False, rate=0.3, dtype="float64")
     preparation = Preparation.of(*train, "regression", np.ones(120))
     model = recipe.build(preparation.inputs, 1)
     A, B = preparation.apply(train[0]), preparation.targets(train[1])

@@ -275,7 +275,8 @@ def test_free_training_of_classes(model, loss, classes, wine):
     X, y, Xt, yt = wine
     if classes == 2:
         y, yt = y == "red", yt == "red"
-    found = fit(X, y, "classification", free(model, loss=loss), test=(Xt, yt))
+    faster = {"rate": 0.1} if model == "linear" else {}  # whose output is small for a small readout
+    found = fit(X, y, "classification", free(model, loss=loss, **faster), test=(Xt, yt))
     assert found.certificate is None
     assert found.wellposed.proved
     assert found.recipe.loss == (loss or ("logistic" if classes == 2 else "cross_entropy"))
@@ -296,7 +297,7 @@ def test_free_training_of_numbers(model, wine):
     assert said.shape == (len(Xt), 2)
     left, spread = ((said - Xt[:, :2]) / X[:, :2].std(axis=0)) ** 2, (Xt - Xt.mean(axis=0))[:, :2]
     r2 = 1 - left.sum() / ((spread / X[:, :2].std(axis=0)) ** 2).sum()
-    assert found.history.test_r2[15] == pytest.approx(r2)
+    assert found.history.test_r2[15] == pytest.approx(r2, rel=1e-4, abs=1e-5)
     one = fit(X[:, 1:], X[:, 0], "regression", free(model))
     assert one.history.loss[15] < 0.8 * one.history.loss[0]
     assert one.predict(X[:, 1:]).shape == (len(X),)

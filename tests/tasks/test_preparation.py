@@ -70,7 +70,7 @@ def test_a_column_of_small_but_real_differences_is_not():
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_networks_are_homogeneous_so_weights_are_scaled_rows(model):
-    network = Recipe(model, width=None if model == "linear" else 20).resolved(30).build(5, 1)
+    network = Recipe(model, width=None if model == "linear" else 20, dtype="float64").resolved(30).build(5, 1)
     A = Preparation.of(X, Y, "regression", ONES).apply(X)
     root = torch.rand(30, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
     stop = eq.Stop(rtol=1e-12)

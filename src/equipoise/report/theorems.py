@@ -29,6 +29,17 @@ _LAZY = (
 
 STATEMENTS: dict[str, Statement] = {
     "wellposed": WELLPOSED,
+    "anchored": Statement(
+        "Anchored training",
+        "The objective F, which is the training loss plus a penalty on the readout, never ends above its "
+        "value at the best readout of the untrained network, and falls at every checkpoint that is kept.",
+        "One equilibrium for every input, and a readout of the start that is proved to be the best one up to "
+        "a small gap (A1). At each checkpoint F is enclosed between two bounds: what training reached is "
+        "kept only where the upper one is not above the lower one of before, and is undone otherwise.",
+        "Training by any optimiser cannot make the network worse, on the rows it was trained on, than ridge "
+        "or logistic regression on its untrained features, and no input loses its answer. It says "
+        "nothing about new data.",
+    ),
     "safeguarded": Statement(
         "Safeguarded descent",
         "The loss after k steps is at most (1 − (1−θ)ν)²ᵏ of the first, where ν is what one step of the "

@@ -320,9 +320,13 @@ def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched
     if begin := watched.get("begin"):
         begin(estimated(model, recipe, A, B))
     if recipe.path == "anchored":
-        certificate = certify(
-            model, A, B, theorem="anchored", loss=loss, ridge=recipe.ridge, sample_weight=weights
-        )
+        F: dict[str, Any] = {
+            "loss": loss,
+            "ridge": recipe.ridge,
+            "decay": recipe.decay,
+            "sample_weight": weights,
+        }
+        certificate = certify(model, A, B, theorem="anchored", **F)
         if not certificate.proved:
             raise NotProved(_not_proved(certificate, recipe), certificate)
     trainer = _trainer(model, recipe, certificate)

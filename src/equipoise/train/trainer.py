@@ -243,7 +243,7 @@ class Trainer:
             if not isinstance(T, Tensor | Stream) or T.ndim < 1:
                 raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(T).__name__} instead.")
             before = 0
-            for part in parts(T) if isinstance(T, Stream) else (T,):
+            for part in parts(T) if isinstance(T, Stream) else (T,) if len(T) else ():
                 bad = torch.nonzero(~torch.isfinite(part).reshape(len(part), -1).all(dim=1))
                 if len(bad):
                     row = before + int(bad[0, 0])
