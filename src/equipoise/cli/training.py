@@ -13,6 +13,7 @@ from ..files import write_atomically
 from ..plain import plain
 from ..report import findings, headline
 from ..report import write as write_report
+from ..report.words import beside, kept
 from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
 from .failures import Code, Ended, Failure, explain
@@ -137,8 +138,10 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
     results, certificate = run.status["results"], fitted.certificate
     output.result({"run": str(run.path), "report": str(page) if page else None, **run.status})
     facts = {"network": repr(fitted.model), **_scores(results["scores"])}
+    if results["score"] is not None:
+        facts["beside it"] = beside(results["score_name"], results["score"], results["baselines"])
     if certificate is not None:
-        facts["training"] = f"{certificate.verdict}: {certificate.promise}"
+        facts["training"] = f"{certificate.verdict}: {certificate.promise} {kept(fitted.history.anchored)}"
     facts["equilibria"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"
     steps, loss = results["steps"], number(results["loss"], 4)
     unit = f"{fitted.recipe.unit}s"

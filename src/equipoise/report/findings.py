@@ -13,6 +13,7 @@ from ..files import strict
 from ..kernels import tangent_kernel
 from ..models.affine import AffineFamily
 from ..plots.plane import principal_plane
+from ..tasks.baselines import baselines
 from ..tasks.fitting import Fitted
 from ..tasks.preparation import as_labels
 from ..tasks.scores import score
@@ -53,6 +54,7 @@ def findings(fitted: Fitted, train: Data, test: Data | None = None) -> dict[str,
     said = attempt("scores", lambda: {n: _score(fitted, X, y) for n, (X, y) in parts.items()})
     if said is not None:
         last = list(parts)[-1]
+        attempt("baselines", lambda: baselines(fitted.preparation, parts["training"], parts[last]))
         if classes is None:
             attempt("residuals", lambda: {n: _residuals(fitted, X, y) for n, (X, y) in parts.items()})
         elif len(classes) <= MOST_CLASSES:
@@ -73,6 +75,7 @@ def headline(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
         "model": fitted.recipe.model,
         "width": fitted.model.width,
         "scores": scores,
+        "baselines": found.get("baselines", {}),
         "score": last.get("accuracy", last.get("r2")),
         "score_name": "accuracy" if "accuracy" in last else "r2",
         "theorem": certificate.theorem if certificate else None,

@@ -21,7 +21,7 @@ from .network import NETWORK
 from .reading import RunRecord, part, read
 from .theorems import used
 from .training import TRAINING, least_loss
-from .words import count, duration, leaf, moment, number, percent, rows, typeset
+from .words import beside, count, duration, kept, leaf, moment, number, percent, rows, typeset
 
 FAMILIES = {  # class, name in a recipe, in words, equation
     "LinearEquilibrium": ("linear", "linear equilibrium network", "Z = γ Z Sᵀ + φ(X),  ŷ = Z Bᵀ"),
@@ -153,7 +153,8 @@ def _lead(record: RunRecord) -> str:
             says += f" It explains {percent(value)} of the variation of {where}."
         else:
             says += f" It predicts {where} no better than their mean would."
-    return says
+        says += f" {beside(name, value, part(record.findings, 'baselines'))}"
+    return says.rstrip()
 
 
 def _best_score(record: RunRecord) -> tuple[str, float, str] | None:
@@ -254,6 +255,8 @@ def _certificates(record: RunRecord) -> list[dict[str, Any]]:
     found = []
     if record.certificate is not None:
         found.append(_certificate(record.certificate, record.last("movement")))
+        if words := kept(part(record.history, "anchored")):
+            found[-1]["explained"].append(words)
     if record.wellposed is not None and (not record.certificate or record.certificate.kind != "static"):
         found.append(_certificate(record.wellposed, None))
     return found

@@ -25,6 +25,41 @@ def number(value: Any, digits: int = 3) -> str:
     return power(float(f"{value:.{digits}g}"))
 
 
+def beside(name: str, value: float, baselines: Mapping[str, Any]) -> str:
+    """What one answer for all rows and a linear model reach on the same rows, and whether that is as much."""
+    known = {n: v for n, v in baselines.items() if isinstance(v, int | float) and math.isfinite(v)}
+    if set(known) != {"constant", "linear"}:
+        return ""
+    constant, linear = known["constant"], known["linear"]
+    if name == "accuracy":
+        says = (
+            f"The most frequent class is right for {percent(constant)} of them, a linear model for "
+            f"{percent(linear)}."
+        )
+    else:
+        says = (
+            f"A linear model explains {percent(linear)}."
+            if linear > 0
+            else "A linear model explains none of it."
+        )
+    if value <= max(known.values()):
+        better = "a linear model" if linear >= constant else "one answer for all rows"
+        says += f" Here the network is no better than {better}."
+    return says
+
+
+def kept(told: Mapping[str, Any]) -> str:
+    """What an anchored run kept of its training, from its history; empty where that says nothing."""
+    checks, F, gap = told.get("checkpoints"), told.get("F_end"), told.get("gap")
+    if not isinstance(checks, list) or not isinstance(F, list) or not isinstance(gap, int | float) or not F:
+        return ""
+    good = sum(isinstance(c, dict) and bool(c.get("accepted")) for c in checks)
+    return (
+        f"{good} of {len(checks)} checkpoints were kept. F ended at {number(F[-1], 6)}, and no other readout "
+        f"of the trained features lowers it by more than {number(gap)}."
+    )
+
+
 def percent(value: Any) -> str:
     """97.8 %."""
     if not isinstance(value, int | float) or not math.isfinite(value):

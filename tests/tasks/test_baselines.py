@@ -1,0 +1,44 @@
+"""What one answer for all rows and a linear model reach, beside a network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from equipoise.report.words import beside, kept
+from equipoise.tasks.baselines import baselines
+from equipoise.tasks.preparation import Preparation
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4))
+
+
+def test_a_linear_truth_is_explained_by_the_linear_model_and_not_by_the_mean():
+    y = X @ [1.0, -2.0, 0.5, 0.0] + 3
+    prepared = Preparation.of(X[:40], y[:40], "regression", np.ones(40))
+    found = baselines(prepared, (X[:40], y[:40]), (X[40:], y[40:]))
+    rows = prepared.apply(X).numpy()
+    by_hand = Ridge().fit(rows[:40], y[:40]).score(rows[40:], y[40:])
+    assert found["linear"] == pytest.approx(by_hand)
+    assert found["linear"] > 0.99
+    assert found["constant"] <= 0
+
+
+def test_the_most_frequent_class_of_the_training_rows_is_the_constant_answer():
+    y = np.array(["no"] * 45 + ["yes"] * 15)
+    prepared = Preparation.of(X, y, "classification", np.ones(60))
+    assert baselines(prepared, (X, y), (X, y))["constant"] == pytest.approx(0.75)
+
+
+def test_a_network_that_is_no_better_is_told_so():
+    assert "no better than a linear model" in beside("accuracy", 0.8, {"constant": 0.5, "linear": 0.8})
+    assert "no better than one answer" in beside("accuracy", 0.3, {"constant": 0.34, "linear": 0.31})
+    assert "no better" not in beside("r2", 0.9, {"constant": 0.0, "linear": 0.8})
+    assert beside("r2", 0.9, {"constant": "?", "linear": 0.8}) == ""
+
+
+def test_what_was_kept_is_counted():
+    told = {"checkpoints": [{"accepted": True}, {"accepted": False}], "F_end": [1.0, 2.0], "gap": 1e-6}
+    assert kept(told).startswith("1 of 2 checkpoints were kept. F ended at 2,")
+    assert kept({"checkpoints": 3}) == ""
