@@ -1,9 +1,11 @@
-"""Where the public data lie on this machine, if they do."""
+"""Where the public data lie on this machine, if they do, and how tests write a table."""
 
 import os
 from pathlib import Path
 
 import pytest
+
+from equipoise.data import read_table
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +16,15 @@ def data_dir() -> Path:
     if not directory.is_dir():
         pytest.skip("no data directory: set EQUIPOISE_DATA")
     return directory
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write text (or bytes) as a file and read it."""
+
+    def read(content, target=None, name="table.csv", **options):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return read_table(path, target, **options)
+
+    return read

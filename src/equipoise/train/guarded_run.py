@@ -67,7 +67,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class GuardedTrial:
+class Tried:
     """A hidden update judged: `reach` is about the share of it that (S1) would have borne."""
 
     safe: bool
@@ -199,24 +199,22 @@ class GuardedRun:
         self.stride.failed()
         return Step(tries=_TRIES, verified=True)
 
-    def _try(
-        self, a: Tensor, e: Tensor, base: Residual, limit: float, start: Tensor, rtol: float
-    ) -> GuardedTrial:
+    def _try(self, a: Tensor, e: Tensor, base: Residual, limit: float, start: Tensor, rtol: float) -> Tried:
         """Judge the hidden weights as they now are, with the readout (a, e)."""
         if not all(bool(torch.isfinite(p).all()) for p in self.hidden.values()):
-            return GuardedTrial(safe=False, reach=_SHRINK)
+            return Tried(safe=False, reach=_SHRINK)
         at = self._enclosure()
         known = bool(torch.isfinite(at.weight).all() and torch.isfinite(at.injection).all())
         if not (known and all(c.holds for c in at.unique) and at.resolvent.hi <= self.R_bar):  # (S4)
-            return GuardedTrial(safe=False, reach=_SHRINK)
+            return Tried(safe=False, reach=_SHRINK)
         point = self._equilibria(at, start, rtol)
         left = self._residual(point, a, e)
         reach = _largest(base.value, left.value - base.value, limit - (left.size.hi - left.norm))
         if not _within(left.size, limit):  # (S1)
-            return GuardedTrial(False, min(max(_MARGIN * reach, _SHRINK**2), 0.5), point, left)
+            return Tried(False, min(max(_MARGIN * reach, _SHRINK**2), 0.5), point, left)
         if not self.features.admits(point.Z, point.error):  # (S2), (S3)
-            return GuardedTrial(False, _SHRINK, point, left)
-        return GuardedTrial(True, _MARGIN * reach, point, left)
+            return Tried(False, _SHRINK, point, left)
+        return Tried(True, _MARGIN * reach, point, left)
 
     # -- what is needed for it ------------------------------------------------------------------------------
 
