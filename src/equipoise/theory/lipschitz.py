@@ -21,6 +21,7 @@ from ..linalg import (
 )
 from ..models.affine import AffineFamily
 from ..solve import RELU
+from .ellipsoid import ellipsoid_bounds
 from .enclosure import product_rounding
 from .instance import Instance
 from .verify.network import UnitNetwork
@@ -116,13 +117,48 @@ class AffineBounds(Bounds):
     def output_bound(self) -> float:
         """‖M‖ itself where outputs are linear, else ‖a‖R‖u'‖."""
         if self.predictor is None:
-            return super().output_bound()
+            return self.row_bound() if self.a.shape[1] == 1 and not self.obstacle else super().output_bound()
         M, error = self.predictor
         return (Interval(norm_upper(M)) + error).hi
 
     def parts(self, units: Tensor | None) -> list[Part]:
         """M where outputs are linear, else the readout with the state's constant."""
         return super().parts(units) if self.predictor is None else [(*self.predictor, Interval(1.0))]
+
+    def pair_bounds(self, units: Tensor | None = None) -> Tensor:
+        """(k, k), the better of ‖a_p − a_q‖R‖u'‖ and the ellipsoid's."""
+        known = super().pair_bounds(units)
+        p, q = torch.triu_indices(len(known), len(known), offset=1, device=known.device)
+        better = self._by_ellipsoid((self.a[:, p] - self.a[:, q]).T, units)
+        if better is not None:
+            known[p, q] = known[q, p] = torch.minimum(known[p, q], better)
+        return known
+
+    def row_bound(self, units: Tensor | None = None) -> float:
+        """≥ the Lipschitz constant of one output, ŷ = a·z, on all units or on those of a mask."""
+        better = self._by_ellipsoid(self.a.T, units)
+        inside = self.a if units is None else self.a[units]
+        plain = (Interval(norm_upper(inside)) * self.state_bound(units)).hi if inside.numel() else 0.0
+        return plain if better is None else min(plain, float(better[0]))
+
+    def _by_ellipsoid(self, rows: Tensor, units: Tensor | None) -> Tensor | None:
+        """≥ the Lipschitz constants of v·z for rows v (P, m); None where u(x) is not known to be affine."""
+        at, net = self.enclosure, self.affine
+        if at is None or net is None or self.predictor is not None or not len(rows):
+            return None
+        if units is None:
+            return ellipsoid_bounds(at.weight, at.weight_error, net.inputs, rows)
+        inside = at.weight[units][:, units], at.weight_error, net.inputs[units], rows[:, units]
+        return ellipsoid_bounds(*inside) if bool(units.any()) else rows.new_zeros(len(rows))
+
+    @cached_property
+    def affine(self) -> UnitNetwork | None:
+        """The units, where they are those of z itself."""
+        try:
+            net = None if self.obstacle else self.facts.units(self)
+        except TypeError:  # a family of a user's own that does not say them
+            return None
+        return net if net is not None and net.width == self.model.width else None
 
     def state_bound(self, units: Tensor | None = None) -> float:
         """R‖u'‖, on all units or on those of a mask."""
@@ -191,9 +227,7 @@ class AffineBounds(Bounds):
                     bounds = self.pair_bounds(units)[prediction[row]]
                     bounds[prediction[row]] = 1.0  # its margin is infinite
                 else:
-                    inside = self.a[units]
-                    norm = norm_upper(inside) if inside.numel() else 0.0
-                    bounds = margins.new_tensor([(Interval(norm) * self.state_bound(units)).hi])
+                    bounds = margins.new_tensor([self.row_bound(units)])
                 reach = float((margins[row] / bounds).amin()) * DOWN
                 radius[row] = max(float(radius[row]), min(trial, reach))
                 if reach < trial:
