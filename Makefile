@@ -38,6 +38,7 @@ demo: $(STAMP)base
 lint: $(STAMP)dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs src tests bench
 	$(BIN)/mypy
 
 format: $(STAMP)dev

@@ -54,7 +54,7 @@ def test_unknown_keys_are_errors_that_name_the_known_ones():
         ({"readout": "newton"}, r"readout must be one of 'gauss-newton', 'gradient'"),
         ({"dtype": "float16"}, r"dtype must be one of 'float64', 'float32'"),
         ({"gamma": 0.5}, r"gaussian-relu takes sigma_w2. Got gamma"),
-        ({"model": "linear", "width": 5}, r"linear has the width of its inputs"),
+        ({"model": "linear", "width": 5}, r"as wide as its inputs: leave out width"),
         ({"epochs": 5, "slack": 0.1}, r"slack must not be given|epochs must not be given for safeguarded"),
         ({"epochs": 5, "rate": 0.1, "theorem": "safeguarded"}, r"rate, epochs must not be given for safe"),
         ({"theorem": "anchored", "steps": 5}, r"steps must not be given for anchored training"),

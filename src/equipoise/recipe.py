@@ -53,34 +53,40 @@ class Recipe:
     The words beside each field explain it; `equipoise fit --help` shows them.
     """
 
-    model: str = _option(NETWORK, "linear, scaled-relu, gaussian-relu, monotone or auto.", "auto")
-    width: int | None = _option(NETWORK, "Units of the hidden layer; linear has as many as inputs.")
-    gamma: float | None = _option(NETWORK, "γ of linear and scaled-relu, in (0, 1).")
-    margin: float | None = _option(NETWORK, "μ > 0 of monotone.")
-    sigma_w2: float | None = _option(NETWORK, "σ_w² of gaussian-relu, in (0, 1/8).")
+    model: str = _option(NETWORK, "Family: linear, scaled-relu, gaussian-relu, monotone or auto.", "auto")
+    width: int | None = _option(NETWORK, "Units of the hidden layer. A linear network has as many as inputs.")
+    gamma: float | None = _option(NETWORK, "γ of a linear or scaled-relu network, in (0, 1).")
+    margin: float | None = _option(NETWORK, "μ > 0 of a monotone network.")
+    sigma_w2: float | None = _option(NETWORK, "σ_w² of a gaussian-relu network, in (0, 1/8).")
     certified: bool = _option(PROMISE, "Whether to train under a proved certificate, or freely.", True)
-    theorem: str | None = _option(PROMISE, "anchored (in batches, by default) or safeguarded (with a rate).")
-    ridge: float | None = _option(PROMISE, "λ > 0, of anchored; by default 30, or a tenth of the rows.")
-    decay: float | None = _option(
-        PROMISE, "κ ≥ 0 of the hidden weights, of anchored; by default 10, or three per cent of the rows."
+    theorem: str | None = _option(
+        PROMISE, "anchored (trains in batches, the default) or safeguarded (promises a rate)."
     )
-    readout: str | None = _option(WHOLE, "gauss-newton (by default) or gradient.")
-    eta: float | None = _option(WHOLE, "Share of the largest readout step, in (0, 1].")
-    slack: float | None = _option(WHOLE, "λ ≥ 0; by default chosen by leave-one-out.")
-    steps: int | None = _option(WHOLE, "Full-batch steps.")
-    loss: str | None = _option(BATCHES, "square, half_square, logistic, hinge or cross_entropy.")
-    optimiser: str | None = _option(BATCHES, "sgd, adam, adamw, rmsprop or adagrad.")
+    ridge: float | None = _option(
+        PROMISE, "Weight λ > 0 of the readout's penalty; by default 30, or a tenth of the rows if less."
+    )
+    decay: float | None = _option(
+        PROMISE, "Weight κ ≥ 0 of the hidden weights' penalty; by default 10, or 3 % of the rows if less."
+    )
+    readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
+    eta: float | None = _option(WHOLE, "Share of the largest step of the readout to take, in (0, 1].")
+    slack: float | None = _option(WHOLE, "Ridge penalty λ ≥ 0; by default chosen by leave-one-out.")
+    steps: int | None = _option(WHOLE, "How many steps to take.")
+    loss: str | None = _option(BATCHES, "Loss: square, half_square, logistic, hinge or cross_entropy.")
+    optimiser: str | None = _option(BATCHES, "Optimiser: sgd, adam, adamw, rmsprop or adagrad.")
     rate: float | None = _option(BATCHES, "Learning rate.")
-    momentum: float | None = _option(BATCHES, "Of sgd, in [0, 1).")
-    schedule: str | None = _option(BATCHES, "Of the rate: constant, cosine, step or poly.")
+    momentum: float | None = _option(BATCHES, "Momentum of sgd, in [0, 1).")
+    schedule: str | None = _option(BATCHES, "Schedule of the learning rate: constant, cosine, step or poly.")
     epochs: int | None = _option(BATCHES, "Passes over the data.")
-    batch_size: int | None = _option(BATCHES, "Rows a step.")
-    weight_decay: float | None = _option(BATCHES, "≥ 0.")
-    clip: float | None = _option(BATCHES, "Largest norm of a gradient.")
-    patience: int | None = _option(BATCHES, "Epochs without progress before it stops.")
-    class_weight: str | None = _option(NETWORK, "balanced: every class weighs as much as any other.")
-    dtype: str | None = _option(NETWORK, "float32, or float64, which safeguarded training has by default.")
-    seed: int = _option(NETWORK, "Of weights, batches and split; 0 by default.", 0)
+    batch_size: int | None = _option(BATCHES, "Rows in each step.")
+    weight_decay: float | None = _option(BATCHES, "Weight decay of the optimiser, ≥ 0.")
+    clip: float | None = _option(BATCHES, "Largest norm of a gradient; longer ones are shortened.")
+    patience: int | None = _option(BATCHES, "Stop after so many epochs without progress.")
+    class_weight: str | None = _option(NETWORK, "balanced lets every class weigh as much as any other.")
+    dtype: str | None = _option(
+        NETWORK, "float32 (default in batches) or float64 (default of safeguarded training)."
+    )
+    seed: int = _option(NETWORK, "Seed of weights, batches and split; 0 by default.", 0)
 
     DTYPES: ClassVar = ("float64", "float32")
 
@@ -123,7 +129,7 @@ class Recipe:
 
     def _check_path(self) -> None:
         if not self.certified and self.theorem is not None:
-            raise ValueError("theorem must not be given for free training: it is of certified training.")
+            raise ValueError("theorem must not be given for free training, which keeps none.")
         if self.certified:
             object.__setattr__(self, "theorem", self.path)  # which a file says whatever the default becomes
         others = {"anchored": of_panel(WHOLE), "safeguarded": [*of_panel(BATCHES), "ridge", "decay"]}
@@ -132,7 +138,7 @@ class Recipe:
             raise ValueError(
                 f"{', '.join(wrong)} must not be given for {self.path} training: "
                 f"{'they are options' if len(wrong) > 1 else 'it is an option'} of another way of training "
-                f"(certified=, theorem=)."
+                f"(certified, theorem)."
             )
 
     def _check_family(self) -> None:
@@ -141,7 +147,7 @@ class Recipe:
             if name != own and getattr(self, name) is not None:
                 raise ValueError(f"{self.family} takes {own}. Got {name} instead.")
         if self.family == "linear" and self.width is not None:
-            raise ValueError("linear has the width of its inputs. Got width besides: leave it out.")
+            raise ValueError("a linear network is as wide as its inputs: leave out width.")
 
     @property
     def family(self) -> str:

@@ -71,3 +71,17 @@ eq.OptEq(3, 4, 5)(torch.zeros(2, 3))
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_that_cannot_be_says_what_can(strict):
+    """Non-strict export raises the error itself; the compiler's frontend quotes it among words of its own."""
+    net = nn.Sequential(build("layer"), nn.Linear(4, 2, dtype=D)).eval()
+    with pytest.raises(Exception, match=r"cannot be exported.*eq\.unroll") as caught:
+        torch.export.export(net, (torch.randn(3, 4, dtype=D),), strict=strict)
+    assert strict or (caught.type is NotImplementedError and len(str(caught.value)) < 200)
+
+
+def test_what_needs_no_solver_is_exported():
+    model, x = build("linear"), torch.randn(3, 4, dtype=D)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))

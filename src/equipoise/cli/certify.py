@@ -20,14 +20,17 @@ def certify(
     theorem: Annotated[
         str | None,
         option(
-            "Which one: wellposed, anchored, safeguarded, two_timescale, gao2022.descent, gao2022.flow, "
-            "ling2023, hieu2022.descent, hieu2022.flow, kawaguchi2021."
+            "Theorem to prove: wellposed, anchored, safeguarded, two_timescale, gao2022.descent, "
+            "gao2022.flow, ling2023, hieu2022.descent, hieu2022.flow, kawaguchi2021."
         ),
     ] = None,
     printed: Annotated[
         bool, option("Show the paper's own conditions too, where they differ.", "--printed")
     ] = False,
-    tier: Annotated[str | None, option("float64, or rigorous: ball arithmetic, slow.")] = None,
+    tier: Annotated[
+        str | None,
+        option("Arithmetic: float64 (the default), or rigorous for ball arithmetic, which is slow."),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Prove again, from the run's files and data alone, what is guaranteed.

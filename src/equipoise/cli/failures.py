@@ -23,8 +23,8 @@ def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any
 
 
 RunPath = Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)]
-DataDir = Annotated[Path | None, option("Where named data lie; else as in training.")]
-Out = Annotated[Path | None, option("Where to write; by default a folder in RUN.")]
+DataDir = Annotated[Path | None, option("Folder of the named data sets; by default the one of the training.")]
+Out = Annotated[Path | None, option("Folder to write to; by default one inside of RUN.")]
 
 
 class Code(IntEnum):
@@ -113,7 +113,7 @@ def flag(name: str, help: str, *names: str, panel: str = "Output") -> inspect.Pa
 
 
 _OUTPUT = (
-    flag("quiet", "Say nothing but errors.", "--quiet", "-q"),
+    flag("quiet", "Print errors only.", "--quiet", "-q"),
     flag("json", "Print the result as JSON, and nothing else.", "--json"),
     flag("debug", "Show where an error came from.", "--debug"),
 )
@@ -147,7 +147,9 @@ def explain(error: BaseException) -> Failure:
             return Failure(title, said, own or advice, code)
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        advice = "Make room on the disk; a run that was begun goes on by fit --resume." if full else ""
+        advice = (
+            "Make room on the disk. A run that was begun goes on with equipoise fit --resume." if full else ""
+        )
         said = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
         return Failure("The disk is full" if full else "A file cannot be used", said, advice)
     where = "--debug shows where this came from."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from ..tasks import Asked, Run, Sample
 
 _ANY = "A name ([cyan]equipoise data[/cyan] lists them), a file .csv .tsv .parquet .npz, or a folder."
-_FREELY = "Train freely; what can be said of the result is said after."
+_FREELY = "Train without a guarantee; what can be proved of the result is said afterwards."
 _OPTIONS = [
     flag("uncertified", _FREELY, "--uncertified", panel=p.annotation.__metadata__[0].rich_help_panel)
     if p.name == "certified"
     else p
     for p in parameters_of(Recipe)
 ]
+OPTIONS = {p.name: f"--{p.name.replace('_', '-')}" for p in _OPTIONS} | {"certified": "--uncertified"}
 
 
 @command(
@@ -37,38 +39,44 @@ def fit(
     output: Output,
     given: dict[str, Any],
     data: Annotated[str | None, typer.Argument(help=_ANY, metavar="DATA", show_default=False)] = None,
-    target: Annotated[str | None, option("Column to predict, or several (a,b).", panel="Data")] = None,
+    target: Annotated[
+        str | None, option("Column to predict, or several of them (a,b).", panel="Data")
+    ] = None,
     kind: Annotated[
-        str | None, option("classification or regression; else told from the target.", panel="Data")
+        str | None, option("classification or regression; by default told from the target.", panel="Data")
     ] = None,
-    delimiter: Annotated[str | None, option("Of a text file; a comma by default.", panel="Data")] = None,
+    delimiter: Annotated[
+        str | None, option("What divides the cells of a text file; a comma by default.", panel="Data")
+    ] = None,
     test_share: Annotated[
-        float | None, option("Part of a table held out; 0.2 by default.", panel="Data")
+        float | None, option("Share of the table to hold out for the test; 0.2 by default.", panel="Data")
     ] = None,
-    test: Annotated[Path | None, option("A table of its own to test on.", panel="Data")] = None,
+    test: Annotated[Path | None, option("Another table, to test on.", panel="Data")] = None,
     rows: Annotated[
-        int | None, option("Train on about so many, drawn at random.", panel="Data", min=2)
+        int | None, option("Train on about so many rows, drawn at random.", panel="Data", min=2)
     ] = None,
     weight: Annotated[str | None, option("Column that holds the weight of each row.", panel="Data")] = None,
-    drop: Annotated[list[str] | None, option("Column not to use; may be given often.", panel="Data")] = None,
+    drop: Annotated[list[str] | None, option("Column not to use; may be repeated.", panel="Data")] = None,
     categorical: Annotated[
-        list[str] | None, option("Column of categories that look like numbers.", panel="Data")
+        list[str] | None, option("Column whose numbers are categories; may be repeated.", panel="Data")
     ] = None,
     numeric: Annotated[
-        list[str] | None, option("Column of numbers, kept even if it counts the rows.", panel="Data")
+        list[str] | None,
+        option("Column to take as numbers, even if it counts the rows; may be repeated.", panel="Data"),
     ] = None,
     drop_missing_target: Annotated[
         bool, option("Leave out rows without a target.", "--drop-missing-target", panel="Data")
     ] = False,
     data_dir: Annotated[
-        Path | None, option("Where named data lie; else EQUIPOISE_DATA.", panel="Data")
+        Path | None,
+        option("Folder of the named data sets; by default $EQUIPOISE_DATA, or a cache.", panel="Data"),
     ] = None,
     out: Annotated[
-        Path | None, option("Directory of the run; runs/<data>-<model>-<n> by default.", panel="Output")
+        Path | None, option("Directory of the run; by default runs/<data>-<model>-<n>.", panel="Output")
     ] = None,
     resume: Annotated[
         Path | None,
-        option("Go on with an interrupted run as if it had not been.", panel="Output", metavar="RUN"),
+        option("Go on with an interrupted run as if nothing had happened.", panel="Output", metavar="RUN"),
     ] = None,
     no_report: Annotated[bool, option("Write no report.html.", "--no-report", panel="Output")] = False,
 ) -> None:
@@ -76,7 +84,7 @@ def fit(
 
     The data are checked first: whatever is wrong with them is said at once, by row and column, and nothing is
     written. By default everything is chosen and training is certified: a theorem is proved of this network on
-    these data before the first step, and kept by every step.
+    these data before the first step, and held throughout.
 
     A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C it goes on with --resume,
     bit for bit where threads, processor and versions are the same; where they are not, it says so.
@@ -89,8 +97,10 @@ def fit(
     places |= {"weight": weight, "drop_missing_target": drop_missing_target or None}
     places |= {name: tuple(value) if value else None for name, value in lists.items()}
     if resume is not None:
-        besides = {"data": data, "out": out, **places, **given}
-        _resume(resume, [name for name, value in besides.items() if value is not None], output, not no_report)
+        besides = {"out": out, **places, **given}
+        named = ["DATA"] * (data is not None)
+        named += [f"--{name.replace('_', '-')}" for name, value in besides.items() if value is not None]
+        _resume(resume, named, output, not no_report)
         return
     if data is None:
         raise Failure(
@@ -112,9 +122,9 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     try:
         return Recipe(**given)
     except (ValueError, TypeError) as error:
-        free = "of free training" in str(error)
-        advice = "--uncertified trains freely." if free else "equipoise fit --help explains each option."
-        raise Failure("An option does not fit", str(error), advice, Code.USAGE) from error
+        said = re.sub(rf"\b({'|'.join(OPTIONS)})\b", lambda found: OPTIONS[found[0]], str(error))
+        advice = "equipoise fit --help explains each option."
+        raise Failure("An option does not fit", said, advice, Code.USAGE) from error
 
 
 def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> Run:

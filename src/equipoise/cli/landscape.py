@@ -28,28 +28,28 @@ landscape runs/a --path               [dim]the plane of its training[/dim]""")
 def landscape(
     output: Output,
     run: RunPath,
-    to: Annotated[Path | None, option("Another run: the line from here to there.")] = None,
+    to: Annotated[Path | None, option("Another run: draw the line from this network to that one.")] = None,
     path: Annotated[bool, option(_PATH, "--path")] = False,
-    line: Annotated[bool, option("One random direction in place of two.", "--line")] = False,
+    line: Annotated[bool, option("Draw along one random direction instead of two.", "--line")] = False,
     radius: Annotated[
-        float | None, option("How far to go, in units of the filters' own norms; 1 by default.", min=1e-6)
+        float | None, option("Distance to go, relative to the filters' norms; 1 by default.", min=1e-6)
     ] = None,
     grid: Annotated[int, typer.Option(help="Points along each direction.", min=3)] = 21,
     rows: Annotated[
-        int, typer.Option(help="Rows trained on to measure the loss on, spread evenly over all.", min=1)
+        int, typer.Option(help="Training rows to measure the loss on, spread evenly.", min=1)
     ] = 200,
-    seed: Annotated[int | None, option("Of the directions; 0 by default.")] = None,
+    seed: Annotated[int | None, option("Seed of the directions; 0 by default.")] = None,
     out: Out = None,
     data_dir: DataDir = None,
 ) -> None:
     """Draw the loss around a trained network, on filter-normalised random directions.
 
     Weights that are not proved to give every row one equilibrium, or whose equilibria are not found, have no
-    loss to show: they are crossed out and counted. Writes landscape.json, and figures as SVG and PNG in place
-    of those that it wrote there before.
+    loss to show: they are crossed out and counted. Writes landscape.json, and figures as SVG and PNG, over
+    those of an earlier call.
 
-    The loss is the one that the run logs: of certified training the sum over rows (its plain_loss, without
-    slack), of free training the mean, here at the weights the run was left at and on --rows of its rows.
+    The loss is the one that the run logs: the sum over rows for safeguarded training (its plain_loss, without
+    slack), the mean otherwise. It is measured at the final weights, on --rows of the training rows.
 
     On the line to another run nothing but weights may differ: both must be of one model with the same
     constants, trained with one loss on the same rows, prepared alike.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..tasks import Fitted
 
 _NEW = (
-    "A table with the columns trained on, in any order; others are passed over. Or a folder of images, or "
-    "the name of a data set, of which the test part is taken."
+    "A table with the columns trained on, in any order (other columns are ignored), a folder of images, or "
+    "the name of a data set, whose test part is taken."
 )
 
 
@@ -29,10 +29,14 @@ def predict(
     run: RunPath,
     data: Annotated[str, typer.Argument(help=_NEW, show_default=False)],
     out: Annotated[
-        Path | None, option("File for the answers, .csv or .npz; else they are printed as CSV.")
+        Path | None, option("File for the answers, .csv or .npz. Without it they are printed as CSV.")
     ] = None,
-    delimiter: Annotated[str | None, option("Of a text file; else a comma.")] = None,
-    data_dir: Annotated[Path | None, option("Where named data sets lie.")] = None,
+    delimiter: Annotated[
+        str | None, option("What divides the cells of a text file; a comma by default.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, option("Folder of the named data sets; by default the one of the training.")
+    ] = None,
 ) -> None:
     """Answer new rows with a trained network: a label and probabilities, or a number, for each.
 

@@ -33,17 +33,23 @@ def reproduce(
         ),
     ],
     scale: Annotated[
-        str, typer.Option(help="How large: tiny (a smoke test), small, medium or paper.", metavar="SCALE")
+        str,
+        typer.Option(
+            help="Size of the experiments: tiny (a smoke test), small, medium or paper.", metavar="SCALE"
+        ),
     ] = "small",
     data: Annotated[
-        str | None, option("Data sets by name, with commas. By default the paper's own, as far as found.")
+        str | None,
+        option("Names of data sets, divided by commas. By default those of the paper that are here."),
     ] = None,
-    seeds: Annotated[int | None, option("How many seeds. By default the scale's own.", min=1)] = None,
-    out: Annotated[Path, option("Where pages, figures, tables and histories go; gallery by default.")] = _OUT,
-    data_dir: Annotated[Path | None, option("Where the data sets are, in place of EQUIPOISE_DATA.")] = None,
+    seeds: Annotated[int | None, option("Number of seeds; by default that of the scale.", min=1)] = None,
+    out: Annotated[Path, option("Folder for pages, figures and tables; gallery by default.")] = _OUT,
+    data_dir: Annotated[
+        Path | None, option("Folder of the data sets; by default $EQUIPOISE_DATA, or a cache.")
+    ] = None,
     jobs: Annotated[
         int | None,
-        option("Experiments at a time, a process each. By default as many as cores, up to 8.", min=1),
+        option("Experiments to run at a time; by default as many as cores, up to 8.", min=1),
     ] = None,
 ) -> None:
     """Run the papers' figures, tables and numerical claims again; each gets a verdict from its numbers.

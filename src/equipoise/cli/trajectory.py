@@ -16,7 +16,9 @@ _KINDS = "paths", "residuals", "training"  # figures
 def trajectory(
     output: Output,
     run: RunPath,
-    rows: Annotated[int, typer.Option(help="Rows of the training data to follow, the first.", min=1)] = 8,
+    rows: Annotated[
+        int, typer.Option(help="How many training rows to follow, from the first on.", min=1)
+    ] = 8,
     grid: Annotated[int, typer.Option(help="Arrows along each side of the phase portrait.", min=2)] = 15,
     out: Out = None,
     data_dir: DataDir = None,
@@ -24,8 +26,8 @@ def trajectory(
     """Follow the solver: its path in the plane of principal components, residuals, and steps over training.
 
     Writes trajectory.json, and figures as SVG and PNG. The paths start at 0 and are those of the family's own
-    solver; the arrows are f(z) − z of the first row. Up to 8 rows are named in the figures, more are drawn
-    alike.
+    solver; the arrows are f(z) − z of the first row. The figures name up to 8 rows; more
+    than that are drawn alike.
     """
     from ..explore.followed import follow
     from ..report.published import publish

@@ -18,23 +18,21 @@ verify runs/digits-auto-1 --data digits --epsilon 2/255 --epsilon 8/255""")
 def verify(
     output: Output,
     source: Annotated[Path, typer.Argument(help=_SOURCE, show_default=False)],
-    data: Annotated[str, option("Rows with their classes: a table like the run's, or a named set.")],
+    data: Annotated[str, option("Rows with their classes: a table like the run's, or a named data set.")],
     epsilon: Annotated[list[str], option("How far each entry may move, such as 2/255; may be repeated.")],
-    norm: Annotated[str, option("linf, or l2 for Euclidean balls.")] = "linf",
-    box: Annotated[str, option("The domain of the data, LOW,HIGH (0,1 by default), or none.")] = "0,1",
-    rows: Annotated[int | None, option("The first ROWS alone.")] = None,
-    nodes: Annotated[
-        int, option("Parts of its box that are bounded for a row before it is given up.")
-    ] = 2000,
-    mean: Annotated[float, option("What a checkpoint's inputs were normalised by.")] = 0.0,
-    std: Annotated[float, option("What a checkpoint's inputs were normalised by.")] = 1.0,
-    out: Annotated[Path | None, option("Where to write; by default SOURCE-verified.")] = None,
+    norm: Annotated[str, option("Norm of the perturbation: linf (the default) or l2.")] = "linf",
+    box: Annotated[str, option("Range of the inputs, LOW,HIGH (by default 0,1), or none.")] = "0,1",
+    rows: Annotated[int | None, option("Look at the first so many rows only.")] = None,
+    nodes: Annotated[int, option("Give a row up after its box was divided into so many parts.")] = 2000,
+    mean: Annotated[float, option("Mean by which a checkpoint's inputs were normalised.")] = 0.0,
+    std: Annotated[float, option("Deviation by which a checkpoint's inputs were normalised.")] = 1.0,
+    out: Annotated[Path | None, option("Folder to write to; by default SOURCE-verified.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Prove of each row that no input near it gets another class, or find one that does.
 
-    What was found is written after every few rows, and a command that is given again goes on from there. The
-    folder holds verified.json and a page, verified.html.
+    Results are saved every few rows, and the same command goes on from there. The folder holds verified.json
+    and a page, verified.html.
     """
     from ..report.verified import write_page
     from ..tasks import WrongOption

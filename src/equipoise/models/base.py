@@ -19,7 +19,7 @@ from ..differentiate import Equation, Gradient, Implicit, Method, Record
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.method import KEYWORDS, Solvers
 from ..solve import EquilibriumError, EquilibriumWarning, Solution
-from ..solve.compilers import uncompiled
+from ..solve.compilers import NOT_EXPORTED, uncompiled
 from ..solve.problem import Layout
 from .methods import spelled_out, trained_by
 from .saving import Saved
@@ -115,6 +115,8 @@ class EquilibriumModel(Saved, ABC):
     @uncompiled
     def equilibrium(self, *inputs: Any, start: Start = None, **how: Any) -> Any:
         """z of every sample, differentiable."""
+        if torch.compiler.is_exporting():
+            raise NotImplementedError(NOT_EXPORTED)
         self.begin()
         equation = self.posed(inputs, start, how, differentiated=True)
         self._count()

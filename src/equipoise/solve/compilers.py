@@ -10,6 +10,11 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
+NOT_EXPORTED = (
+    "a network that holds an equilibrium layer cannot be exported, since its solver takes as long as the "
+    "data ask for. Export eq.unroll(layer, …), a fixed number of steps, in its place."
+)
+
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """The function as a compiler leaves it alone, what it calls included.
@@ -24,7 +29,9 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
         if not disabled:
-            disabled.append(sys.modules["torch._dynamo"].disable(function, wrapping=False))
+            disabled.append(
+                sys.modules["torch._dynamo"].disable(function, wrapping=False, reason=NOT_EXPORTED)
+            )
         return disabled[0](*args, **kwargs)
 
     return inner
