@@ -1,5 +1,8 @@
 """(V1) against exact arithmetic, and numbers that are chosen to break it."""
 
+import itertools
+import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -13,6 +16,7 @@ from equipoise.theory.register import facts
 from equipoise.theory.verify.bounds import Functionals, Problem, both_bounds, lower_bounds
 from equipoise.theory.verify.outputs import Wanted
 from equipoise.theory.verify.sets import InputSets
+from equipoise.theory.verify.tighten import first_bounds
 
 
 def exactly(net, low, high, w, kappa, t, nu, lower, upper):
@@ -89,6 +93,48 @@ def test_the_fall_over_a_ball_within_a_box_is_that_of_many_points_and_near_it():
     assert bool((moved.amax(dim=1) <= rise).all())
     assert bool((-moved.amin(dim=1) >= 0.85 * fall).all())
     assert bool((sets.contains(sets.centre + sets.step_to(a, torch.arange(2)) * (1 - 1e-9))).all())
+
+
+def test_the_fall_over_a_ball_is_not_lost_where_its_square_is():
+    X, wide = torch.zeros(1, 3, dtype=torch.float64), torch.tensor(math.inf).double()
+    a = torch.tensor([[1.0, -2.0, 2.0]], dtype=torch.float64)
+    for size in (2.0**-560, 2.0**-300, 1.0, 2.0**300):
+        sets = InputSets.around(X, size, "l2", -wide, wide)
+        (fall,), (rise,) = sets.fall(a, torch.zeros(1, dtype=torch.long), both=True)
+        assert 3 * size <= float(fall) <= 3.001 * size
+        assert 3 * size <= float(rise) <= 3.001 * size
+
+
+def test_what_products_lose_is_in_the_fall_over_a_wide_box():
+    """ν U underflows to 0, and is worth 1e-40 over inputs of 1e300."""
+    net = replace(facts(network("monotone")).unit_network(), inputs=torch.full((4, 3), 1e-170).double())
+    X = torch.zeros(1, 3, dtype=torch.float64)
+    problem = Problem.of(net, InputSets.of_box(X - 1e300, X + 1e300))
+    zero, at = torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    what = Functionals(zero, zero[:, 0], zero, zero[:, 0])
+    nu, low = torch.full((1, 4), 1e-170).double(), torch.full((1, 4), -1.0).double()
+    value = float(lower_bounds(problem, at, low, -low, what, nu))
+    none = [Fraction(0)] * 4
+    box = [exact(t[0]) for t in (problem.sets.lower, problem.sets.upper)]
+    bounds = exact(low[0]), exact(-low[0])
+    assert Fraction(value) <= exactly(net, *bounds, none, none, Fraction(0), exact(nu[0]), *box)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("size", [2.0**-600, 2.0**-560, 1.0, 2.0**560])
+def test_the_first_bounds_hold_whatever_the_size_of_the_weights(size, norm):
+    """U and u of any size: the pre-activations of inputs of the set lie between the first bounds."""
+    net = facts(network("gaussian", n=6, seed=4)).unit_network()
+    sized = replace(net, inputs=size * net.inputs, offset=size * net.offset)
+    X, wide = inputs(3, 4), torch.tensor(math.inf).double()
+    sets = InputSets.around(X, 0.25, norm, -wide, wide)
+    low, high = first_bounds(Problem.of(sized, sets))
+    ends = torch.tensor(list(itertools.product([-0.25, 0.25], repeat=3)), dtype=torch.float64)
+    for end in ends if norm == "linf" else ends / math.sqrt(3) * (1 - 1e-12):
+        b, _ = net.injection(X + end)
+        p = size * torch.addmm(b, net.equilibria(b), net.weight.T)
+        assert bool(((low <= p) & (p <= high)).all())
+    assert bool((high - low <= size * 100).all())
 
 
 SIZES = [0.0, 5e-324, 1e-310, 1e-160, 1e-16, 1.0, 1.0 + 2**-52, 3.0, 1e16, 1e150, 1e300]

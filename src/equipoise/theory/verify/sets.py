@@ -85,9 +85,9 @@ class InputSets:
     def fall(self, a: Tensor, sample: Tensor, both: bool) -> tuple[Tensor, Tensor]:
         """≥ how far a·x can fall below a·centre, and rise above it where `both`, for rows a (P, d).
 
-        The rounding of a itself is not in it.
+        Of the rounding of a itself, only what products lose where they are subnormal is in it.
         """
-        size = a.abs()
+        size = a.abs() + LEAST
         box = up((size * self.reach[sample]).sum(dim=1) * (1 + a.shape[1] * 2.0**-52))
         if self.epsilon is None:
             return box, box
@@ -126,7 +126,8 @@ class InputSets:
         full = size > t * room * UP  # then the maximum is at δ = room
         most = torch.where(full, size * room - (t / 2) * room.square(), size * (size / (2 * t)))
         most = most + 2.0**-50 * size * room  # the rounding of the difference
-        total = most.sum(dim=1) * (1 + a.shape[1] * 2.0**-52) + t[:, 0] / 2 * self.epsilon**2
+        ball = t[:, 0] * self.epsilon / 2 * self.epsilon  # in this order, as ε² may underflow
+        total = most.sum(dim=1) * (1 + a.shape[1] * 2.0**-52) + ball
         fall = up(total)
         return torch.where(torch.isfinite(fall), fall, math.inf)
 

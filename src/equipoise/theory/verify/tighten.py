@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...linalg import gamma, norm_upper
+from ...linalg import gamma, norm_upper, row_norms_upper
 from .bounds import Functionals, Problem, both_bounds
 from .network import UnitNetwork, one_norms, up
 
@@ -28,8 +28,7 @@ def first_bounds(problem: Problem) -> tuple[Tensor, Tensor]:
     rounded = rounded + b_error + up(total * net.weight_error)
     reach = problem.sets.reach
     moved = up(reach @ net.inputs.abs().T * (1 + reach.shape[1] * 2.0**-52))  # (N, n) ≥ |U_i(x − x_c)|
-    size = up(moved.square().sum(dim=1).sqrt() * (1 + net.width * 2.0**-52) + moved.sum(dim=1) * 2.0**-500)
-    length = up(reach.square().sum(dim=1).sqrt() * (1 + reach.shape[1] * 2.0**-52) + 2.0**-500)
+    size, length = up(row_norms_upper(moved)), up(row_norms_upper(reach))
     if problem.sets.epsilon is not None:
         length = length.clamp_max(problem.sets.epsilon)
     size = torch.minimum(size, up(length * norm_upper(net.inputs)))
