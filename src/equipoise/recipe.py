@@ -54,38 +54,34 @@ class Recipe:
     """
 
     model: str = _option(NETWORK, "Family: linear, scaled-relu, gaussian-relu, monotone or auto.", "auto")
-    width: int | None = _option(NETWORK, "Units of the hidden layer. A linear network has as many as inputs.")
+    width: int | None = _option(NETWORK, "Units of the hidden layer; a linear one has as many as inputs.")
     gamma: float | None = _option(NETWORK, "γ of a linear or scaled-relu network, in (0, 1).")
     margin: float | None = _option(NETWORK, "μ > 0 of a monotone network.")
     sigma_w2: float | None = _option(NETWORK, "σ_w² of a gaussian-relu network, in (0, 1/8).")
     certified: bool = _option(PROMISE, "Whether to train under a proved certificate, or freely.", True)
-    theorem: str | None = _option(
-        PROMISE, "anchored (trains in batches, the default) or safeguarded (promises a rate)."
-    )
+    theorem: str | None = _option(PROMISE, "anchored (in batches, the default) or safeguarded (with a rate).")
     ridge: float | None = _option(
-        PROMISE, "Weight λ > 0 of the readout's penalty; by default 30, or a tenth of the rows if less."
+        PROMISE, "Penalty λ > 0 of the readout; by default 30, or a tenth of the rows."
     )
     decay: float | None = _option(
-        PROMISE, "Weight κ ≥ 0 of the hidden weights' penalty; by default 10, or 3 % of the rows if less."
+        PROMISE, "Penalty κ ≥ 0 of the hidden weights; by default 10, or 3 % of the rows."
     )
     readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
-    eta: float | None = _option(WHOLE, "Share of the largest step of the readout to take, in (0, 1].")
+    eta: float | None = _option(WHOLE, "Share of the largest readout step, in (0, 1].")
     slack: float | None = _option(WHOLE, "Ridge penalty λ ≥ 0; by default chosen by leave-one-out.")
     steps: int | None = _option(WHOLE, "How many steps to take.")
     loss: str | None = _option(BATCHES, "Loss: square, half_square, logistic, hinge or cross_entropy.")
     optimiser: str | None = _option(BATCHES, "Optimiser: sgd, adam, adamw, rmsprop or adagrad.")
     rate: float | None = _option(BATCHES, "Learning rate.")
     momentum: float | None = _option(BATCHES, "Momentum of sgd, in [0, 1).")
-    schedule: str | None = _option(BATCHES, "Schedule of the learning rate: constant, cosine, step or poly.")
+    schedule: str | None = _option(BATCHES, "Schedule of the rate: constant, cosine, step or poly.")
     epochs: int | None = _option(BATCHES, "Passes over the data.")
     batch_size: int | None = _option(BATCHES, "Rows in each step.")
     weight_decay: float | None = _option(BATCHES, "Weight decay of the optimiser, ≥ 0.")
     clip: float | None = _option(BATCHES, "Largest norm of a gradient; longer ones are shortened.")
     patience: int | None = _option(BATCHES, "Stop after so many epochs without progress.")
     class_weight: str | None = _option(NETWORK, "balanced lets every class weigh as much as any other.")
-    dtype: str | None = _option(
-        NETWORK, "float32 (default in batches) or float64 (default of safeguarded training)."
-    )
+    dtype: str | None = _option(NETWORK, "float32 (default in batches) or float64 (otherwise).")
     seed: int = _option(NETWORK, "Seed of weights, batches and split; 0 by default.", 0)
 
     DTYPES: ClassVar = ("float64", "float32")

@@ -31,7 +31,7 @@ def test_a_run_is_read_back(tmp_path):
     y = torch.tanh(X[:, 0])
     model = eq.GaussianReLU(4, 10, generator=generator)
     with TensorBoard(tmp_path) as board:
-        history = Trainer(model, epochs=3, batch_size=10).fit(X, y, validation=(X, y), record=board)
+        history = Trainer(model, epochs=3, batch_size=10).fit(X, y, validation=(X, y), callbacks=[board])
     found = scalars(tmp_path)
     assert [step for step, _ in found["loss"]] == [0, 2, 4, 6]
     assert [v for _, v in found["loss"]] == pytest.approx(history.loss.tolist(), rel=1e-6)

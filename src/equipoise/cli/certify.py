@@ -29,7 +29,7 @@ def certify(
     ] = False,
     tier: Annotated[
         str | None,
-        option("Arithmetic: float64 (the default), or rigorous for ball arithmetic, which is slow."),
+        option("Arithmetic: float64 (the default), or rigorous and slow."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

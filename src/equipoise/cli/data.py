@@ -22,9 +22,7 @@ _WORDS = {
 data --json""")
 def data(
     output: Output,
-    data_dir: Annotated[
-        Path | None, option("Folder to look in; by default $EQUIPOISE_DATA, or a cache.")
-    ] = None,
+    data_dir: Annotated[Path | None, option("Folder to look in; by default $EQUIPOISE_DATA.")] = None,
 ) -> None:
     """List the data sets that equipoise knows by name, and whether each is here.
 

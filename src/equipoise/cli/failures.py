@@ -23,7 +23,7 @@ def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any
 
 
 RunPath = Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)]
-DataDir = Annotated[Path | None, option("Folder of the named data sets; by default the one of the training.")]
+DataDir = Annotated[Path | None, option("Folder of the named data; by default as in training.")]
 Out = Annotated[Path | None, option("Folder to write to; by default one inside of RUN.")]
 
 

@@ -27,6 +27,9 @@ _OPTIONS = [
 OPTIONS = {p.name: f"--{p.name.replace('_', '-')}" for p in _OPTIONS} | {"certified": "--uncertified"}
 
 
+of_data, of_output = partial(option, panel="Data"), partial(option, panel="Output")
+
+
 @command(
     """fit digits
 fit houses.csv --target price --test-share 0.25
@@ -39,46 +42,31 @@ def fit(
     output: Output,
     given: dict[str, Any],
     data: Annotated[str | None, typer.Argument(help=_ANY, metavar="DATA", show_default=False)] = None,
-    target: Annotated[
-        str | None, option("Column to predict, or several of them (a,b).", panel="Data")
-    ] = None,
+    target: Annotated[str | None, of_data("Column to predict, or several of them (a,b).")] = None,
     kind: Annotated[
-        str | None, option("classification or regression; by default told from the target.", panel="Data")
+        str | None, of_data("classification or regression; otherwise told from the target.")
     ] = None,
-    delimiter: Annotated[
-        str | None, option("What divides the cells of a text file; a comma by default.", panel="Data")
-    ] = None,
-    test_share: Annotated[
-        float | None, option("Share of the table to hold out for the test; 0.2 by default.", panel="Data")
-    ] = None,
-    test: Annotated[Path | None, option("Another table, to test on.", panel="Data")] = None,
-    rows: Annotated[
-        int | None, option("Train on about so many rows, drawn at random.", panel="Data", min=2)
-    ] = None,
-    weight: Annotated[str | None, option("Column that holds the weight of each row.", panel="Data")] = None,
-    drop: Annotated[list[str] | None, option("Column not to use; may be repeated.", panel="Data")] = None,
+    delimiter: Annotated[str | None, of_data("What divides the cells of a text; a comma by default.")] = None,
+    test_share: Annotated[float | None, of_data("Share of the table held out; 0.2 by default.")] = None,
+    test: Annotated[Path | None, of_data("Another table, to test on.")] = None,
+    rows: Annotated[int | None, of_data("Train on about so many rows, drawn at random.", min=2)] = None,
+    weight: Annotated[str | None, of_data("Column that holds the weight of each row.")] = None,
+    drop: Annotated[list[str] | None, of_data("Column not to use; may be repeated.")] = None,
     categorical: Annotated[
-        list[str] | None, option("Column whose numbers are categories; may be repeated.", panel="Data")
+        list[str] | None, of_data("Column of codes, not numbers; may be repeated.")
     ] = None,
-    numeric: Annotated[
-        list[str] | None,
-        option("Column to take as numbers, even if it counts the rows; may be repeated.", panel="Data"),
-    ] = None,
+    numeric: Annotated[list[str] | None, of_data("Column to take as numbers; may be repeated.")] = None,
     drop_missing_target: Annotated[
-        bool, option("Leave out rows without a target.", "--drop-missing-target", panel="Data")
+        bool, of_data("Leave out rows without a target.", "--drop-missing-target")
     ] = False,
-    data_dir: Annotated[
-        Path | None,
-        option("Folder of the named data sets; by default $EQUIPOISE_DATA, or a cache.", panel="Data"),
-    ] = None,
+    data_dir: Annotated[Path | None, of_data("Folder of named data; by default $EQUIPOISE_DATA.")] = None,
     out: Annotated[
-        Path | None, option("Directory of the run; by default runs/<data>-<model>-<n>.", panel="Output")
+        Path | None, of_output("Directory of the run; runs/<data>-<model>-<n> by default.")
     ] = None,
     resume: Annotated[
-        Path | None,
-        option("Go on with an interrupted run as if nothing had happened.", panel="Output", metavar="RUN"),
+        Path | None, of_output("Go on with an interrupted run as if nothing had happened.", metavar="RUN")
     ] = None,
-    no_report: Annotated[bool, option("Write no report.html.", "--no-report", panel="Output")] = False,
+    no_report: Annotated[bool, of_output("Write no report.html.", "--no-report")] = False,
 ) -> None:
     """Train an equilibrium network on DATA and say what is guaranteed of it.
 

@@ -31,12 +31,8 @@ def predict(
     out: Annotated[
         Path | None, option("File for the answers, .csv or .npz. Without it they are printed as CSV.")
     ] = None,
-    delimiter: Annotated[
-        str | None, option("What divides the cells of a text file; a comma by default.")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, option("Folder of the named data sets; by default the one of the training.")
-    ] = None,
+    delimiter: Annotated[str | None, option("What divides the cells of a text; a comma by default.")] = None,
+    data_dir: Annotated[Path | None, option("Folder of the named data; as in training by default.")] = None,
 ) -> None:
     """Answer new rows with a trained network: a label and probabilities, or a number, for each.
 

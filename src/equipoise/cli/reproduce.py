@@ -42,14 +42,12 @@ def reproduce(
         str | None,
         option("Names of data sets, divided by commas. By default those of the paper that are here."),
     ] = None,
-    seeds: Annotated[int | None, option("Number of seeds; by default that of the scale.", min=1)] = None,
-    out: Annotated[Path, option("Folder for pages, figures and tables; gallery by default.")] = _OUT,
-    data_dir: Annotated[
-        Path | None, option("Folder of the data sets; by default $EQUIPOISE_DATA, or a cache.")
-    ] = None,
+    seeds: Annotated[int | None, option("Number of seeds; by default the scale's own.", min=1)] = None,
+    out: Annotated[Path, option("Folder to write to; gallery by default.")] = _OUT,
+    data_dir: Annotated[Path | None, option("Folder of the data; by default $EQUIPOISE_DATA.")] = None,
     jobs: Annotated[
         int | None,
-        option("Experiments to run at a time; by default as many as cores, up to 8.", min=1),
+        option("Experiments at a time; by default as many as cores, up to 8.", min=1),
     ] = None,
 ) -> None:
     """Run the papers' figures, tables and numerical claims again; each gets a verdict from its numbers.

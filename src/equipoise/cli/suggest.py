@@ -13,9 +13,7 @@ from .output import Output
 def suggest(
     output: Output,
     run: RunPath,
-    theorem: Annotated[
-        str, option("Theorem to aim for; equipoise certify --help lists them.")
-    ] = "two_timescale",
+    theorem: Annotated[str, option("Theorem to aim for; certify --help lists them.")] = "two_timescale",
     data_dir: DataDir = None,
 ) -> None:
     """Say what would make a theorem hold of the trained network on its data, and what it would then promise.

@@ -1,6 +1,7 @@
 """Training loops: those whose dynamics the theorems speak of, and a free one."""
 
 from . import schedules
+from .callbacks import Callback
 from .descent import gradient_descent
 from .distributed import any_rank_failed, raise_together
 from .flow import FlowHistory, gradient_flow
@@ -11,6 +12,7 @@ from .trainer import Trainer
 from .warm_start import WarmStart
 
 __all__ = [
+    "Callback",
     "FlowHistory",
     "Projectable",
     "Projection",

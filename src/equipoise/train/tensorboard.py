@@ -1,22 +1,22 @@
-"""Records of a run as TensorBoard events: a `record` sink of every loop that takes one.
-
-Needs the extra `equipoise[tensorboard]`.
-"""
+"""Records of a run as TensorBoard events. Needs the extra `equipoise[tensorboard]`."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from .callbacks import Callback
 
 
-class TensorBoard:
-    """A function of a record that writes each of its numbers as a scalar.
+class TensorBoard(Callback, AbstractContextManager):
+    """A callback that writes each number of a record as a scalar; words are left out.
 
         with TensorBoard("runs/first") as board:
-            trainer.fit(X, y, record=board)
+            trainer.fit(X, y, callbacks=[board])
 
-    The step of an event is the record's "step", or its "epoch" where it has none. Words are left out.
+    The step of an event is the record's "step", or its "epoch" where it has none. Loops that take a function
+    of a record take the board: `eq.safeguarded_descent(…, record=board)`.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -28,7 +28,8 @@ class TensorBoard:
             ) from None
         self.writer = SummaryWriter(str(directory))
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Write the numbers of one record."""
         step = record.get("step", record.get("epoch"))
         if not isinstance(step, int):
             raise ValueError(f"a record must have a step or an epoch. Got {', '.join(record)} instead.")
@@ -38,13 +39,7 @@ class TensorBoard:
                 self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
-    def close(self) -> None:
+    __call__ = epoch
+
+    def __exit__(self, *_: object) -> None:
         self.writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

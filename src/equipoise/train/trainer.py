@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from ..history import History
 from ..solve import Stop
 from ..theory.certificate import Certificate, digest_of
 from ..theory.streams import Input, Stream, as_data, as_input, parts
+from .callbacks import Callback, followed
 from .checkpoint import Checkpoints
 from .distributed import begin_together
 from .objective import as_objective, scores
@@ -141,6 +142,7 @@ class Trainer:
         measure: int | None = None,
         record: Callable[[dict[str, Any]], None] | None = None,
         progress: Callable[[int, float], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> History:
         """Train, and tell what was measured; `loss[0]` is the start, `loss[k]` the mean over epoch k.
 
@@ -157,6 +159,7 @@ class Trainer:
                 so many epochs. By default at the first and last; 0 is never.
             record: called after each epoch with what was measured, as one flat dict.
             progress: called after each step with (step, loss of the batch).
+            callbacks: told of the beginning, each step, each epoch and the end; one may end the run.
 
         A loss that is not finite or has grown a thousandfold, or a sample without an equilibrium, ends the
         run: `stopped` says why, `advice` what to try, and the model has the weights of the last good epoch.
@@ -166,10 +169,13 @@ class Trainer:
                 raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
         X, y = as_data(X, y)
         run = self._begin(X, y, validation, sample_weight, measure)
+        record, progress = followed(run, callbacks, record, progress)
         saved = None if checkpoints is None else latest(checkpoints, run)
         was_training = self.model.training
         try:
             with run.seeded():
+                for callback in callbacks:
+                    callback.begin(self)
                 if saved is not None:
                     restore(run, saved)
                 else:
@@ -185,7 +191,10 @@ class Trainer:
             raise
         finally:
             self.model.train(was_training)
-        return run.history()
+        history = run.history()
+        for callback in callbacks:
+            callback.end(history)
+        return history
 
     def _begin(
         self, X: Input, y: Tensor, validation: Data | None, sample_weight: Tensor | None, measure: int | None
