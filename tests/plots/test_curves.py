@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise.plots import against_promise, bands, curves
+from equipoise.plots import curves
 from equipoise.plots.curves import Line, Panel, mean_and_sd, panels, points
 from equipoise.plots.style import DARK, LIGHT
 
@@ -29,7 +29,8 @@ def test_a_series_of_no_such_form_is_refused(series):
 
 def test_measured_stands_beside_promised():
     measured, promised = 0.5 ** np.arange(30), 0.9 ** np.arange(30)
-    figure = against_promise(measured, promised, others={"test": {0: 1.0, 29: 0.2}})
+    found = {"measured": measured, "test": {0: 1.0, 29: 0.2}}
+    figure = curves(found, log_y=True, bounds={"promised at most": promised})
     drawn = lines(figure)
     assert list(drawn) == ["measured", "test", "promised at most"]
     assert np.array_equal(drawn["measured"].get_ydata(), measured)
@@ -55,7 +56,7 @@ def test_empty_axes_say_so(values):
 
 def test_a_band_is_mean_and_standard_deviation():
     runs = np.random.default_rng(0).normal(size=(5, 40)) + 10
-    figure = bands({"a": runs}, theme=DARK)
+    figure = curves({"a": runs}, theme=DARK)
     mean, sd = mean_and_sd(runs)
     assert np.allclose(sd, runs.std(axis=0, ddof=1))
     assert np.allclose(lines(figure)["a"].get_ydata(), mean)
@@ -68,7 +69,7 @@ def test_a_band_is_mean_and_standard_deviation():
 
 def test_a_band_that_reaches_zero_stays_on_a_logarithmic_axis():
     runs = np.array([[1.0, 0.01, 0.0], [1.0, 0.2, 0.1], [1.0, 0.3, 3.0]])  # means 0.17, 1.03 below deviations
-    figure = bands({"a": runs}, log_y=True)
+    figure = curves({"a": runs}, log_y=True)
     assert lines(figure)["a"].get_ydata().tolist() == runs.mean(axis=0).tolist()
     vertices = figure.axes[0].collections[0].get_paths()[0].vertices
     lowest = [vertices[vertices[:, 0] == k][:, 1].min() for k in range(3)]
@@ -83,7 +84,7 @@ def test_one_run_has_no_spread():
 
 def test_runs_must_be_rows_over_the_steps():
     with pytest.raises(ValueError, match=r"runs must be \(R, 3\)"):
-        bands({"a": np.ones((2, 4))}, at=[1, 2, 3])
+        curves({"a": ([1, 2, 3], np.ones((2, 4)))})
 
 
 def test_colours_and_dashes_go_together():

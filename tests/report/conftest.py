@@ -34,6 +34,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 def build(root: Path) -> None:
     made = {
         "classification": classification(root / "classification"),
+        "anchored": anchored(root / "anchored"),
         "regression": free(root / "regression"),
         "diverged": free(root / "diverged", optimiser="sgd", rate=1.0),
         "lost": lost(root / "lost"),
@@ -57,6 +58,17 @@ def classification(path: Path) -> Path:
     fitted = fit(*train, "classification", recipe, test=test, record=run.metrics.append)
     keep(run, fitted, train, test)
     run.finish("finished")
+    return run.path
+
+
+def anchored(path: Path) -> Path:
+    """Training in batches under the default certificate, on images."""
+    train, test = digits(slice(0, 200)), digits(slice(200, 300))
+    recipe = Recipe(width=32, epochs=4)
+    run = create(path, "digits", 200, 100, recipe.to_dict(), image_shape=[8, 8])
+    fitted = fit(*train, "classification", recipe, test=test, record=run.metrics.append)
+    keep(run, fitted, train, test, (8, 8))
+    run.finish("finished", results=report.headline(fitted, {}))
     return run.path
 
 
@@ -117,9 +129,11 @@ def hostile(source: Path, path: Path) -> Path:
     return run.path
 
 
-def create(path: Path, name: str, rows: int, test_rows: int, recipe: dict[str, Any]) -> Run:
+def create(
+    path: Path, name: str, rows: int, test_rows: int, recipe: dict[str, Any], image_shape: Any = None
+) -> Run:
     harm = [HOSTILE, "</style><script>alert(2)</script>", "$x^2$ {{ 7*7 }}", "a" * 200]
-    columns = harm if name == HOSTILE else ["a", "b"]
+    columns = harm if name == HOSTILE else ["a", "b", "c", "d", "e"]
     data = {
         "name": name,
         "source": f"read from {name}",
@@ -128,14 +142,15 @@ def create(path: Path, name: str, rows: int, test_rows: int, recipe: dict[str, A
         "rows": rows,
         "test_rows": test_rows,
         "sha256": "3b" * 32,
-        "features": columns,
-        "image_shape": None,
+        "features": columns if image_shape is None else None,
+        "columns": len(columns),
+        "image_shape": image_shape,
         "warnings": [f"column {column} is constant" for column in columns[:2]],
     }
     return Run.create(path, {"data": {"source": name, "target": columns[0]}, "recipe": recipe}, data)
 
 
-def keep(run: Run, fitted: Fitted, train: Any, test: Any) -> None:
+def keep(run: Run, fitted: Fitted, train: Any, test: Any, image_shape: Any = None) -> None:
     keeping.save(fitted, run.path)
-    found = report.findings(fitted, train, test)
+    found = report.findings(fitted, train, test, image_shape)
     (run.path / "findings.json").write_text(json.dumps(found, allow_nan=False), encoding="utf-8")

@@ -12,15 +12,15 @@ from html.parser import HTMLParser
 import pytest
 
 from equipoise import report
+from equipoise.report.guarantee import least_loss, promise
 from equipoise.report.reading import RunRecord, read
 from equipoise.report.theorems import STATEMENTS, used
-from equipoise.report.training import least_loss, loss
 from equipoise.tasks import Run
 from equipoise.theory import THEOREMS, Certificate
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
-SECTIONS = ("guarantee", "training", "network", "data", "setup", "theorems")
-KINDS = ("classification", "regression", "diverged", "lost", "killed", "hostile")
+SECTIONS = ("results", "guarantee", "training", "network", "data", "setup")
+KINDS = ("classification", "anchored", "regression", "diverged", "lost", "killed", "hostile")
 
 
 class Page(HTMLParser):
@@ -104,14 +104,15 @@ def test_the_policy_allows_one_style_sheet_and_nothing_else(runs):
 
 def test_the_certified_run_shows_all_it_measured(pages, runs):
     page = pages["classification"]
-    expected = ("loss", "accuracy", "contraction", "sigma", "movement", "hidden", "solver", "slack")
-    expected += ("confusion", "equilibria", "kernel", "weights")
+    expected = ("loss", "scores", "contraction", "sigma", "movement", "hidden", "solver", "slack")
+    expected += ("confusion", "reliability", "importance", "promise", "equilibria", "kernel", "weights")
     assert {f"fig-{name}" for name in expected} == {a["id"] for t, a in page.tags if t == "figure"}
     for name in expected:
         assert len(page.words[f"fig-{name}"]) > 150, name  # a caption that explains
         assert page.words[f"fig-{name}-title"]
         assert page.words[f"fig-{name}-desc"]
-    assert "At every step it lies below the promise" in page.words["fig-loss"]
+    assert "At every step it lies below the promise" in page.words["fig-promise"]
+    assert "promise" not in page.words["fig-loss"]  # which is about the predictions alone
     found = json.loads((runs["classification"] / "findings.json").read_text())
     assert f"{100 * found['scores']['test']['accuracy']:.1f}" in header(page)
     assert "with a guarantee" in header(page)
@@ -129,8 +130,11 @@ def test_every_claim_stands_in_the_table_with_both_sides(pages, runs):
     claims = [claim for c in certificates for claim in c.claims]
     assert len(rows) == len(claims) + len(certificates)  # and a row of headers each
     for claim in claims:
-        for part in (claim.name, claim.statement, claim.method, *claim.sides):
+        left, right = (side.replace("-", "−") for side in claim.sides)
+        relation = {"<=": "≤", ">=": "≥"}.get(claim.relation, claim.relation)
+        for part in (claim.name, claim.statement, claim.method, f"{left} {relation} {right}"):
             assert part in words
+    assert "∞" not in words
 
 
 def test_the_data_and_the_versions_are_told(pages, runs):
@@ -148,9 +152,10 @@ def test_a_free_run_promises_nothing_about_its_loss(pages):
     assert "without a guarantee" in header(page)
     assert "promised" not in page.words["fig-loss"]
     assert "exactly one equilibrium" in page.words["guarantee"]
-    assert {"fig-residuals", "fig-equilibria"} <= set(page.words)
-    assert "Well-posedness" in page.words["theorems"]
-    assert "Safeguarded" not in page.words["theorems"]
+    assert {"fig-residuals", "fig-importance", "fig-equilibria"} <= set(page.words)
+    assert "fig-promise" not in page.words
+    assert "Training was free: nothing is promised of its loss." in page.words["guarantee"]
+    assert "nothing is promised of it" in header(page)
 
 
 def test_a_diverged_run_says_why_and_what_to_try(pages):
@@ -212,7 +217,7 @@ def test_names_that_mean_harm_are_words(pages, runs):
 )
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe{\n", b"[1, 2]\n", b'{"a": [{"b": "<i>"}]}\n'])
 def test_any_file_may_be_missing_or_spoilt(runs, tmp_path, monkeypatch, name, content):
-    monkeypatch.setattr("equipoise.report.page.gather", lambda record, drawers: [])  # drawn in another test
+    monkeypatch.setattr("equipoise.report.page.gather", lambda record, drawers, **how: [])  # drawn in another test
     path = tmp_path / "run"
     shutil.copytree(runs["classification"], path)
     if content is None:
@@ -251,7 +256,7 @@ def test_a_loss_above_its_promise_is_not_hidden(runs, tmp_path):
     history["promised"][7] = 1e-9
     (path / "history.json").write_text(json.dumps(history))
     Run(path).finish("finished")  # sealed as it is now
-    drawn = loss(read(path))
+    drawn = promise(read(path))
     assert "At 1 step it lies above the promise" in drawn.caption
     assert "below the promise" not in drawn.caption
 
@@ -286,7 +291,7 @@ def test_a_run_on_its_way_is_judged_by_its_gap(runs, tmp_path):
     (path / "metrics.jsonl").write_text("\n".join(shifted) + "\n")
     (path / "history.json").unlink()
     Run(path).finish("finished")  # sealed as it is now
-    assert "At every step it lies below the promise" in loss(read(path)).caption
+    assert "At every step it lies below the promise" in promise(read(path)).caption
 
 
 def test_an_empty_directory_makes_a_page_and_no_directory_an_error(tmp_path):
@@ -325,7 +330,7 @@ def test_every_theorem_is_stated():
 )
 def test_what_was_altered_is_said_and_not_shown(runs, tmp_path, monkeypatch, name, kind):
     """White space is enough: no digit of a file that is not what it was may be taken for a finding."""
-    monkeypatch.setattr("equipoise.report.page.gather", lambda record, drawers: [])
+    monkeypatch.setattr("equipoise.report.page.gather", lambda record, drawers, **how: [])
     path = tmp_path / "run"
     shutil.copytree(runs[kind], path)
     (path / name).write_bytes((path / name).read_bytes() + b"\n")

@@ -55,7 +55,7 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
                     progress=watch.progress,
                     begin=watch.begin,
                 )
-                found = findings(fitted, sample.train, sample.test)
+                found = findings(fitted, sample.train, sample.test, sample.provenance.get("image_shape"))
             save(fitted, run.path)
             write_atomically(run.path / "findings.json", json.dumps(found).encode())
         except KeyboardInterrupt:

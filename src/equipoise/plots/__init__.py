@@ -1,6 +1,7 @@
 """Figures of what history, explore and kernels hold, in one house style."""
 
-from .curves import against_promise, bands, curves
+from .bars import patches, ranked, reliability
+from .curves import curves
 from .inline import inline_svg, variables
 from .matrices import confusion
 from .plane import coloured_plane, plane, principal_plane, trajectories
@@ -13,16 +14,17 @@ __all__ = [
     "DARK",
     "LIGHT",
     "Theme",
-    "against_promise",
-    "bands",
     "coloured_plane",
     "confusion",
     "contours",
     "curves",
     "inline_svg",
     "new_figure",
+    "patches",
     "plane",
     "principal_plane",
+    "ranked",
+    "reliability",
     "residuals",
     "save",
     "spectrum",

@@ -215,26 +215,3 @@ def panels(
 def curves(series: Mapping[str, Series], *, theme: Theme = LIGHT, **panel: Any) -> Figure:
     """Lines over steps. `panel` are fields of a `Panel`: x, y, title, log_x, log_y, bounds, levels, …"""
     return panels([[Panel(series, **{"x": "step", **panel})]], theme=theme)
-
-
-def bands(
-    runs: Mapping[str, ArrayLike], *, at: ArrayLike | None = None, theme: Theme = LIGHT, **panel: Any
-) -> Figure:
-    """Mean ± one standard deviation of several groups of runs, each (R, K), over the steps `at`."""
-    rows = {name: np.atleast_2d(np.asarray(some, dtype=float)) for name, some in runs.items()}
-    lines = rows if at is None else {name: (at, some) for name, some in rows.items()}
-    return curves(lines, theme=theme, **panel)
-
-
-def against_promise(
-    measured: Series,
-    promised: Series | None = None,
-    *,
-    others: Mapping[str, Series] | None = None,
-    theme: Theme = LIGHT,
-    **panel: Any,
-) -> Figure:
-    """A loss beside the bound that was promised for it, on a logarithmic axis."""
-    bounds = {} if promised is None else {"promised at most": promised}
-    words = {"y": "loss / first loss", "log_y": True, **panel}
-    return curves({"measured": measured, **(others or {})}, bounds=bounds, theme=theme, **words)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from .. import plots
 from .reading import RunRecord
 
+SCALE = 0.8  # of a figure in the page, three of which stand side by side: its letters stay as they are
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -38,7 +39,7 @@ class Drawn:
 Drawers = Mapping[str, Callable[[RunRecord], Drawn | None]]
 
 
-def gather(record: RunRecord, drawers: Drawers) -> list[Shown]:
+def gather(record: RunRecord, drawers: Drawers, scale: float = SCALE) -> list[Shown]:
     """The figures that a record has numbers for, in order; numbers that make no figure count as none."""
     shown = []
     for identifier, draw_one in drawers.items():
@@ -47,6 +48,7 @@ def gather(record: RunRecord, drawers: Drawers) -> list[Shown]:
         except (KeyError, IndexError, TypeError, ValueError):
             drawn = None
         if drawn is not None:
+            drawn.figure.set_size_inches(*(scale * drawn.figure.get_size_inches()))
             svg = Markup(plots.inline_svg(drawn.figure, f"fig-{identifier}", drawn.title, drawn.alt))
             shown.append(Shown(f"fig-{identifier}", drawn.title, svg, drawn.caption))
     return shown
@@ -60,6 +62,6 @@ def relative(pair: Pair, least: float = 0.0) -> Pair | None:
 
 
 def over_time(record: RunRecord, name: str) -> Pair | None:
-    """A series of at least two finite numbers: fewer are no course."""
+    """A series of at least three finite numbers: fewer are no course."""
     found = record.series(name)
-    return found if found is not None and np.isfinite(found[1]).sum() > 1 else None
+    return found if found is not None and np.isfinite(found[1]).sum() > 2 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from ..kernels import tangent_kernel
 from ..models.affine import AffineFamily
 from ..plots.plane import principal_plane
 from ..tasks.baselines import baselines
+from ..tasks.calibration import calibration
 from ..tasks.fitting import Fitted
+from ..tasks.importance import importance
 from ..tasks.preparation import as_labels
 from ..tasks.scores import score
 
@@ -28,8 +30,10 @@ VALUES = 300  # of a spectrum that are kept
 MOST_CLASSES = 50  # of a confusion matrix
 
 
-def findings(fitted: Fitted, train: Data, test: Data | None = None) -> dict[str, Any]:
-    """Scores on both parts, and what the training rows show of the network.
+def findings(
+    fitted: Fitted, train: Data, test: Data | None = None, image_shape: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Scores on both parts, which inputs matter, and what the training rows show of the network.
 
     What cannot be computed (a network without equilibria, weights that are not finite) is left out, and
     `missing` says why.
@@ -57,8 +61,11 @@ def findings(fitted: Fitted, train: Data, test: Data | None = None) -> dict[str,
         attempt("baselines", lambda: baselines(fitted.preparation, parts["training"], parts[last]))
         if classes is None:
             attempt("residuals", lambda: {n: _residuals(fitted, X, y) for n, (X, y) in parts.items()})
-        elif len(classes) <= MOST_CLASSES:
-            attempt("confusion", lambda: {"part": last, **_confusion(fitted, *parts[last], classes)})
+        else:
+            attempt("calibration", lambda: {"part": last, **_calibration(fitted, *parts[last], classes)})
+            if len(classes) <= MOST_CLASSES:
+                attempt("confusion", lambda: {"part": last, **_confusion(fitted, *parts[last], classes)})
+        attempt("importance", lambda: {"part": last, **importance(fitted, *parts[last], image_shape)})
     attempt("plane", lambda: _plane(fitted, *parts["training"], classes))
     attempt("kernel", lambda: _kernel(fitted, train[0]))
     attempt("weights", lambda: _weights(fitted.model))
@@ -82,9 +89,15 @@ def headline(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
         "verdict": certificate.verdict if certificate else None,
         "wellposed": fitted.wellposed.verdict,
         "steps": fitted.history.steps,
-        "loss": float(fitted.history.loss[-1]),
+        "loss": float(_of_predictions(fitted)[-1]),
         "seconds": fitted.history.seconds,
     }
+
+
+def _of_predictions(fitted: Fitted) -> np.ndarray:
+    """The losses of the predictions alone, without the slack of a safeguarded run."""
+    plain = fitted.history.plain_loss
+    return fitted.history.loss if plain is None else plain
 
 
 def _about(model: AffineFamily) -> dict[str, Any]:
@@ -112,6 +125,10 @@ def _rows(X: Any, at: np.ndarray) -> Any:
 
 def _score(fitted: Fitted, X: Any, y: Any) -> dict[str, Any]:
     return {"rows": len(y), **score(fitted.predict(X), y, fitted.preparation.classes is not None)}
+
+
+def _calibration(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+    return calibration(fitted.predict_proba(X), _index(y, classes))
 
 
 def _confusion(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the network became: its errors, its equilibria, its spectra."""
+"""What the network became: its equilibria and its spectra."""
 
 from __future__ import annotations
 
@@ -11,43 +11,8 @@ from .reading import RunRecord, part
 from .words import count, number, percent
 
 
-def confusion(record: RunRecord) -> Drawn | None:
-    found = part(record.findings, "confusion")
-    if not found:
-        return None
-    counts = np.array(found["counts"])
-    figure = plots.confusion(counts, found["names"])
-    wrong = int(counts.sum() - np.trace(counts))
-    caption = (
-        f"Rows are what the {number(int(counts.sum()))} {found['part']} samples are, columns what the "
-        f"network said. Right answers lie on the diagonal, and {number(wrong)} beside it."
-    )
-    if wrong:
-        off = counts - np.diag(np.diag(counts))
-        i, j = np.unravel_index(int(off.argmax()), off.shape)
-        caption += f" Most often, {found['names'][i]} was taken for {found['names'][j]} ({int(off[i, j])})."
-    return Drawn(
-        "Right and wrong answers",
-        figure,
-        caption,
-        f"Confusion matrix of {len(counts)} classes, {wrong} errors.",
-    )
-
-
-def residuals(record: RunRecord) -> Drawn | None:
-    found = part(record.findings, "residuals")
-    if not found:
-        return None
-    figure = plots.residuals({name: (f["target"], f["predicted"]) for name, f in found.items()})
-    caption = (
-        "What is left of the targets after the prediction, in the targets' own unit. It should look like "
-        "noise around the line at 0: a slope, a bend or a funnel is structure that the network has missed. "
-        f"The dashed lines stand at the root mean square of the {list(found)[-1]} rows."
-    )
-    return Drawn("What is left over", figure, caption, "Residuals against predictions.")
-
-
 def equilibria(record: RunRecord) -> Drawn | None:
+    """Where the hidden layer comes to rest, in a plane."""
     found = part(record.findings, "plane")
     if not found:
         return None
@@ -79,6 +44,7 @@ def equilibria(record: RunRecord) -> Drawn | None:
 
 
 def kernel(record: RunRecord) -> Drawn | None:
+    """How fast gradient training can change which predictions."""
     found = part(record.findings, "kernel")
     if not found:
         return None
@@ -106,6 +72,7 @@ def kernel(record: RunRecord) -> Drawn | None:
 
 
 def weights(record: RunRecord) -> Drawn | None:
+    """Singular values of the weights."""
     found = part(record.findings, "weights")
     if not found:
         return None
@@ -129,8 +96,6 @@ def weights(record: RunRecord) -> Drawn | None:
 
 
 NETWORK: Drawers = {
-    "confusion": confusion,
-    "residuals": residuals,
     "equilibria": equilibria,
     "kernel": kernel,
     "weights": weights,

@@ -49,6 +49,11 @@ class RunRecord:
         """What the series run over: "epoch" or "step"."""
         return "epoch" if self.metrics and "epoch" in self.metrics[0] else "step"
 
+    @property
+    def running(self) -> bool:
+        """Whether the run was still under way when its files were read."""
+        return self.status.get("state") == "running"
+
     def series(self, name: str, of: str = "") -> tuple[np.ndarray, np.ndarray] | None:
         """(x, y) of a series, from the history or, where that has none, from the metrics; None if nowhere."""
         kept = part(self.history, of) if of else self.history

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,17 +12,11 @@ from .. import plots
 from ..plots.curves import draw, finish
 from ..plots.style import single
 from ..tasks.raw import HELD_OUT
-from .figures import Drawers, Drawn, Pair, over_time, relative
+from ..theory import Certificate
+from .figures import Drawers, Drawn, over_time, relative
+from .opening import LOSSES
 from .reading import RunRecord, part
 from .words import count, number, percent
-
-
-def least_loss(record: RunRecord) -> float:
-    """L*, which the promise is about: of the history, or of the metrics of a run that has not ended."""
-    for found in (record.history.get("least_loss"), record.last("least_loss")):
-        if isinstance(found, int | float):
-            return found
-    return 0.0
 
 
 def measured_on(record: RunRecord) -> tuple[str, str]:
@@ -31,176 +27,135 @@ def measured_on(record: RunRecord) -> tuple[str, str]:
 
 
 def loss(record: RunRecord) -> Drawn | None:
-    found = record.series("loss")
+    """The loss of the predictions over time, on the rows trained on and on others."""
+    plain = record.series("plain_loss")
+    found = plain or record.series("loss")
     if found is None:
         return None
-    least = least_loss(record)
-    measured = relative(found, least)
-    if measured is None:
-        return None
-    lines: dict[str, Any] = {"training": measured}
-    plain = record.series("plain_loss")
-    if plain is not None and (shown := relative(plain)):
-        lines["predictions alone"] = shown
+    anchored = part(record.history, "anchored")
+    if (record.certificate is not None and record.certificate.kind == "anchored") and len(found[0]) > 1:
+        found = found[0][1:], found[1][1:]  # the first is that of the best readout, not trained from
+    lines: dict[str, Any] = {"training": found}
     tested = over_time(record, "test_loss")
     name, rows = measured_on(record)
-    if tested is not None and (shown := relative(tested)):
-        lines[name] = shown
-    promised = record.series("promised")
-    bounds = {} if promised is None else {"promised at most": promised}
-    figure = plots.curves(lines, x=record.clock, y="loss / its first value", log_y=True, bounds=bounds)
-    end = measured[1][-1]
-    steps = count(int(found[0][-1]), record.clock)
-    says = [f"After {steps} the training loss is {number(float(end))} of its first value"]
-    if not np.isfinite(end):
-        says = [f"After {steps} the training loss is no longer finite: the run has diverged"]
-    if promised is not None:
-        above = _violations(measured, promised)
-        says[0] += f", where at most {number(float(promised[1][-1]))} was promised"
-        says.append(
-            "At every step it lies below the promise: the dashed line is a bound, not a forecast, and the "
-            "room between the two is what the theorem could not foresee"
-            if not above
-            else f"At {count(above, 'step')} it lies above the promise, which must not happen"
-        )
-    if "predictions alone" in lines:
-        says.append(
-            "The promise is about the loss with slack; what the predictions alone leave over levels off, "
-            "since the slack keeps them from fitting every target"
-        )
-    if name in lines:
-        says.append(f"The {name} loss is of {rows}: look for where it stops following the training loss")
-    alt = f"Training loss on a logarithmic axis, from 1 to {number(float(end))} over {steps}"
-    alt += ", beside the promised bound." if bounds else "."
-    return Drawn("Loss against the promise" if bounds else "Loss", figure, ". ".join(says) + ".", alt)
-
-
-def _violations(measured: Pair, promised: Pair) -> int:
-    bound = dict(zip(promised[0].tolist(), promised[1].tolist(), strict=True))
-    return sum(
-        not y <= bound[x]
-        for x, y in zip(measured[0].tolist(), measured[1].tolist(), strict=True)
-        if x in bound
-    )
-
-
-def _sparse(found: Pair) -> str:
-    """A warning about lines between few points."""
-    return f" Measured {len(found[0])} times only; the line joins them." if len(found[0]) < 5 else ""
-
-
-def accuracy(record: RunRecord) -> Drawn | None:
-    name, rows = measured_on(record)
-    found = {
-        name: over_time(record, key) for name, key in ((name, "test_accuracy"), ("training", "accuracy"))
-    }
-    lines: dict[str, Any] = {name: pair for name, pair in found.items() if pair is not None}
+    if tested is not None:
+        lines[name] = tested
+    y = f"{LOSSES.get(str(anchored.get('loss')), 'loss')} of a row" if record.clock == "epoch" else "loss"
+    if record.clock == "step":  # sums over as many rows as each part has
+        lines = {n: shown for n, pair in lines.items() if (shown := relative(pair)) is not None}
+        y = "loss / its first value"
     if not lines:
         return None
-    figure = plots.curves(lines, x=record.clock, y="share classified right")
-    _, y = next(iter(lines.values()))
-    caption = (
-        f"It ends at {percent(float(y[-1]))}; its best is {percent(float(np.nanmax(y)))}. No theorem speaks "
-        f"of this: it is measured on {rows}."
-    )
-    return Drawn(
-        "Accuracy on the way",
-        figure,
-        caption,
-        f"Accuracy ({name}) from {percent(float(y[0]))} to {percent(float(y[-1]))}.",
-    )
-
-
-def explained(record: RunRecord) -> Drawn | None:
-    found = over_time(record, "test_r2")
-    if found is None:
-        return None
-    name, rows = measured_on(record)
-    figure = plots.curves({name: found}, x=record.clock, y=f"R², {name}")
-    end = float(found[1][-1])
-    caption = (
-        f"The share of the targets' variation that is explained, on {rows}: "
-        f"{number(end)} at the end, {number(float(np.nanmax(found[1])))} at best. The mean alone would "
-        f"reach 0."
-    )
-    return Drawn("Explained on the way", figure, caption, f"R² over time, {number(end)} at the end.")
-
-
-def contraction(record: RunRecord) -> Drawn | None:
-    found = over_time(record, "contraction")
-    if found is None:
-        return None
-    figure = plots.curves(
-        {"factor": found}, x=record.clock, y="contraction factor q", levels={"limit 1": 1.0}
-    )
-    top = float(np.nanmax(found[1]))
-    caption = (
-        f"By how much one step of plain iteration shortens the distance to the equilibrium. Below 1 the "
-        f"equilibrium exists, is the only one, and is found by iterating; its largest value here is "
-        f"{number(top, 4)}. The nearer to 1, the more iterations a solve takes.{_sparse(found)}"
-    )
-    return Drawn(
-        "Contraction factor", figure, caption, f"Contraction factor over time, at most {number(top, 4)}."
-    )
-
-
-def sigma(record: RunRecord) -> Drawn | None:
-    found = over_time(record, "sigma_min")
-    if found is None:
-        return None
-    constants = record.certificate.constants if record.certificate is not None else {}
-    level = float(constants.get("sigma_floor") or 0.0)
-    levels = {"promised at least": level} if level > 0 else {}
-    figure = plots.curves(
-        {"measured": found}, x=record.clock, y="σ_min of the features", log_y=True, levels=levels
-    )
-    caption = (
-        f"How independent the features of the training rows are: the smallest singular value of Z"
-        f"{', with the columns of the slack,' if constants.get('slack') else ''} is what the rate rests on. "
-        f"It goes from {number(float(found[1][0]))} to {number(float(found[1][-1]))}"
-    )
-    caption += (
-        f" and is not allowed below the dotted floor, {number(level)}: a hidden update that would "
-        f"take it there is refused."
-        if levels
-        else ". Near 0 some rows look alike to the readout, and fitting them apart gets slow."
-    )
-    caption += _sparse(found)
-    return Drawn(
-        "Conditioning of the features",
-        figure,
-        caption,
-        f"σ_min from {number(float(found[1][0]))} to {number(float(found[1][-1]))}.",
-    )
-
-
-def movement(record: RunRecord) -> Drawn | None:
-    found = over_time(record, "movement")
-    if found is None:
-        return None
-    certified = record.certificate.movement if record.certificate and record.certificate.proved else None
-    levels = {"certified at most": certified} if certified else {}
-    figure = plots.curves({"measured": found}, x=record.clock, y="‖Z − Z(0)‖ / ‖Z(0)‖", levels=levels)
-    end = float(found[1][-1])
-    caption = (
-        f"How far the equilibria have moved from where they started, as a share of their size: {number(end)} "
-        f"at the end. "
-        + (
-            "So little means that the readout was fitted to features that stayed as they were drawn."
-            if end < 1e-3
-            else "A curve that rises means that the hidden layer learns, and is not only read out."
+    figure = plots.curves(lines, x=record.clock, y=y, log_y=True)
+    end, steps = float(found[1][-1]), count(int(found[0][-1]), record.clock)
+    if not np.isfinite(end):
+        says = [f"After {steps} the training loss is no longer finite: the run has diverged"]
+    elif y == "loss / its first value" and found[1][0] > 0:
+        says = [
+            f"After {steps} the loss of the predictions is {number(end / float(found[1][0]))} of the first"
+        ]
+    else:
+        says = [f"After {steps} the loss of the predictions is {number(end)} on the training rows"]
+    if name in lines:
+        says.append(
+            f"The {name} loss is of {rows}: where it rises while the training loss falls, the network "
+            f"learns by heart"
         )
-        + _sparse(found)
-    )
-    return Drawn(
+    alt = f"Loss of the predictions on a logarithmic axis, {number(end)} after {steps}."
+    return Drawn("Loss of the predictions", figure, ". ".join(says) + ".", alt)
+
+
+def scores(record: RunRecord) -> Drawn | None:
+    """The share classified right, or R², over time."""
+    name, rows = measured_on(record)
+    lines: dict[str, Any] = {
+        part: found
+        for part, key in ((name, "test_accuracy"), (name, "test_r2"), ("training", "accuracy"))
+        if (found := over_time(record, key)) is not None
+    }
+    if not lines:
+        return None
+    numbers = over_time(record, "test_r2") is not None
+    y = "R²" if numbers else "share classified right"
+    figure = plots.curves(lines, x=record.clock, y=y)
+    _, values = next(iter(lines.values()))
+    said = number if numbers else percent
+    end, best = said(float(values[-1])), said(float(np.nanmax(values)))
+    caption = f"It ends at {end}; its best is {best}. No theorem speaks of this: it is measured on {rows}."
+    return Drawn("Score on the way", figure, caption, f"{y} ({name}), {end} at the end.")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is measured at chosen steps: drawn where it was often, and told by its ends where it was not."""
+
+    series: str
+    title: str
+    y: str
+    caption: str
+    level: Callable[[Certificate], tuple[str, float] | None] = lambda certificate: None
+    log_y: bool = False
+
+    def __call__(self, record: RunRecord) -> Drawn | None:
+        found = over_time(record, self.series)
+        if found is None:
+            return None
+        level = None if record.certificate is None else self.level(record.certificate)
+        levels = {} if level is None else dict([level])
+        figure = plots.curves({"": found}, x=record.clock, y=self.y, log_y=self.log_y, levels=levels)
+        ends = f"from {number(float(found[1][0]), 4)} to {number(float(found[1][-1]), 4)}"
+        return Drawn(self.title, figure, f"{self.caption} It goes {ends}.", f"{self.title}, {ends}.")
+
+
+def _floor(certificate: Certificate) -> tuple[str, float] | None:
+    level = float(certificate.constants.get("sigma_floor") or 0.0)
+    return ("promised at least", level) if level > 0 else None
+
+
+COURSES = {
+    "contraction": Course(
+        "contraction",
+        "Contraction factor",
+        "contraction factor q",
+        "By how much one step of plain iteration shortens the distance to the equilibrium. Below 1 there is "
+        "exactly one, and iterating finds it; the nearer to 1, the more iterations a solve takes.",
+        lambda certificate: ("limit 1", 1.0),
+    ),
+    "sigma": Course(
+        "sigma_min",
+        "Conditioning of the features",
+        "σ_min of the features",
+        "How independent the features of the training rows are: their smallest singular value, which a "
+        "promised rate rests on. Near 0 some rows look alike to the readout, and fitting them apart gets "
+        "slow; a hidden update that would take it below a promised floor is refused.",
+        _floor,
+        log_y=True,
+    ),
+    "movement": Course(
+        "movement",
         "Movement of the hidden layer",
-        figure,
-        caption,
-        f"Relative movement of the equilibria, {number(end)} at the end.",
-    )
+        "‖Z − Z(0)‖ / ‖Z(0)‖",
+        "How far the equilibria have moved from where they started, as a share of their size. Near 0 the "
+        "readout was fitted to features that stayed as they were drawn; where it rises, the hidden layer "
+        "learns.",
+        lambda c: ("certified at most", c.movement) if c.proved and c.movement else None,
+    ),
+}
+
+
+def ends(record: RunRecord) -> list[tuple[str, str]]:
+    """From where to where went what was measured too seldom to be drawn."""
+    told = []
+    for course in COURSES.values():
+        found = record.series(course.series)
+        if found is not None and over_time(record, course.series) is None:
+            values = [number(float(v)) for v in found[1] if np.isfinite(v)]
+            told += [(course.title, " → ".join(values))] if values else []
+    return told
 
 
 def hidden(record: RunRecord) -> Drawn | None:
+    """The hidden steps that were proved safe."""
     found = record.series("hidden", of="accepted")
     if found is None:
         return None
@@ -230,6 +185,7 @@ def hidden(record: RunRecord) -> Drawn | None:
 
 
 def solver(record: RunRecord) -> Drawn | None:
+    """The iterations of the solver over time."""
     found = {
         "equilibria": over_time(record, "forward_steps"),
         "gradients": over_time(record, "adjoint_steps"),
@@ -251,16 +207,8 @@ def solver(record: RunRecord) -> Drawn | None:
     return Drawn("Work of the solver", figure, caption, f"Solver iterations, at most {number(int(most))}.")
 
 
-def rate(record: RunRecord) -> Drawn | None:
-    found = over_time(record, "learning_rate")
-    if found is None or np.nanmax(found[1]) == np.nanmin(found[1]):
-        return None
-    figure = plots.curves({"rate": found}, x=record.clock, y="learning rate", log_y=True)
-    caption = "The step size of the optimiser, as its schedule set it."
-    return Drawn("Learning rate", figure, caption, "Learning rate over time.")
-
-
 def slack(record: RunRecord) -> Drawn | None:
+    """How the slack was chosen."""
     found = part(record.fitted, "validation")
     tried, errors, chosen = found.get("slacks"), found.get("errors"), found.get("slack")
     if not tried or not errors or not chosen:
@@ -278,15 +226,5 @@ def slack(record: RunRecord) -> Drawn | None:
     )
 
 
-TRAINING: Drawers = {
-    "loss": loss,
-    "accuracy": accuracy,
-    "explained": explained,
-    "contraction": contraction,
-    "sigma": sigma,
-    "movement": movement,
-    "hidden": hidden,
-    "solver": solver,
-    "rate": rate,
-    "slack": slack,
-}
+TRAINING: Drawers = {"loss": loss, "scores": scores}
+FURTHER: Drawers = {**COURSES, "hidden": hidden, "solver": solver, "slack": slack}

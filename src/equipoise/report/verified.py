@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.image import imsave
 
 from .. import plots
-from ..files import write_atomically
 from ..tasks.verified import VerifyTask, shares
-from .page import style_sheet
+from .page import filled, publish
 from .words import percent
 
 _SHOWN = 12  # pictures of each kind
@@ -25,16 +22,11 @@ _SHOWN = 12  # pictures of each kind
 
 def write_page(task: VerifyTask, found: dict[str, Any], out: Path, name: str) -> Path:
     """The page of what was found, as out/verified.html."""
-    environment = Environment(
-        loader=PackageLoader("equipoise.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    style = style_sheet(environment)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     table = shares(found)
     side = _picture_shape(task)
-    page = environment.get_template("verified.html").render(
-        style=Markup(style),
-        csp=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'",
+    page = filled(
+        "verified.html",
+        images=True,
         name=name,
         norm={
             "linf": "each entry of an input moves by at most ε",
@@ -49,9 +41,7 @@ def write_page(task: VerifyTask, found: dict[str, Any], out: Path, name: str) ->
         broken=_broken(task, found, side) if side else [],
         hardest=_hardest(task, found, side) if side else [],
     )
-    target = out / "verified.html"
-    write_atomically(target, page.encode(errors="xmlcharrefreplace"))
-    return target
+    return publish(out / "verified.html", page)
 
 
 def _curve(table: list[dict[str, float]]) -> str:

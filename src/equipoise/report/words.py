@@ -25,27 +25,49 @@ def number(value: Any, digits: int = 3) -> str:
     return power(float(f"{value:.{digits}g}"))
 
 
-def beside(name: str, value: float, baselines: Mapping[str, Any]) -> str:
-    """What one answer for all rows and a linear model reach on the same rows, and whether that is as much."""
-    known = {n: v for n, v in baselines.items() if isinstance(v, int | float) and math.isfinite(v)}
-    if set(known) != {"constant", "linear"}:
+RIVALS = {  # what a network is held against, as a record names it
+    "constant": "one answer for all rows",
+    "linear": "a linear model",
+    "frozen": "the same network with its hidden layer untrained",
+}
+
+
+def rivals(baselines: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of simpler models that are known."""
+    known = {name: baselines.get(name) for name in RIVALS}
+    return {n: float(v) for n, v in known.items() if isinstance(v, int | float) and math.isfinite(v)}
+
+
+def no_better(value: float, baselines: Mapping[str, Any]) -> str:
+    """The best of the simpler models where the network is no better than it; else nothing."""
+    known = rivals(baselines)
+    best = max(known, key=lambda name: known[name], default="")
+    return RIVALS[best] if best and value <= known[best] else ""
+
+
+def simpler(name: str, baselines: Mapping[str, Any]) -> str:
+    """What simpler models reach on the same rows."""
+    known = rivals(baselines)
+    if not {"constant", "linear"} <= set(known):
         return ""
-    constant, linear = known["constant"], known["linear"]
     if name == "accuracy":
         says = (
-            f"The most frequent class is right for {percent(constant)} of them, a linear model for "
-            f"{percent(linear)}."
+            f"The most frequent class is right for {percent(known['constant'])} of them, a linear model for "
+            f"{percent(known['linear'])}."
         )
+    elif known["linear"] > 0:
+        says = f"A linear model explains {percent(known['linear'])}."
     else:
-        says = (
-            f"A linear model explains {percent(linear)}."
-            if linear > 0
-            else "A linear model explains none of it."
-        )
-    if value <= max(known.values()):
-        better = "a linear model" if linear >= constant else "one answer for all rows"
-        says += f" Here the network is no better than {better}."
+        says = "A linear model explains none of it."
+    if "frozen" in known:
+        says += f" With its hidden layer untrained the network reaches {percent(known['frozen'])}."
     return says
+
+
+def beside(name: str, value: float, baselines: Mapping[str, Any]) -> str:
+    """What simpler models reach on the same rows, and whether the network is any better."""
+    says, rival = simpler(name, baselines), no_better(value, baselines)
+    return f"{says} Here the network is no better than {rival}." if says and rival else says
 
 
 def kept(told: Mapping[str, Any]) -> str:

@@ -100,8 +100,12 @@ class Anchoring:
 
     def mean_loss(self) -> float:
         """That of the weights that were kept, about."""
-        total = len(self.rows) if self.terms.weights is None else float(self.terms.weights.sum())
-        return sum(self.state.data) / 2 / total
+        return sum(self.state.data) / 2 / self.total
+
+    @property
+    def total(self) -> float:
+        """The sum of the samples' weights."""
+        return float(len(self.rows) if self.terms.weights is None else self.terms.weights.sum())
 
     def restore(self, good: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go on from a checkpoint on disk."""
@@ -259,11 +263,9 @@ class Anchoring:
         except EquilibriumError:
             return math.nan
         read, total = self._objective().readout.parameters(self.model), 0.0
-        weights = self.terms.weights
-        scale = N if weights is None else float(weights.sum())
         for name, p in self.model.named_parameters():
             if name not in read and p.grad is not None:
-                total += float((scale * p.grad + self.terms.decay * p.detach()).square().sum())
+                total += float((self.total * p.grad + self.terms.decay * p.detach()).square().sum())
         run.optimiser.zero_grad(set_to_none=True)
         return math.sqrt(total)
 
@@ -272,6 +274,7 @@ class Anchoring:
         state, constants = self.state, self.certificate.constants
         return {
             "loss": self.terms.loss.name,
+            "total": self.total,
             "ridge": self.terms.ridge,
             "decay": self.terms.decay,
             "F_zero": self.zero,
@@ -317,7 +320,7 @@ def penalties(run: TrainingRun) -> list[tuple[torch.nn.Parameter, float]]:
     if run.anchoring is not None:
         terms = run.anchoring.terms
         ridge, decay = terms.ridge, terms.decay
-        N = N if terms.weights is None else float(terms.weights.sum())
+        N = run.anchoring.total
     if not (ridge or decay):
         return []
     read = facts(run.model).reads().readout_of(run.model).parameters(run.model)

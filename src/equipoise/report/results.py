@@ -1,0 +1,171 @@
+"""How good the answers are: scores beside simpler models', errors, calibration, inputs that matter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import plots
+from .figures import Drawers, Drawn
+from .opening import best_score, shown_score
+from .reading import RunRecord, part
+from .words import count, number, percent, rivals
+
+_SCORES = {"accuracy": "Accuracy", "r2": "R²", "rmse": "RMS error", "mae": "Mean |error|"}
+_MODELS = {
+    "linear": "Linear model",
+    "constant": "One answer for all rows",
+    "frozen": "Hidden layer untrained",
+}
+_SHOWN = 12  # inputs
+_MATTERS = 2.0  # standard errors of its drop that an input must cost to be said to matter
+
+
+def scores(record: RunRecord) -> list[dict[str, str]]:
+    """A row a model and part: the network's on test and training rows, and what simpler models reach."""
+    table: list[dict[str, str]] = []
+    known = part(record.findings, "scores")
+    for name in sorted(known, key=lambda n: n != "test"):
+        if isinstance(found := known[name], dict):
+            told = {
+                _SCORES.get(k, str(k)): shown_score(k, v) if k in ("accuracy", "r2") else number(v)
+                for k, v in found.items()
+                if k != "rows"
+            }
+            table.append({"Model": "This network", "Rows": f"{number(found.get('rows'))} {name}", **told})
+    best, beside = best_score(record), rivals(part(record.findings, "baselines"))
+    if best is not None and table:
+        column, blank = _SCORES[best[0]], dict.fromkeys(table[0], "")
+        table[1:1] = [
+            {**blank, "Model": words, "Rows": table[0]["Rows"], column: shown_score(best[0], beside[name])}
+            for name, words in _MODELS.items()
+            if name in beside
+        ]
+    return table
+
+
+def doubt(record: RunRecord) -> str:
+    """How far the difference to the linear model could be chance, of an accuracy."""
+    best, linear = best_score(record), rivals(part(record.findings, "baselines")).get("linear")
+    if best is None or linear is None or best[0] != "accuracy" or best[2] < 1:
+        return ""
+    p, n = best[1], best[2]
+    error = math.sqrt((p * (1 - p) + linear * (1 - linear)) / n)
+    if abs(p - linear) >= 2 * error:
+        return ""
+    return (
+        f"On {count(n, 'row')} a difference of {percent(abs(p - linear))} to the linear model may be chance: "
+        f"it is below {percent(2 * error)}, two standard errors."
+    )
+
+
+def confusion(record: RunRecord) -> Drawn | None:
+    """Which classes are taken for which."""
+    found = part(record.findings, "confusion")
+    if not found:
+        return None
+    counts = np.array(found["counts"])
+    figure = plots.confusion(counts, found["names"])
+    wrong = int(counts.sum() - np.trace(counts))
+    caption = (
+        f"Rows are what the {number(int(counts.sum()))} {found['part']} samples are, columns what the "
+        f"network said. Right answers lie on the diagonal, and {number(wrong)} beside it."
+    )
+    if wrong:
+        off = counts - np.diag(np.diag(counts))
+        i, j = np.unravel_index(int(off.argmax()), off.shape)
+        caption += f" Most often, {found['names'][i]} was taken for {found['names'][j]} ({int(off[i, j])})."
+    alt = f"Confusion matrix of {len(counts)} classes, {wrong} errors."
+    return Drawn("Right and wrong answers", figure, caption, alt)
+
+
+def residuals(record: RunRecord) -> Drawn | None:
+    """What the predictions of numbers miss."""
+    found = part(record.findings, "residuals")
+    if not found:
+        return None
+    figure = plots.residuals({name: (f["target"], f["predicted"]) for name, f in found.items()})
+    last = list(found)[-1]
+    off = np.array(found[last]["target"], dtype=float) - np.array(found[last]["predicted"], dtype=float)
+    caption = (
+        f"What is left of the targets after the prediction, in the targets' own unit. It should look like "
+        f"noise around the line at 0: a slope, a bend or a funnel is structure that the network has missed. "
+        f"The dashed lines stand at the root mean square of the {last} rows; half of these are off by less "
+        f"than {number(float(np.median(np.abs(off))))}."
+    )
+    return Drawn("What the predictions miss", figure, caption, "Residuals against predictions.")
+
+
+def reliability(record: RunRecord) -> Drawn | None:
+    """Whether the probabilities of the answers mean what they say."""
+    found = part(record.findings, "calibration")
+    if not found:
+        return None
+    bins, error = found["bins"], float(found["ece"])
+    said = sum(b["count"] * b["said"] for b in bins) / sum(b["count"] for b in bins)
+    right = sum(b["count"] * b["right"] for b in bins) / sum(b["count"] for b in bins)
+    leaning = "less sure than it could be" if said < right else "too sure of itself"
+    caption = (
+        f"Of the answers that are given with a certain probability, this share is right, on the "
+        f"{found['part']} rows. Bars that end at the dashed line are probabilities to be trusted; a bar with "
+        f"few rows tells little. The two differ by {percent(error)} on average (the expected calibration "
+        f"error); on the whole the network is {leaning}: it says {percent(said)}, and {percent(right)} are "
+        f"right."
+    )
+    alt = f"Reliability diagram of {len(bins)} ranges, expected calibration error {percent(error)}."
+    return Drawn("Can the probabilities be trusted?", plots.reliability(bins), caption, alt)
+
+
+def important(record: RunRecord) -> Drawn | None:
+    """Which inputs the answers depend on."""
+    found = part(record.findings, "importance")
+    if not found:
+        return None
+    return _pictured(found) if "grid" in found else _listed(record, found)
+
+
+def _listed(record: RunRecord, found: dict[str, Any]) -> Drawn:
+    drops, spread = np.array(found["drops"], dtype=float), np.array(found["spread"], dtype=float)
+    names = record.data.get("features")
+    named = names if isinstance(names, list) and len(names) == len(drops) else range(1, len(drops) + 1)
+    words = [str(name) if named is names else f"column {name}" for name in named]
+    order = np.argsort(-drops, kind="stable")[:_SHOWN]
+    whiskers = spread[order].tolist() if len(spread) == len(drops) else []
+    score = "accuracy" if record.findings.get("kind") == "classification" else "R²"
+    figure = plots.ranked({words[i]: float(drops[i]) for i in order}, spread=whiskers, x=f"loss of {score}")
+    error = spread / math.sqrt(found["repeats"]) if len(spread) == len(drops) else np.zeros(len(drops))
+    idle = int((drops <= _MATTERS * error).sum())
+    top = words[order[0]]
+    caption = (
+        f"How much {score} is lost on {count(int(found['rows']), found['part'] + ' row')} when a column is "
+        f"shuffled, so that it tells nothing any more. "
+    )
+    if drops[order[0]] > _MATTERS * error[order[0]]:
+        caption += f"Most depends on {top}. "
+    if idle:
+        cost = "costs" if idle == 1 else "cost"
+        caption += f"{idle} of {count(len(drops), 'column')} {cost} nothing that can be told from chance. "
+    caption += "Columns that say the same stand in for each other, and each may then seem to matter little."
+    return Drawn("Inputs that matter most", figure, caption, f"Bars of {len(order)} inputs, {top} first.")
+
+
+def _pictured(found: dict[str, Any]) -> Drawn:
+    grid = np.array(found["rises"], dtype=float).reshape(found["grid"])
+    i, j = np.unravel_index(int(grid.argmax()), grid.shape)
+    caption = (
+        f"Where in the picture the answers come from: the darker a patch, the less sure of the right answer "
+        f"the network gets when that patch is exchanged between images "
+        f"({count(int(found['rows']), found['part'] + ' row')}). Blank patches make no difference."
+    )
+    alt = f"Importance of {grid.shape[0]} × {grid.shape[1]} patches, largest in row {i + 1}, column {j + 1}."
+    return Drawn("Where the network looks", plots.patches(grid), caption, alt)
+
+
+RESULTS: Drawers = {
+    "confusion": confusion,
+    "residuals": residuals,
+    "reliability": reliability,
+    "importance": important,
+}
