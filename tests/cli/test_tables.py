@@ -100,5 +100,5 @@ def test_the_report_tells_what_was_done_with_each_column(homes, equipoise, tmp_p
     shutil.copytree(homes / "run", tmp_path / "run")
     assert equipoise("report", "run", "-q").exit_code == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    for words in ("column city", "an input for each of 3 levels", "dropped: by --drop"):
+    for words in ("<dt>city</dt>", "an input for each of 3 levels", "dropped: by --drop"):
         assert words in page

@@ -217,7 +217,7 @@ def test_names_that_mean_harm_are_words(pages, runs):
 )
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe{\n", b"[1, 2]\n", b'{"a": [{"b": "<i>"}]}\n'])
 def test_any_file_may_be_missing_or_spoilt(runs, tmp_path, monkeypatch, name, content):
-    monkeypatch.setattr("equipoise.report.page.gather", lambda record, drawers, **how: [])  # drawn in another test
+    monkeypatch.setattr("equipoise.report.page.gather", lambda record, drawers, **how: [])
     path = tmp_path / "run"
     shutil.copytree(runs["classification"], path)
     if content is None:
