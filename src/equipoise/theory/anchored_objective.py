@@ -178,4 +178,5 @@ def _weighed(w: Tensor, value: Tensor, error: Tensor) -> Interval:
     if not (math.isfinite(total) and math.isfinite(sizes)):
         return Interval(-math.inf, math.inf)
     n = gamma(len(w) + 8)
-    return Interval(total) + Interval.within((Interval(lost) * (1 + n) + n * Interval(sizes)).hi)
+    under = 4 * len(w) * 2.0**-1074  # what products lose where they are subnormal
+    return Interval(total) + Interval.within((Interval(lost) * (1 + n) + n * Interval(sizes) + under).hi)

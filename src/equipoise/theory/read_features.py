@@ -187,6 +187,6 @@ def normalised(M: Tensor, error: Interval) -> tuple[Tensor, float]:
     Phi = c / s
     e = error + gamma(2 * n + 8) * frobenius(M)
     least = Interval(float(s.min())) * (1 - gamma(2 * n + 8)) - e / Interval(n).sqrt()
-    if not least.lo > 0:
+    if not (least.lo > 0 and bool(torch.isfinite(s).all())):  # s² may overflow
         return Phi, float("inf")
     return Phi, (e / least + gamma(2 * n + 16) * frobenius(Phi)).hi
