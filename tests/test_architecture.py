@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def defined(path: Path) -> set[str]:
     return names | {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
+@cache
 def everything() -> set[str]:
     """Every class, function and argument of the source."""
     return {

@@ -90,7 +90,8 @@ def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGHUP, signal.SIGTERM))],
 )
 def test_a_wish_to_stop_saves_and_says_how_to_go_on(tmp_path, whole, number):
     process = start_signalled(

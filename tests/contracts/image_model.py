@@ -208,7 +208,7 @@ class ImageContract:
             self.build(on_failure="ignore")
 
     def test_it_can_be_diagnosed(self):
-        model, x = self.build(), self.images()[:2]  # every image takes dense Jacobians
+        model, x = self.build(), self.images()[:1]  # every image takes dense Jacobians
         found = eq.diagnose(model, x, samples=1)
         assert found.layer == type(model).__name__
         assert found.trials[0].solves_all

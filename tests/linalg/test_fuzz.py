@@ -213,8 +213,8 @@ def fuzz(count, seed, claims_every):
     return lapack_too_small
 
 
-def test_a_thousand_cases_hold_and_lapack_alone_would_not():
-    assert fuzz(1000, seed=0, claims_every=7) > 300
+def test_hundreds_of_cases_hold_and_lapack_alone_would_not():
+    assert fuzz(300, seed=0, claims_every=7) > 90
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import math
 import mpmath
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from convex_references import exact_loss, exact_slope, targets
@@ -29,6 +29,7 @@ def drawn(shape, exponent, seed):
 
 @pytest.mark.parametrize("loss", CONVEX)
 @settings(max_examples=12)
+@example(150, -300, -300, -300, -300, 0)
 @given(sizes, sizes, sizes, sizes, sizes, st.integers(0, 10**6))
 def test_sums_of_any_size_lie_in_the_enclosure(loss, features, readout, weights, ridge, target, seed):
     """F and ∇F of exact features, against four hundred digits."""

@@ -161,11 +161,11 @@ def check_verdicts(count, seed):
 
 
 def test_no_verdict_on_well_posedness_is_false():
-    false, clear, proved, monotone = check_verdicts(1000, seed=0)
+    false, clear, proved, monotone = check_verdicts(300, seed=0)
     assert not false
-    assert clear > 300
+    assert clear > 90
     assert proved >= 0.99 * clear
-    assert monotone > 20
+    assert monotone > 5
 
 
 @pytest.mark.slow

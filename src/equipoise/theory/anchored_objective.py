@@ -157,16 +157,17 @@ class _Sum:
         at = self.loss.rows(Phi @ a, y)
         pulled = w[:, None] * at.slope
         beta, heaviest = Interval(self.loss.smoothness), Interval(float(w.max()))
-        steep = frobenius(pulled) * (1 + gamma(4)) + frobenius(w * at.slope_error) * (1 + gamma(4))
+        lost = Interval(0.0, pulled.numel() * 2.0**-1074)  # where products are subnormal
+        steep = (frobenius(pulled) + frobenius(w * at.slope_error)) * (1 + gamma(4)) + lost
         moved = steep * off + beta / 2 * heaviest * off**2
         self.value = self.value + _weighed(w, at.value, at.value_error) + Interval.within(moved.hi)
         if self.gradient is None:
             return
         part = Phi.T @ pulled
-        size = frobenius(w[:, None] * Phi) * (1 + gamma(4))
+        size = frobenius(w[:, None] * Phi) * (1 + gamma(4)) + Phi.numel() * 2.0**-1074
         slack = e * (steep + heaviest * beta * off) + beta * off * size
         slack += size * frobenius(at.slope_error) + product_rounding(Phi.T, pulled)
-        slack += gamma(4) * frobenius(Phi) * frobenius(pulled)  # w ℓ' was rounded
+        slack += frobenius(Phi) * (gamma(4) * frobenius(pulled) + lost)  # w ℓ' was rounded
         self.gradient += part.to(self.gradient.device)
         self.slack = self.slack + slack + gamma(2) * frobenius(self.gradient)
 

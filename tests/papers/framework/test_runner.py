@@ -148,7 +148,9 @@ else:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-@pytest.mark.parametrize("end", ["Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
+@pytest.mark.parametrize(
+    "end", [*(pytest.param(end, marks=pytest.mark.slow) for end in ("Ctrl-C", "SIGTERM")), "SIGKILL"]
+)
 def test_workers_end_with_their_parent(tmp_path, end):
     """Ctrl-C is sent to all of the group, SIGTERM and SIGKILL to the parent alone."""
     script = tmp_path / "run.py"
