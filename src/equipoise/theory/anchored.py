@@ -69,13 +69,7 @@ class Anchored:
                 kind = "≥ 0" if least else "> 0"
                 raise ValueError(f"{name} must be a finite number {kind}. Got {value!r} instead.")
         if self.sample_weight is not None:
-            given = self.sample_weight
-            w = (
-                given.detach().cpu()
-                if isinstance(given, Tensor)
-                else torch.tensor(given, dtype=torch.float64)
-            )
-            w = w.double()
+            w = torch.as_tensor(self.sample_weight, dtype=torch.float64).detach().cpu()
             if w.ndim != 1 or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool(w.any()):
                 raise ValueError("sample_weight must be (N,), finite, ≥ 0 and not all zero.")
             object.__setattr__(self, "sample_weight", tuple(w.tolist()))
