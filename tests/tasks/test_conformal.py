@@ -167,3 +167,21 @@ def test_sets_and_intervals_are_those_of_mapie():
     )
     ends = each.fit_conformalize(Z, y).predict_interval(new)[1][:, :, 0]
     assert np.allclose(ends, jackknife_plus(Z, y, new, ridge=0.7, coverage=0.9))
+
+
+def test_a_row_whose_score_ties_with_the_threshold_is_covered():
+    """On a grid of tenths scores tie, and ŷ ± r in floating point may miss the very rows that r is of."""
+    grid = np.round(np.arange(30) * 0.1, 1)
+    for said in grid:
+        for y in grid:
+            found = Conformal.of_numbers(np.full(9, said), np.full(9, y))
+            ((low, high),) = found.intervals(np.array([said]), 0.9)
+            assert low <= y <= high <= said + abs(y - said) + 1e-15 * (1 + said)
+
+
+def test_a_row_that_cannot_be_left_out_says_nothing():
+    """Without a ridge that counts, a feature that one row alone has is 0/0 where it is left out."""
+    Z = 1e10 * np.eye(4)
+    with np.errstate(all="ignore"):
+        ends = jackknife_plus(Z, np.arange(4.0), Z, ridge=1e-300, coverage=0.75)
+    assert not np.isnan(ends).any()

@@ -60,13 +60,16 @@ class Conformal:
         return 1.0 - np.asarray(probabilities) <= threshold(self.scores, coverage) + change
 
     def intervals(self, predicted: Array, coverage: float, change: float = 0.0) -> Array:
-        """(N, 2), or (N, k, 2) with the promise for each of k targets alone; `change` as for sets."""
+        """(N, 2), or (N, k, 2) with the promise for each of k targets alone; `change` as for sets.
+
+        Ends are rounded outward: a row whose score is the threshold itself, as where scores tie, is covered.
+        """
         _not_negative(change)
         columns = self.scores.reshape(len(self.scores), -1).T
         radius = np.array([threshold(column, coverage) for column in columns]) + change
-        radius = radius[0] if self.scores.ndim == 1 else radius
-        predicted = np.asarray(predicted, dtype=np.float64)
-        return np.stack([predicted - radius, predicted + radius], axis=-1)
+        radius = np.nextafter(radius[0] if self.scores.ndim == 1 else radius, np.inf)
+        low, high = (np.asarray(predicted, dtype=np.float64) + r for r in (-radius, radius))
+        return np.stack([np.nextafter(low, -np.inf), np.nextafter(high, np.inf)], axis=-1)
 
 
 def jackknife_plus(Z: Array, y: Array, new: Array, *, ridge: float, coverage: float) -> Array:
@@ -88,9 +91,10 @@ def jackknife_plus(Z: Array, y: Array, new: Array, *, ridge: float, coverage: fl
     if k > n:
         return np.tile([-np.inf, np.inf], (len(new), 1))
     # The ⌊α(n + 1)⌋-th smallest of the lower ends is the ⌈(1 − α)(n + 1)⌉-th largest.
-    low = -np.sort(-(without - np.abs(left_out)), axis=1)[:, k - 1]
-    high = np.sort(without + np.abs(left_out), axis=1)[:, k - 1]
-    return np.stack([low, high], axis=1)
+    size = np.abs(left_out)
+    low, high = (np.sort(end, axis=1)[:, k - 1] for end in (size - without, size + without))  # NaN is last
+    ends = np.stack([-low, high], axis=1)
+    return np.where(np.isnan(ends), [-np.inf, np.inf], ends)
 
 
 def _not_negative(change: float) -> None:

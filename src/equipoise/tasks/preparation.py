@@ -81,7 +81,7 @@ class Preparation:
             classes = np.unique(y)
             if len(classes) < 2:
                 raise DataError(
-                    f"at least two classes are required to tell apart. Got one class, {classes[0]!r}, "
+                    f"at least two classes are required to tell apart. Got one class, {str(classes[0])!r}, "
                     f"in all {len(y)} rows."
                 )
             outputs, low, high = _coding(loss, len(classes))
