@@ -237,7 +237,7 @@ class ConvHead:
 
     def scores(self, Z: Tensor, error: Interval) -> tuple[Tensor, float, Tensor]:
         """As of `ConvNetwork`, of Z within `error` of the equilibria."""
-        s, s_off = self._divisor(Z, error) if self.normalised else (Z.new_ones(len(Z)), Interval(0.0))
+        s, s_off = self.divisor(Z, error) if self.normalised else (Z.new_ones(len(Z)), Interval(0.0))
         y = Z.flatten(1) @ self.A.T + s[:, None] * self.v
         size, weight = _largest(Z.flatten(1)), _largest(self.A) + self.error
         one = weight * error + self.error * size + gamma(self.A.shape[1] + 4) * size * weight
@@ -245,7 +245,7 @@ class ConvHead:
         one += gamma(4) * Interval(float(y.abs().amax()))
         return y, (2 * one + 2.0**-1000).hi, (s + s_off.hi) * _UP
 
-    def _divisor(self, Z: Tensor, error: Interval) -> tuple[Tensor, Interval]:
+    def divisor(self, Z: Tensor, error: Interval) -> tuple[Tensor, Interval]:
         """s = √(‖c‖²/n + ε) of every row, (N,), and ≥ its error."""
         M = (self.rows @ Z @ self.columns.T).flatten(1)  # (N, n)
         c, n = M - M.mean(dim=1, keepdim=True), M.shape[1]

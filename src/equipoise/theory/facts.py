@@ -91,8 +91,8 @@ class Facts(ABC):
     def unit_network(self) -> UnitNetwork:
         """The form in which predictions are verified; an error where a family or a model has none."""
         raise TypeError(
-            f"predictions are verified of the affine families, OptEq and DeepOptEq. Got "
-            f"{type(self.model).__name__} instead."
+            f"predictions are verified of the affine families, OptEq and DeepOptEq, and of images "
+            f"ConvMonotone and ConvOptEq. Got {type(self.model).__name__} instead."
         )
 
 

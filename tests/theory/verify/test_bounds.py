@@ -203,7 +203,10 @@ def test_a_network_whose_readout_cancels_is_not_believed():
 
 def test_the_functionals_of_classes_are_differences_of_readouts():
     net = facts(network("monotone")).unit_network()
-    what = Wanted(3, labels=torch.tensor([2, 0])).functionals(net, torch.tensor([0, 1]), torch.tensor([1, 2]))
+    box = torch.zeros(2, net.dimension, dtype=torch.float64)
+    problem = Problem.of(net, InputSets.of_box(box, box + 1))
+    wanted = Wanted(3, labels=torch.tensor([2, 0]))
+    what = wanted.functionals(problem, torch.tensor([0, 1]), torch.tensor([1, 2]))
     assert torch.allclose(
         what.w, torch.stack([net.readout[2] - net.readout[1], net.readout[0] - net.readout[2]])
     )

@@ -5,6 +5,7 @@ R = 1/μ, and W = (1 − μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from ..conv_robustness import (
     solved_double,
 )
 from ..register import facts_of, has_own_facts
+from ..verify.image_units import image_units
+from ..verify.images import Chain, Conv
+from ..verify.network import UnitNetwork
 from .images import ImageFacts
 from .monotone import is_monotone
 
@@ -61,6 +65,20 @@ class ConvMonotoneFacts(ImageFacts):
             constants={"R": (1 / mu).hi, "rate": rate, "step_size": step, "reason": claim.name},
             **frame,
         )
+
+    @torch.no_grad()
+    def unit_network(self) -> UnitNetwork:
+        """The units of the extractor, and z itself: W = (1 − μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆, R = 1/μ."""
+        exact, blocks, core = image_units(self.model)
+        size, side, reach = exact.state[1:], exact.A.shape[-1] // 2, exact.U.shape[-1] // 2
+        A, B, U = (Conv(K, size, 1, p) for K, p in ((exact.A, side), (exact.B, side), (exact.U, reach)))
+        loop = Chain((A,)).steps + Chain((A,)).transposed().steps
+        skew = Chain((B,)), replace(Chain((B,)).transposed(), scale=-1.0)
+        blocks.places[core, core] = (Chain((), 1 - exact.margin), Chain(loop, -1.0), *skew)
+        blocks.places[core, core - 1] = (Chain((U,)),)
+        blocks.shapes.append(exact.state)
+        blocks.offsets.append(exact.b.repeat_interleave(size[0] * size[1]))
+        return blocks.network(exact, (1 / Interval(exact.margin)).hi, (Chain(),))
 
     def reads(self) -> ConvMonotoneReads:
         """The means of z that the head reads."""

@@ -6,6 +6,8 @@ R = 1/(1 − q), with q that product. How outputs follow their images is derived
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from ...linalg import Interval
 from ...models.altered import altered
-from ...models.images.parts import PixelHead
+from ...models.images.parts import PixelHead, reduced
 from ...models.proximal import ConvOptEq
 from ...models.proximal.conv_opteq import ConvLayer
 from ...models.zoo import OptEqSegmenter
@@ -24,6 +26,9 @@ from ..conv_robustness import ConvNetwork, ConvOptEqReads
 from ..conv_wellposed import images_wellposed
 from ..lipschitz import Bounds, Part, above, joint, pairs
 from ..register import facts_of
+from ..verify.image_units import image_units
+from ..verify.images import Chain, Conv
+from ..verify.network import UnitNetwork
 from ..wellposed import check_shape
 from .images import ImageFacts
 
@@ -90,6 +95,39 @@ class ConvOptEqFacts(ImageFacts):
         found = ConvOptEqReads(network, self.model, contracts_by(q))
         found.hypotheses = tuple(declared(self.model))
         return found
+
+    @torch.no_grad()
+    def unit_network(self) -> UnitNetwork:
+        """The units of the extractor and of all layers, h_l: z is linear in these, as for a DeepOptEq.
+
+        Where the injections of all layers move by at most 1, z_l moves by g_l times as far as z_{l−1} plus
+        α‖W_l‖, and h_l by ‖W_l‖ times as far as z_{l−1}, plus 1.
+        """
+        exact, blocks, first = image_units(self.model)
+        proved = images_wellposed(exact)
+        q, L = Interval(proved.contraction), len(exact.layers)
+        if not q.certainly_lt(1):
+            raise ValueError(f"nothing can be verified of this model: {proved.explain()}")
+        alpha, rest, norms = Fraction(exact.alpha), 1 - Fraction(exact.alpha), map(Interval, proved.norms)
+        share = [float(alpha * rest**i / (1 - rest**L)) for i in range(L)]
+        W = [Conv(layer.W, layer.size, layer.stride, layer.padding) for layer in exact.layers]
+        back = [replace(conv, back=True) for conv in W]
+        for at, layer in enumerate(exact.layers):
+            U = Conv(layer.U, layer.size, layer.stride, layer.reach // 2)
+            blocks.places[first + at, first - 1] = (Chain((U,)),)
+            for j in range(L):
+                blocks.places[first + at, first + j] = (Chain((back[j], W[at]), share[(at - 1 - j) % L]),)
+            shape = len(layer.b), *reduced(layer.size, layer.stride)
+            blocks.shapes.append(shape)
+            blocks.offsets.append(layer.b.repeat_interleave(shape[1] * shape[2]))
+        size, moved, a = list(norms), Interval(0.0), Interval(exact.alpha)
+        for n in size:
+            moved = (1 - a + a * n**2) * moved + a * n
+        moved, total = moved / (1 - q), Interval(0.0)
+        for n in size:
+            total, moved = total + (n * moved + 1) ** 2, (1 - a + a * n**2) * moved + a * n
+        reads = tuple(Chain((back[j],), share[L - 1 - j]) for j in range(L))
+        return blocks.network(exact, total.sqrt().hi, reads)
 
     def bounds(self) -> ConvBounds:
         """Lipschitz constants of the outputs, or of the scores that decide."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...solve import Activation
 from .bounds import Functionals, Problem
+from .network import Multipliers
 
 _BETAS = 0.8, 0.95
 
@@ -19,26 +20,27 @@ def ascended(
     high: Tensor,
     what: Functionals,
     nu: Tensor,
-    inverse: Tensor,
+    solved: tuple[Multipliers, Tensor],
     *,
     steps: int,
     rate: float = 0.3,
 ) -> Tensor:
     """ν (P, n) with the largest value that the steps came upon; a row ends as soon as it is positive.
 
-    ν = ν₀ + (I − S Wᵀ)⁻¹ (|g₀| ∘ θ), so that θ_i is about a change of the slope of unit i. `inverse` is
-    (P, n, n). Values here are not rounded outward: they choose, and prove nothing.
+    ν = ν₀ + (I − S Wᵀ)⁻¹ (|g₀| ∘ θ), so that θ_i is about a change of the slope of unit i; `solved` is
+    what inverts, and the part (P,) of each row. Values here are not rounded outward: they choose, and prove
+    nothing.
     """
-    net = problem.network
+    net, (solver, part) = problem.network, solved
     best, best_value = nu.clone(), torch.full_like(nu[:, 0], -torch.inf)
     rows = torch.arange(len(nu))
-    g0 = (what.w + nu @ net.weight).abs()
+    g0 = (what.w + net.back(nu)).abs()
     scale = g0 + 1e-3 * g0.amax(dim=1, keepdim=True)
     mean, square = torch.zeros_like(nu), torch.zeros_like(nu)
     b = problem.injection[sample]
     kappa = what.kappa()
     for step in range(steps):
-        g, lam, a = what.w + nu @ net.weight, nu - kappa, nu @ net.inputs
+        g, lam, a = what.w + net.back(nu), nu - kappa, net.onto(nu)
         p = _least(net.linear, low, high, g, lam, net.activation)
         dx = problem.sets.step_to(a, sample)
         on = net.activation(p)
@@ -47,19 +49,19 @@ def ascended(
         best[rows[better]], best_value[rows[better]] = nu[better], value[better]
         if step == steps - 1:
             break
-        slope = on @ net.weight.T - p + b + dx @ net.inputs.T  # ∂/∂ν
-        slope = scale * torch.bmm(slope[:, None], inverse)[:, 0]  # ∂/∂θ
+        slope = net.forth(on) - p + b + net.into(dx)  # ∂/∂ν
+        slope = scale * solver.gathered(part, slope)  # ∂/∂θ
         mean = _BETAS[0] * mean + (1 - _BETAS[0]) * slope
         square = _BETAS[1] * square + (1 - _BETAS[1]) * slope.square()
         unbiased = mean / (1 - _BETAS[0] ** (step + 1))
         move = unbiased / ((square / (1 - _BETAS[1] ** (step + 1))).sqrt() + 1e-30)
         move = rate * (1 - step / steps) * scale * move
-        nu = nu + torch.bmm(inverse, move[:, :, None])[:, :, 0]
+        nu = nu + solver.spread(part, move)
         open_ = ~(value > 0)
         if not bool(open_.all()):
             keep = torch.nonzero(open_).flatten()
             rows, sample, low, high, nu = rows[keep], sample[keep], low[keep], high[keep], nu[keep]
-            what, inverse, scale, b = what.take(keep), inverse[keep], scale[keep], b[keep]
+            what, part, scale, b = what.take(keep), part[keep], scale[keep], b[keep]
             mean, square, kappa = mean[keep], square[keep], kappa if isinstance(kappa, float) else kappa[keep]
         if len(rows) == 0:
             break

@@ -28,7 +28,7 @@ def attacked(problem: Problem, wanted: Wanted, *, steps: int, restarts: int, see
     net, sets = problem.network, problem.sets
     N, generator = len(problem.injection), torch.Generator().manual_seed(seed)
     best, least = sets.projected(sets.centre), torch.full((N,), torch.inf, dtype=torch.float64)
-    eye, sample = torch.eye(net.width, dtype=torch.float64), torch.arange(N)
+    sample = torch.arange(N)
     for restart in range(restarts):
         x = sets.centre
         if restart:
@@ -38,7 +38,7 @@ def attacked(problem: Problem, wanted: Wanted, *, steps: int, restarts: int, see
         for step in range(steps + 1):
             b, _ = net.injection(x)
             h = net.equilibria(b, h)
-            p = torch.addmm(b, h, net.weight.T)
+            p = b + net.forth(h)
             margin, _ = wanted.margins(*net.scores(h, torch.zeros(N, dtype=torch.float64)))
             value, target = margin.min(dim=1)
             better = value < least
@@ -46,8 +46,8 @@ def attacked(problem: Problem, wanted: Wanted, *, steps: int, restarts: int, see
             if step == steps:
                 break
             D = net.activation.slope(p)
-            w = wanted.functionals(net, sample, target).w
-            nu = torch.linalg.solve_ex(eye - D[:, :, None] * net.weight.T, (D * w)[:, :, None])[0][:, :, 0]
-            to = sets.step_to((nu @ net.inputs).nan_to_num(), sample)
+            w = wanted.functionals(problem, sample, target).w
+            nu = net.multipliers(D).of(sample, D * w)
+            to = sets.step_to(net.onto(nu).nan_to_num(), sample)
             x = sets.projected(x + max(0.1, 1 - step / steps) * to)
     return best

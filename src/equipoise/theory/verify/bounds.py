@@ -11,13 +11,14 @@ evaluation here, with every rounding subtracted, is what a bound rests on. NaN a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...linalg import gamma
-from .network import LEAST, UnitNetwork, one_norms, up
+from .network import LEAST, UnitNetwork, up
 from .sets import InputSets
 
 
@@ -57,19 +58,20 @@ class Problem:
     sets: InputSets
     injection: Tensor  # (N, n): U x + u at the centres
     injection_error: Tensor  # (N, n)
-    spread: Tensor  # (N,) ≥ Σ_j max_i|U_ij| |x_j − centre_j|
+    spread: Tensor  # (N, n): what is lost of ν·U(x − centre), as |ν| times this
+    scale: Tensor  # (N, 2): from and to what outputs are divided by, where a head normalises
 
     @staticmethod
     def of(network: UnitNetwork, sets: InputSets) -> Problem:
         """With the injections of the centres."""
         b, error = network.injection(sets.centre)
-        peaks = (sets.reach * network.input_peaks).sum(dim=1) * (1 + sets.reach.shape[1] * 2.0**-52)
-        return Problem(network, sets, b, error, up(peaks + LEAST * sets.reach.sum(dim=1)))
+        scale = torch.ones(len(b), 2, dtype=torch.float64)
+        return Problem(network, sets, b, error, network.onto_error(sets.reach), scale)
 
     def take(self, rows: Tensor) -> Problem:
         """Of some samples."""
-        parts = (self.injection[rows], self.injection_error[rows], self.spread[rows])
-        return Problem(self.network, self.sets.take(rows), *parts)
+        tensors: dict[str, Any] = {name: t[rows] for name, t in vars(self).items() if isinstance(t, Tensor)}
+        return replace(self, sets=self.sets.take(rows), **tensors)
 
 
 def lower_bounds(
@@ -91,20 +93,19 @@ def _evaluated(
     problem: Problem, sample: Tensor, low: Tensor, high: Tensor, what: Functionals, nu: Tensor, both: bool
 ) -> tuple[Tensor, Tensor]:
     net, n = problem.network, problem.network.width
-    size, total = nu.abs(), one_norms(nu)
-    g = what.w + nu @ net.weight
+    size = nu.abs()
+    g = what.w + net.back(nu)
     lam = nu - what.kappa()
     peak = torch.maximum(low.abs(), high.abs())
     most = peak if net.linear else high.clamp_min(0.0)  # ≥ |σ(p)|
     b, b_error = problem.injection[sample], problem.injection_error[sample]
     # How far the computed g may be from the exact one, and what that may take from each τ.
-    g_error = gamma(n + 6) * up(what.w.abs() + total[:, None] * net.column_peaks) + what.w_error
-    g_error = g_error + up(total * net.weight_error)[:, None]
+    g_error = net.back_error(nu) + gamma(6) * (what.w.abs() + g.abs()) + what.w_error
     error = (up(up(g_error) * most) + up(gamma(12) * up((g.abs() + lam.abs()) * peak))).sum(dim=1)
     error = error + (up(size * up(b_error + gamma(n + 8) * b.abs()))).sum(dim=1)
-    error = error + up(gamma(n + 4) * total * problem.spread[sample])
+    error = error + up(size * problem.spread[sample]).sum(dim=1)
     at_centre = (nu * b).sum(dim=1)
-    fall = problem.sets.fall(nu @ net.inputs, sample, both)
+    fall = problem.sets.fall(net.onto(nu), sample, both)
     ends = (g * net.activation(low) - lam * low, g * net.activation(high) - lam * high)
     kink = (low < 0) & (high > 0) if not net.linear else None
     found = []

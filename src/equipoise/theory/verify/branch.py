@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from .ascend import ascended
 from .bounds import Functionals, Problem, lower_bounds
 from .outputs import Wanted
 from .program import programmed
-from .tighten import solved, tightened, unstable
+from .tighten import slopes, tightened, unstable
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,17 @@ class Search:
     def settled(self, parts: Parts, rounds: int, steps: int) -> tuple[Parts, tuple[Tensor, Tensor], Tensor]:
         """The parts that stay open after tightening and bounding; bounds by sample and inequality."""
         parts = self._narrowed(parts, rounds)
-        inverse, s = solved(self.problem.network, parts.low, parts.high)
+        s = slopes(self.problem.network, parts.low, parts.high)
+        solver = self.problem.network.multipliers(s)
         node, target = torch.nonzero(parts.wanted, as_tuple=True)
         sample = parts.sample[node]
-        what = self.wanted.functionals(self.problem.network, sample, target)
-        nu = torch.bmm(inverse[node], (s[node] * what.w)[:, :, None])[:, :, 0]
+        what = self.wanted.functionals(self.problem, sample, target)
+        nu = solver.of(node, s[node] * what.w)
         value = self._value(parts, node, what, nu)
-        for better in (self._climbed, self._programmed):
+        climbed = partial(self._climbed, solver=solver, steps=steps)
+        for better in (climbed, self._programmed):
             rows = torch.nonzero(~(value > 0)).flatten()
-            rows, tried = better(parts, node, what, nu, inverse, rows, steps)
+            rows, tried = better(parts, node, what, nu, rows)
             if len(rows):
                 found = self._value(parts, node[rows], what.take(rows), tried)
                 won = found > value[rows]
@@ -106,35 +110,22 @@ class Search:
         return self._open(parts, node, target, value, nu, what), (sample, target), value
 
     def _climbed(
-        self,
-        parts: Parts,
-        node: Tensor,
-        what: Functionals,
-        nu: Tensor,
-        inverse: Tensor,
-        rows: Tensor,
-        steps: int,
+        self, parts: Parts, node: Tensor, what: Functionals, nu: Tensor, rows: Tensor, **how: Any
     ) -> tuple[Tensor, Tensor]:
         """Multipliers of some rows by ascent."""
-        if not steps or not len(rows):
+        if not how["steps"] or not len(rows):
             return rows[:0], nu[:0]
         at = node[rows]
         where = parts.sample[at], parts.low[at], parts.high[at]
-        return rows, ascended(self.problem, *where, what.take(rows), nu[rows], inverse[at], steps=steps)
+        solved = how["solver"], at
+        return rows, ascended(self.problem, *where, what.take(rows), nu[rows], solved, steps=how["steps"])
 
     def _programmed(
-        self,
-        parts: Parts,
-        node: Tensor,
-        what: Functionals,
-        nu: Tensor,
-        inverse: Tensor,
-        rows: Tensor,
-        steps: int,
+        self, parts: Parts, node: Tensor, what: Functionals, nu: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Multipliers of those rows in whose parts nothing is left to split, by a linear program."""
         whole = ~unstable(self.problem.network, parts.low, parts.high).any(dim=1)
-        rows = rows[whole[node[rows]]]
+        rows = rows[whole[node[rows]]] if self.problem.network.dense else rows[:0]
         tried = nu[rows]
         for k, row in enumerate(rows.tolist()):
             at = int(node[row])
@@ -150,9 +141,10 @@ class Search:
         working = torch.arange(len(parts))
         low, high = parts.low.clone(), parts.high.clone()
         for _ in range(rounds):
-            inverse, _ = solved(self.problem.network, low[working], high[working])
-            before = (high[working] - low[working]).sum(dim=1)
-            tight = tightened(self.problem, parts.sample[working], low[working], high[working], inverse)
+            at = low[working], high[working]
+            solver = self.problem.network.multipliers(slopes(self.problem.network, *at))
+            before = (at[1] - at[0]).sum(dim=1)
+            tight = tightened(self.problem, parts.sample[working], *at, solver)
             low[working], high[working] = tight
             after = (tight[1] - tight[0]).sum(dim=1)
             more = (after < (1 - self.effort.gain) * before) & ~(tight[0] > tight[1]).any(dim=1)
@@ -174,14 +166,14 @@ class Search:
         row = torch.full(wanted.shape, -1, dtype=torch.long)
         row[node, target] = torch.arange(len(node))
         rows = row[torch.arange(len(row)), which]
-        g = (what.w[rows] + nu[rows] @ self.problem.network.weight).abs()
+        g = (what.w[rows] + self.problem.network.back(nu[rows])).abs()
         low, high = parts.low, parts.high
         may = unstable(self.problem.network, low, high)
         score = torch.where(may, g * (-high * low / (high - low)), -1.0).nan_to_num(nan=0.0)
         unit = torch.where(may.any(dim=1), score.argmax(dim=1), -1)
         still = torch.nonzero(wanted.any(dim=1)).flatten()
         at = parts.sample[still]
-        to = self.problem.sets.step_to(nu[rows[still]] @ self.problem.network.inputs, at)
+        to = self.problem.sets.step_to(self.problem.network.onto(nu[rows[still]]), at)
         sets = self.problem.sets.take(at)
         self.candidates = sets.projected(sets.centre + to)
         return replace(parts, wanted=wanted, worst=worst, unit=unit).take(still)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch import Tensor
 from ...linalg import gamma, norm_upper, row_norms_upper
 from ...linalg.products import as_float64
 from ...solve import RELU, Activation, AffineMap, Newton, PeacemanRachford, Picard, Stop, fixed_point
+
+if TYPE_CHECKING:
+    from .bounds import Problem
 
 _TIGHT = Stop(rtol=1e-13, max_steps=3000)
 _TENSORS = ("weight", "inputs", "offset", "readout", "shift")
@@ -34,6 +37,37 @@ def one_norms(rows: Tensor) -> Tensor:
     return up(rows.abs().sum(dim=1) * (1 + rows.shape[1] * 2.0**-52))
 
 
+def around(p: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+    """p ∓ far, rounded outward; infinite where they are no numbers."""
+    far = up(far) + p.abs() * 2.0**-50
+    known = torch.isfinite(far) & torch.isfinite(p)
+    return torch.where(known, p - far, -math.inf), torch.where(known, p + far, math.inf)
+
+
+class Multipliers:
+    """ν = (I − S Wᵀ)⁻¹ r, which makes λ = s∘g, by an inverse for every part."""
+
+    def __init__(self, net: UnitNetwork, s: Tensor) -> None:
+        eye = torch.eye(net.width, dtype=s.dtype, device=s.device)
+        self.inverse, _ = torch.linalg.inv_ex(eye - s[:, :, None] * net.weight.T)  # (B, n, n)
+
+    def of(self, part: Tensor, r: Tensor) -> Tensor:
+        """ν of rows r (P, n) in their parts (P,)."""
+        return torch.bmm(self.inverse[part], r[:, :, None])[:, :, 0]
+
+    def of_units(self, part: Tensor, unit: Tensor) -> Tensor:
+        """ν of r = e_i, the unit vectors of some units (P,)."""
+        return self.inverse[part, :, unit]
+
+    def spread(self, part: Tensor, r: Tensor) -> Tensor:
+        """(I − S Wᵀ)⁻¹ r: the coordinates in which multipliers are ascended."""
+        return self.of(part, r)
+
+    def gathered(self, part: Tensor, r: Tensor) -> Tensor:
+        """(I − S Wᵀ)⁻ᵀ r: derivatives in these coordinates."""
+        return torch.bmm(r[:, None], self.inverse[part])[:, 0]
+
+
 @dataclass(frozen=True)
 class UnitNetwork:
     """The parts of a network in float64, with bounds of how far the exact ones are."""
@@ -47,6 +81,7 @@ class UnitNetwork:
     shift: Tensor  # (k,), exact
     resolvent: float  # R: ‖h − h'‖ ≤ R‖b − b'‖ of the equilibria of two injections b = U x + u
     activation: Activation = RELU
+    rows: ClassVar[int] = 4096  # functionals that are evaluated together
 
     def __post_init__(self) -> None:
         for value in (self.weight, self.inputs, self.offset, self.readout, self.shift):
@@ -67,6 +102,74 @@ class UnitNetwork:
         """n, the number of units."""
         return len(self.weight)
 
+    @property
+    def dimension(self) -> int:
+        """d, the number of inputs."""
+        return self.inputs.shape[1]
+
+    @property
+    def dense(self) -> bool:
+        """Whether `weight` and `inputs` are there."""
+        return True
+
+    def forth(self, h: Tensor) -> Tensor:
+        """W h of rows h (P, n)."""
+        return h @ self.weight.T
+
+    def back(self, nu: Tensor) -> Tensor:
+        """Wᵀν of rows ν (P, n)."""
+        return nu @ self.weight
+
+    def into(self, x: Tensor) -> Tensor:
+        """U x of rows x (P, d)."""
+        return x @ self.inputs.T
+
+    def onto(self, nu: Tensor) -> Tensor:
+        """Uᵀν of rows ν (P, n)."""
+        return nu @ self.inputs
+
+    def back_error(self, nu: Tensor) -> Tensor:
+        """≥ how far each entry of the computed Wᵀν is from the exact one, and of a sum with it, (P, n)."""
+        total = one_norms(nu)[:, None]
+        return gamma(self.width + 6) * up(total * self.column_peaks) + up(total * self.weight_error)
+
+    def forth_error(self, h: Tensor) -> Tensor:
+        """≥ the same of W h, (P, n)."""
+        total = one_norms(h)[:, None]
+        return gamma(self.width + 6) * up(total * self.weight.abs().amax(dim=1)) + up(
+            total * self.weight_error
+        )
+
+    def onto_error(self, reach: Tensor) -> Tensor:
+        """(N, n): ν·(U x − U x_c) is off by at most |ν|·this where |x − x_c| ≤ reach (N, d), Uᵀν computed."""
+        size = reach @ self.inputs.abs().T * (1 + self.dimension * 2.0**-52)
+        return up(gamma(self.width + 4) * up(size + LEAST * reach.sum(dim=1, keepdim=True)))
+
+    def first_bounds(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+        """l ≤ p ≤ h, (N, n) each, from how far equilibria can move; and ≥ what sizes outputs, (N, 2).
+
+        |p_i(x) − p_i(x_c)| ≤ ‖W_i‖(R sup‖U(x − x_c)‖ + δ) + sup|U_i(x − x_c)|, where δ bounds the error of
+        the computed equilibrium of the centre x_c.
+        """
+        sets, b = problem.sets, problem.injection
+        h = self.equilibria(b)
+        delta = self.equilibrium_error(h, b, problem.injection_error)
+        p = b + self.forth(h)
+        rounded = up(self.forth_error(h) + gamma(6) * b.abs() + problem.injection_error)
+        moved = up(sets.reach @ self.inputs.abs().T * (1 + self.dimension * 2.0**-52))  # ≥ |U_i(x − x_c)|
+        size = torch.minimum(up(row_norms_upper(moved)), up(sets.length() * norm_upper(self.inputs)))
+        far = up(up(size * self.resolvent + delta)[:, None] * self.row_norms + moved + rounded)
+        return *around(p, far), torch.ones(len(p), 2, dtype=torch.float64)
+
+    def worth_tightening(self, may: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Parts and units whose bounds are tightened, of those units (B, n) that may be on or off: all."""
+        part, unit = torch.nonzero(may, as_tuple=True)
+        return part, unit
+
+    def multipliers(self, s: Tensor) -> Multipliers:
+        """ν = r + s∘Wᵀν for the slopes s (B, n) of some parts."""
+        return Multipliers(self, s)
+
     @cached_property
     def weight_norm(self) -> float:
         """≥ ‖W exact‖."""
@@ -81,11 +184,6 @@ class UnitNetwork:
     def column_peaks(self) -> Tensor:
         """max_i |W_ij|, (n,)."""
         return self.weight.abs().amax(dim=0)
-
-    @cached_property
-    def input_peaks(self) -> Tensor:
-        """max_i |U_ij|, (d,)."""
-        return self.inputs.abs().amax(dim=0)
 
     def injection(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """b = U x + u of rows X, and ≥ the error of each entry, both (N, n)."""
@@ -118,13 +216,15 @@ class UnitNetwork:
 
         ĥ = σ(W h + b) is the equilibrium of b + W(h − ĥ), so ‖ĥ − h*‖ ≤ R‖W‖‖h − ĥ‖.
         """
-        found = self.activation(torch.addmm(b, h, self.weight.T))
-        total = one_norms(h)[:, None]  # ≥ ‖h‖
-        rounded = gamma(self.width + 6) * up(total * self.weight.abs().amax(dim=1) + b.abs()) + b_error
-        rounded = rounded + up(total * self.weight_error) + gamma(2) * (h.abs() + found.abs())
-        off = up((h - found).abs() + up(rounded))  # (N, n), of the exact map
+        off = self.residuals(h, b, b_error)
         size = up(row_norms_upper(off)) * (1 + self.weight_norm * self.resolvent) * UP
         return torch.where(torch.isfinite(size), size, math.inf)
+
+    def residuals(self, h: Tensor, b: Tensor, b_error: Tensor) -> Tensor:
+        """≥ |h − σ(W h + b)| of the exact map, (N, n)."""
+        found = self.activation(b + self.forth(h))
+        rounded = self.forth_error(h) + gamma(6) * b.abs() + b_error + gamma(2) * (h.abs() + found.abs())
+        return up((h - found).abs() + up(rounded))
 
     def scores(self, h: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         """ŷ (N, k) at h (N, n) whose rows are off by at most `error` (N,), and ≥ the error of each score."""

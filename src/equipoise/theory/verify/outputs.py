@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...linalg import gamma
-from .bounds import Functionals
-from .network import UnitNetwork, one_norms, up
+from .bounds import Functionals, Problem
+from .network import one_norms, up
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,21 @@ class Wanted:
             Q[at, target] -= 1.0
         return Q, torch.zeros(len(sample), dtype=torch.float64)
 
-    def functionals(self, net: UnitNetwork, sample: Tensor, target: Tensor) -> Functionals:
-        """w·h + t = Q(C h + c) + q, with what its products round."""
+    def functionals(self, problem: Problem, sample: Tensor, target: Tensor) -> Functionals:
+        """w·h + t ≤ s(Qŷ + q) = QC h + s(Qc + q) where ŷ = C h/s + c, with what its products round.
+
+        s > 0 is what the outputs are divided by, between the ends of `problem.scale`: mostly 1.
+        """
+        net, scale = problem.network, problem.scale[sample]
         Q, q = self.coefficients(sample, target, len(net.readout))
         size, k = Q.abs(), len(net.readout)
         w_error = up(
             gamma(k + 4) * up(size @ net.readout.abs()) + up(one_norms(size) * net.readout_error)[:, None]
         )
         t_error = up(gamma(k + 4) * up(size @ net.shift.abs() + q.abs()))
-        return Functionals(Q @ net.readout, Q @ net.shift + q, w_error, t_error)
+        t = (Q @ net.shift + q)[:, None]
+        t_error = up(t_error * scale[:, 1] + 2.0**-52 * (t.abs() * scale).amax(dim=1))
+        return Functionals(Q @ net.readout, (t * scale).amin(dim=1), w_error, t_error)
 
     def margins(self, scores: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         """Q ŷ + q of scores (N, k), and ≥ the error of each, both (N, T); infinite where nothing is asked."""

@@ -19,7 +19,6 @@ from .network import UnitNetwork
 from .outputs import Wanted
 from .result import HYPOTHESES, VerifiedPredictions
 from .sets import InputSets
-from .tighten import first_bounds
 
 Bound = float | Tensor
 _ENTRIES = 1 << 22  # of the matrices that are inverted together
@@ -35,7 +34,7 @@ def verify_predictions(
     norm: str = "linf",
     box: tuple[Bound, Bound] | None = None,
     inequalities: tuple[Tensor, Tensor] | None = None,
-    nodes: int = 2000,
+    nodes: int | None = None,
     seconds: float = math.inf,
     attack: tuple[int, int] = (20, 3),
     progress: Callable[[int, int], None] | None = None,
@@ -43,14 +42,16 @@ def verify_predictions(
     """Whether every input of a set around each row gets the answer that is wanted.
 
     Args:
-        model: of a family whose units are known: the affine families, OptEq and DeepOptEq.
+        model: of a family whose units are known: the affine families, OptEq and DeepOptEq, and of images
+            ConvMonotone and ConvOptEq.
         X: (N, …) of any float dtype, taken as the exact numbers they are.
         y: classes (N,), or −1 and 1 of one output: ŷ_y must be the largest output, strictly.
         epsilon, norm: the set is ‖x − X_i‖ ≤ ε in the norm "linf" or "l2", within the box. Without ε it is
             the box itself.
         box: (low, high), numbers or tensors (d,) or (N, d), the domain of the data; without it no bounds.
         inequalities: (Q, q) in place of y, (T, k) and (T,): Q ŷ + q > 0 must hold, row by row.
-        nodes: parts of its set that are bounded for a row before it is given up as unknown.
+        nodes: parts of its set that are bounded for a row before it is given up as unknown: by default 2000,
+            or 20 of a network of images with more than 2048 units, whose matrices are not written out.
         seconds: the same by time, which does not repeat from run to run.
         attack: steps and starts of the search for a counterexample; (0, 1) only looks at the row itself.
         progress: called with (rows done, rows in all).
@@ -62,7 +63,8 @@ def verify_predictions(
     flat = _rows(X, net)
     sets = _sets(flat, epsilon, norm, box)
     wanted = _wanted(net, len(flat), y, inequalities)
-    effort = replace(Effort(), nodes=_positive("nodes", nodes))
+    effort = Effort() if net.dense else Effort(nodes=20, rounds=2, child_rounds=1)
+    effort = effort if nodes is None else replace(effort, nodes=_positive("nodes", nodes))
     effort = replace(effort, batch=max(8, min(effort.batch, _ENTRIES // net.width**2)))
     chunk = max(8, min(256, 4 * _ENTRIES // net.width**2))
     found: list[VerifiedPredictions] = []
@@ -113,8 +115,10 @@ def _verified(
     counter = torch.full_like(X, math.nan)
     refuted = broken(problem, wanted, X)
     counter[refuted] = X[refuted]
+    low, high, scale = problem.network.first_bounds(problem)
+    problem = replace(problem, scale=scale)
     search = Search(problem, wanted, effort)
-    parts = search.root(*first_bounds(problem))
+    parts = search.root(low, high)
     left = torch.zeros(N, dtype=torch.bool)
     left[parts.sample] = True
     rows = torch.nonzero(left & ~refuted).flatten()
@@ -135,6 +139,7 @@ def _verified(
         alive &= ~refuted & (spent <= seconds)
     proved = search.shown & ~refuted
     margin = torch.where(proved, search.least, search.margin.amin(dim=1))
+    margin = margin / torch.where(margin > 0, scale[:, 1], scale[:, 0]) * (1 - torch.sign(margin) * 2.0**-50)
     return VerifiedPredictions(proved, refuted, counter, margin, search.nodes, spent)
 
 
@@ -160,7 +165,7 @@ def _network(model: nn.Module) -> tuple[UnitNetwork, tuple[str, ...]]:
 
 def _rows(X: Tensor, net: UnitNetwork) -> Tensor:
     """X as exact float64 rows (N, d)."""
-    d = net.inputs.shape[1]
+    d = net.dimension
     if not isinstance(X, Tensor) or not X.is_floating_point():
         got = X.dtype if isinstance(X, Tensor) else type(X).__name__
         raise TypeError(f"X must be a tensor of floats, a row a sample. Got {got} instead: try X.double().")

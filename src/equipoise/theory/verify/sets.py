@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...linalg import row_norms_upper
 from .network import LEAST, UP, up
 
 _ROUNDS = 4  # of the search for the ball's multiplier
@@ -61,6 +62,11 @@ class InputSets:
         """The sets of some samples."""
         tensors: dict[str, Any] = {name: t[rows] for name, t in vars(self).items() if isinstance(t, Tensor)}
         return replace(self, **tensors)
+
+    def length(self) -> Tensor:
+        """≥ ‖x − centre‖, (N,)."""
+        size = up(row_norms_upper(self.reach))
+        return size if self.epsilon is None else size.clamp_max(self.epsilon)
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether x (N, d) lies in the exact set for certain, (N,)."""
