@@ -107,7 +107,7 @@ CEILINGS = {
     "files that name GaussianReLU": 10,
     "public functions without a docstring": 151,
 }
-LINES = 51_457
+LINES = 52_070
 
 
 @pytest.mark.parametrize("count", COUNTS)
