@@ -255,6 +255,23 @@ def test_the_report_is_written_again_from_the_files(equipoise, trained, tmp_path
     assert equipoise("report", "absent").exit_code == 2
 
 
+def test_two_runs_are_set_side_by_side(equipoise, trained, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(trained.path, tmp_path / name)
+    result = equipoise("report", tmp_path / "a", tmp_path / "b")
+    assert (result.exit_code, result.stdout.strip()) == (0, str(tmp_path / "comparison.html"))
+    assert "2 runs side by side" in (tmp_path / "comparison.html").read_text()
+    elsewhere = tmp_path / "pages" / "c.html"
+    assert equipoise("report", tmp_path / "a", tmp_path / "b", "--out", elsewhere).exit_code == 0
+    assert "../a/report.html" in elsewhere.read_text()
+    assert equipoise("report", tmp_path / "a", "--out", elsewhere).exit_code == 2
+    assert equipoise("report", tmp_path / "a", tmp_path / "a").exit_code == 2
+    (tmp_path / "b" / "history.json").write_text("{}")
+    result = equipoise("report", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 5
+    assert "history.json is not shown" in result.stderr
+
+
 def test_a_report_of_altered_findings_says_so(equipoise, trained, tmp_path):
     run = tmp_path / "a"
     shutil.copytree(trained.path, run)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from equipoise import report
+from equipoise.tasks import Run
+
 pytestmark = pytest.mark.slow  # what the page holds, test_page.py asks without a browser
-KINDS = ("classification", "anchored", "regression", "lost", "killed", "hostile")
+KINDS = ("classification", "anchored", "regression", "lost", "killed", "hostile", "compared")
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (
     "--headless",
@@ -62,7 +66,10 @@ def show(browser, runs, tmp_path):
 
     def opened(kind: str, width: int = 1280, scheme: str = "light"):
         alone = tmp_path / f"{kind}.html"  # nothing stands beside it
-        shutil.copy(runs[kind] / "report.html", alone)
+        if kind == "compared":
+            report.compare([runs[k] for k in ("classification", "anchored", "hostile", "killed")], alone)
+        else:
+            shutil.copy(runs[kind] / "report.html", alone)
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
@@ -81,7 +88,7 @@ def show(browser, runs, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [1280, 390, 320])
+@pytest.mark.parametrize("width", [1280, 375, 320])
 def test_it_opens_quietly_and_fits(show, kind, width):
     page = show(kind, width)
     assert page.complaints == []
@@ -117,11 +124,11 @@ def test_figures_have_a_size_and_readable_words(show, width):
     assert clipped == []
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression", "lost"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "lost", "compared"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_stand_out(show, kind, scheme):
     found = show(kind, 1280, scheme).evaluate(CONTRAST)
-    assert len(found) > 100
+    assert len(found) > 60
     assert [entry for entry in found if entry[0] < 4.5] == []
 
 
@@ -162,3 +169,70 @@ def test_a_claim_reads_as_a_list_on_a_phone_and_as_a_table_on_a_desk(show):
     assert phone.evaluate(label) == '"Inequality"'
     assert desk.evaluate(label) in ("none", "normal")
     assert phone.get_by_role("table").first.get_by_role("row").count() > 1
+
+
+def test_a_reloaded_page_follows_a_run_until_it_ends(browser, runs, tmp_path):
+    run = Run(shutil.copytree(runs["killed"], tmp_path / "run"))
+    page = browser.new_context().new_page()
+    with run.working():
+        run.metrics.append({"epoch": 9, "loss": 2.0, "test_accuracy": 0.5})
+        page.goto(report.write(run).as_uri())
+        assert "Still running" in page.locator("header").inner_text()
+        assert "after 9 epochs" in page.locator(".headlines").inner_text()
+        run.metrics.append({"epoch": 10, "loss": 1.5, "test_accuracy": 0.625})
+        report.write(run)
+        page.get_by_text("after 10 epochs").first.wait_for(timeout=30_000)  # it loads itself again
+    report.write(run)
+    page.get_by_role("heading", name="Interrupted").wait_for(timeout=30_000)
+    assert page.locator("meta[http-equiv=refresh]").count() == 0
+    page.context.close()
+
+
+@pytest.mark.parametrize("kind", ["anchored", "compared"])
+def test_everything_is_reached_by_the_keyboard(show, kind):
+    """Links, folded parts and wide tables, in the order of the page, each with a ring that is seen."""
+    page = show(kind, 375)
+    page.evaluate("document.querySelectorAll('details').forEach((d) => d.open = false)")
+    wanted = page.evaluate("document.querySelectorAll('a, summary, [tabindex]').length")
+    reached = []
+    for _ in range(wanted):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                """(() => { const e = document.activeElement, s = getComputedStyle(e);
+                     return [e.tagName, e.getBoundingClientRect().top + scrollY,
+                             e.className === "skip" || s.outlineStyle !== "none"]; })()"""
+            )
+        )
+    assert len(reached) == wanted
+    assert all(ring for _, _, ring in reached)
+    assert "BODY" not in {tag for tag, _, _ in reached}
+    tops = [top for _, top, _ in reached[1:]]
+    assert tops == sorted(tops)
+    folded = page.locator("details").first
+    if kind == "anchored":
+        folded.locator("summary").focus()
+        page.keyboard.press("Enter")
+        assert folded.evaluate("(d) => d.open")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_headings_go_down_by_one_and_pictures_have_words(show, kind):
+    page = show(kind)
+    levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3, h4')].map((h) => +h.tagName[1])")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b <= a + 1 for a, b in pairwise(levels))
+    named = page.evaluate(
+        """[...document.querySelectorAll("svg")].map((s) => s.getAttribute("role") === "img" &&
+             s.getAttribute("aria-labelledby").split(" ").every(
+               (i) => document.getElementById(i).textContent))"""
+    )
+    assert all(named)
+    labelled = page.evaluate(
+        """[...document.querySelectorAll("section, nav, [tabindex]")].map((e) =>
+             e.getAttribute("aria-label") ||
+             document.getElementById(e.getAttribute("aria-labelledby"))?.textContent)"""
+    )
+    assert all(labelled)
+    assert page.evaluate("document.documentElement.lang") == "en"

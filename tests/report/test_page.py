@@ -7,9 +7,9 @@ import hashlib
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 
 import pytest
+from parsed_page import Page
 
 from equipoise import report
 from equipoise.report.guarantee import least_loss, promise
@@ -18,40 +18,8 @@ from equipoise.report.theorems import STATEMENTS, used
 from equipoise.tasks import Run
 from equipoise.theory import THEOREMS, Certificate
 
-VOID = {"meta", "br", "img", "hr", "link", "input"}
 SECTIONS = ("results", "guarantee", "training", "network", "data", "setup")
 KINDS = ("classification", "anchored", "regression", "diverged", "lost", "killed", "hostile")
-
-
-class Page(HTMLParser):
-    """Tags in order, words by section and by figure; open tags must be closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.stack: list[tuple[str, str]] = []
-        self.words: dict[str, str] = {}
-        self.feed(text)
-        assert not self.stack
-
-    def handle_starttag(self, tag, attrs):
-        found = {k: v or "" for k, v in attrs}
-        self.tags.append((tag, found))
-        if tag not in VOID:
-            self.stack.append((tag, found.get("id", "")))
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.stack.pop()[0] == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data):
-        for _, identifier in self.stack:
-            self.words[identifier] = self.words.get(identifier, "") + data
-
-    def attributes(self, name: str) -> list[str]:
-        return [attrs[name] for _, attrs in self.tags if name in attrs]
 
 
 @pytest.fixture(scope="module")

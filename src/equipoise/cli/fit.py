@@ -130,6 +130,7 @@ def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> R
 
 def _resume(path: Path, besides: list[str], output: Output, report: bool) -> None:
     from ..report import write as write_report
+    from ..report.following import left_behind
     from ..tasks import Run
     from ..tasks.stored import stored_sample
     from .training import train
@@ -152,7 +153,7 @@ def _resume(path: Path, besides: list[str], output: Output, report: bool) -> Non
     if run.state == "finished":
         output.say(f"{path} is finished: there is nothing to resume.")
         page = path / "report.html"
-        if report and not page.exists():  # the process was killed between the two
+        if report and (not page.exists() or left_behind(page)):  # the process was killed between the two
             write_report(run)
             output.say(f"Its report was missing, and is now at {page}.")
         output.result({"run": str(path), "report": str(page) if page.exists() else None, **run.status})

@@ -1,4 +1,4 @@
-"""equipoise report RUN: the page of a run, from its files alone."""
+"""equipoise report RUN: the page of a run, or of several side by side, from their files alone."""
 
 from __future__ import annotations
 
@@ -8,29 +8,50 @@ from typing import Annotated
 
 import typer
 
-from .failures import Code, Ended, command
+from .failures import Code, Ended, Failure, command, option
 from .output import Output
 
 
-@command("report runs/digits-auto-1")
+@command("report runs/digits-auto-1\nreport runs/digits-auto-1 runs/digits-monotone-1 --out comparison.html")
 def report(
     output: Output,
-    run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Directory of a run, finished or not; several to compare them.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        option("Where the comparison is written; comparison.html beside the first run by default."),
+    ] = None,
 ) -> None:
     """Write report.html: one file that opens anywhere, without a network.
 
     It is made from the files of the run alone, each checked against its seal. A file that has changed is
-    named on the page and on stderr, nothing of it is shown, and the command exits with 5.
+    named on the page and on stderr, nothing of it is shown, and the command exits with 5. Of several runs a
+    page is written that sets them side by side: scores, options that differ, losses and certificates.
     """
     from ..files import Damaged
     from ..plain import plain
-    from ..report import write
+    from ..report import compare, write
     from ..report.reading import read
     from ..tasks import Run
 
-    with suppress(Damaged):  # which the page says
-        Run.open(run)
-    page, damaged = write(run), read(run).damaged
+    for run in runs:
+        with suppress(Damaged):  # which the page says
+            Run.open(run)
+    if len(runs) == 1 and out is not None:
+        message = f"--out says where a comparison is written. Got one run, {runs[0]}."
+        raise Failure("Nothing to compare", message, "Leave it out, or name another run.", Code.USAGE)
+    alone = len(runs) == 1
+    try:
+        page = write(runs[0]) if alone else compare(runs, out or runs[0].parent / "comparison.html")
+    except ValueError as error:
+        raise Failure("Nothing to compare", str(error), code=Code.USAGE) from error
+    damaged = {
+        name if alone else str(run / name): why for run in runs for name, why in read(run).damaged.items()
+    }
     output.say(str(page))
     output.result({"report": str(page), "damaged": damaged})
     for name, why in damaged.items():

@@ -13,6 +13,7 @@ from ..files import write_atomically
 from ..plain import plain
 from ..report import findings, headline
 from ..report import write as write_report
+from ..report.following import Following, left_behind
 from ..report.words import beside, kept
 from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
@@ -32,9 +33,13 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
     chosen = recipe.resolved(len(X), sample.kind, len(sample.provenance["classes"]))
     watch = Watch(chosen.total, chosen.unit, shown=not output.quiet, batches=_batches(chosen, len(X)))
 
+    follow = Following(run) if report else None
+
     def record(step: dict[str, Any]) -> None:
         run.record(step)
         watch.record(step)
+        if follow is not None:
+            follow()
 
     with run.working():
         if not fresh:
@@ -119,6 +124,7 @@ def _interrupted(run: Run) -> Failure:
         f"go on with: {again}",
         Code.INTERRUPTED,
     )
+    _bring_up(run)
     at = run.checkpoints.steps()
     saved = f"What was trained is saved, up to step {at[-1]}." if at else "No step was taken yet."
     return Failure("Interrupted", saved, f"Go on with: {again}", Code.INTERRUPTED)
@@ -132,6 +138,14 @@ def _failed(run: Run, error: Exception, fresh: bool) -> None:
     told = explain(error)
     with suppress(OSError):  # on a full disk it will say that it was killed, and resume all the same
         run.finish("failed", f"{told.title}: {told.message}", told.advice, told.code)
+    _bring_up(run)
+
+
+def _bring_up(run: Run) -> None:
+    """Let a page that followed the run say how it ended."""
+    with suppress(OSError):
+        if left_behind(run.path / "report.html"):
+            write_report(run)
 
 
 def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..theory import Certificate
 from .reading import RunRecord, part
 from .words import RIVALS, count, duration, no_better, number, percent, rivals, simpler, typeset
 
@@ -76,9 +75,12 @@ def lead(record: RunRecord) -> str:
     rows_of = f"{count(trained, 'row')} of " if isinstance(trained, int) else ""
     certificate = record.certificate
     promised = certificate is not None and certificate.proved and certificate.kind != "static"
-    unknown = "certificate.json" in record.damaged
+    unknown = record.running or "certificate.json" in record.damaged
     how = " with a guarantee" if promised else "" if unknown else " without a guarantee"
-    says = f"A {family(record)[1]}{width} was trained{how} on {rows_of}{data_name(record)}."
+    verb = "is being trained" if record.running else "was trained"
+    network = family(record)[1]
+    article = "An" if network[0] in "aeiou" else "A"
+    says = f"{article} {network}{width} {verb}{how} on {rows_of}{data_name(record)}."
     shown = best_score(record)
     if shown is not None:
         name, value, rows, where = shown
@@ -125,7 +127,9 @@ def headlines(record: RunRecord) -> list[tuple[str, str, str]]:
         linear = part(record.findings, "baselines").get("linear")
         if isinstance(linear, int | float):
             shown.append(("Linear model", shown_score(name, linear), "on the same rows"))
-    shown.append(_guarantee(record.certificate or record.wellposed))
+    elif record.running:
+        shown += _so_far(record)
+    shown.append(_guarantee(record))
     if (told := predictions(record)) is not None:
         shown.append(("Training loss", *told))
     seconds = part(record.status, "results").get("seconds") or record.last("seconds")
@@ -134,7 +138,19 @@ def headlines(record: RunRecord) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _guarantee(certificate: Certificate | None) -> tuple[str, str, str]:
+def _so_far(record: RunRecord) -> list[tuple[str, str, str]]:
+    """The last score that a run under way has measured."""
+    for name, label in (("test_accuracy", "Accuracy so far"), ("test_r2", "R² so far")):
+        if (found := record.series(name)) is not None:
+            value = shown_score(name.removeprefix("test_"), float(found[1][-1]))
+            return [(label, value, f"after {count(int(found[0][-1]), record.clock)}")]
+    return []
+
+
+def _guarantee(record: RunRecord) -> tuple[str, str, str]:
+    certificate = record.certificate or record.wellposed
+    if certificate is None and record.running:
+        return "Guarantee", "Not yet", "it is told when the run ends"
     if certificate is None:
         return "Guarantee", "None", "no certificate in this run"
     short = _IN_SHORT.get(certificate.kind, "the training loss falls as promised")

@@ -21,6 +21,7 @@ from .reading import RunRecord, part, read
 from .training import FURTHER, TRAINING, ends
 from .words import leaf, moment, number, rows, typeset
 
+LIVE = '<meta http-equiv="refresh"'  # by which the page of a run under way is known
 REFRESH = 5  # seconds after which the page of a run under way loads itself again
 _COLUMNS = 50  # of a table, that are described
 
@@ -46,6 +47,7 @@ def render(record: RunRecord) -> str:
         "page.html",
         title=opening.title(record),
         refresh=REFRESH if record.running else 0,
+        running=record.running,
         lead=opening.lead(record),
         equation=opening.family(record)[2],
         notices=opening.notices(record),

@@ -13,7 +13,7 @@ from .opening import best_score, shown_score
 from .reading import RunRecord, part
 from .words import count, number, percent, rivals
 
-_SCORES = {"accuracy": "Accuracy", "r2": "R²", "rmse": "RMS error", "mae": "Mean |error|"}
+SCORES = {"accuracy": "Accuracy", "r2": "R²", "rmse": "RMS error", "mae": "Mean |error|"}
 _MODELS = {
     "linear": "Linear model",
     "constant": "One answer for all rows",
@@ -30,14 +30,14 @@ def scores(record: RunRecord) -> list[dict[str, str]]:
     for name in sorted(known, key=lambda n: n != "test"):
         if isinstance(found := known[name], dict):
             told = {
-                _SCORES.get(k, str(k)): shown_score(k, v) if k in ("accuracy", "r2") else number(v)
+                SCORES.get(k, str(k)): shown_score(k, v) if k in ("accuracy", "r2") else number(v)
                 for k, v in found.items()
                 if k != "rows"
             }
             table.append({"Model": "This network", "Rows": f"{number(found.get('rows'))} {name}", **told})
     best, beside = best_score(record), rivals(part(record.findings, "baselines"))
     if best is not None and table:
-        column, blank = _SCORES[best[0]], dict.fromkeys(table[0], "")
+        column, blank = SCORES[best[0]], dict.fromkeys(table[0], "")
         table[1:1] = [
             {**blank, "Model": words, "Rows": table[0]["Rows"], column: shown_score(best[0], beside[name])}
             for name, words in _MODELS.items()

@@ -13,7 +13,7 @@ from ..plots.curves import draw, finish
 from ..plots.style import single
 from ..tasks.raw import HELD_OUT
 from ..theory import Certificate
-from .figures import Drawers, Drawn, over_time, relative
+from .figures import Drawers, Drawn, Pair, over_time, relative
 from .opening import LOSSES
 from .reading import RunRecord, part
 from .words import count, number, percent
@@ -26,15 +26,21 @@ def measured_on(record: RunRecord) -> tuple[str, str]:
     return "test", "rows the training never saw"
 
 
+def of_predictions(record: RunRecord) -> Pair | None:
+    """The loss of the predictions on the training rows, without slack, from where training began."""
+    found = record.series("plain_loss") or record.series("loss")
+    anchored = record.certificate is not None and record.certificate.kind == "anchored"
+    if found is not None and anchored and len(found[0]) > 1:
+        return found[0][1:], found[1][1:]  # the first is that of the best readout, not trained from
+    return found
+
+
 def loss(record: RunRecord) -> Drawn | None:
     """The loss of the predictions over time, on the rows trained on and on others."""
-    plain = record.series("plain_loss")
-    found = plain or record.series("loss")
+    found = of_predictions(record)
     if found is None:
         return None
     anchored = part(record.history, "anchored")
-    if (record.certificate is not None and record.certificate.kind == "anchored") and len(found[0]) > 1:
-        found = found[0][1:], found[1][1:]  # the first is that of the best readout, not trained from
     lines: dict[str, Any] = {"training": found}
     tested = over_time(record, "test_loss")
     name, rows = measured_on(record)
