@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import mpmath
 import pytest
@@ -10,6 +11,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import equipoise as eq
+from certifiable import network
 from convex_references import exact_loss, exact_slope, targets
 from equipoise.linalg import Interval
 from equipoise.theory.anchored_objective import Objective, SampleRows, Terms
@@ -89,3 +92,31 @@ def test_normalised_features_are_as_near_as_they_are_said_to_be(size):
             total += sum((x / s - mpmath.mpf(y)) ** 2 for x, y in zip(c, found, strict=True))
         assert mpmath.sqrt(total) <= error
     assert (error < 1e-10) == (size < 1e154)
+
+
+def tiny_weights(ridge, decay):
+    """A network in float32, its rows of weight 1e-30, and what is proved of them."""
+    model = network("ling2023", width=4, inputs=3, outputs=2).float()
+    X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    y, w = targets("half_square", 5, 2).float(), torch.full((5,), 1e-30, dtype=torch.float64)
+    certificate = eq.certify(
+        model, X, y, theorem="anchored", loss="half_square", ridge=ridge, decay=decay, sample_weight=w
+    )
+    return model, X, y, certificate
+
+
+def test_a_ridge_with_which_the_sizes_of_f_underflow_is_refused_and_divides_nothing_by_zero():
+    assert tiny_weights(ridge=1e-300, decay=0.0)[-1].verdict == "hypotheses_fail"
+
+
+@pytest.mark.parametrize(("ridge", "decay"), [(1e300, 0.0), (1.0, 1e300)])
+def test_penalties_beyond_the_range_of_the_network_neither_break_a_run_nor_its_promise(ridge, decay):
+    """λ and κ are no numbers of float32."""
+    model, X, y, certificate = tiny_weights(ridge, decay)
+    assert certificate.proved
+    trainer = eq.Trainer(model, certificate=certificate, loss="half_square", epochs=2, batch_size=2, rate=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing may be learned
+        found = trainer.fit(X, y)
+    assert found.anchored["F_end"][1] <= certificate.constants["F_start"]
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())

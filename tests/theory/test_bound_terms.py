@@ -55,7 +55,7 @@ def test_the_error_of_two_scores_is_that_of_the_equilibrium_and_of_two_dot_produ
 def test_products_of_bounds_are_rounded_up():
     for seed in range(8):
         g = torch.Generator().manual_seed(seed)
-        bounds = AffineBounds(eq.Monotone(3, 4, dtype=F64, generator=g))
+        bounds = AffineBounds(eq.Monotone(3, 4, outputs=2, dtype=F64, generator=g))
         assert Fraction(bounds.output_bound()) >= Fraction(norm_upper(bounds.a)) * Fraction(
             bounds.state_bound()
         )

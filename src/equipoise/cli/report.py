@@ -23,7 +23,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        option("Where the comparison is written; comparison.html beside the first run by default."),
+        option("The file of the comparison; it is comparison.html beside the first run by default."),
     ] = None,
 ) -> None:
     """Write report.html: one file that opens anywhere, without a network.

@@ -78,7 +78,8 @@ def solve_readout(held: HeldFeatures, a: Tensor, tolerance: float, steps: int = 
         if not F < least:  # rounding has the last word
             break
         best, least = newton.a, F
-        share = float(G.square().sum()) / (2 * newton.ridge * F) if F > 0 else 0.0
+        unit = 2 * newton.ridge * F  # which may underflow
+        share = float(G.square().sum()) / unit if unit > 0 else 0.0
         if share <= tolerance or not newton.step(F, G, share):
             break
     return best

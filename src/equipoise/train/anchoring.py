@@ -326,4 +326,4 @@ def penalties(run: TrainingRun) -> list[tuple[torch.nn.Parameter, float]]:
     read = facts(run.model).reads().readout_of(run.model).parameters(run.model)
     named = [(n, p) for n, p in run.model.named_parameters() if p.requires_grad]
     found = [(p, (ridge if n in read else decay) / N) for n, p in named]
-    return [(p, share) for p, share in found if share]
+    return [(p, min(share, torch.finfo(p.dtype).max)) for p, share in found if share]

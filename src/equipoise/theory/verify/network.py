@@ -21,7 +21,7 @@ from ...solve import RELU, Activation, AffineMap, Newton, PeacemanRachford, Pica
 if TYPE_CHECKING:
     from .bounds import Problem
 
-_TIGHT = Stop(rtol=1e-13, max_steps=3000)
+_TIGHT = Stop(rtol=1e-13, max_steps=300)  # what is not found is bounded as it is
 _TENSORS = ("weight", "inputs", "offset", "readout", "shift")
 UP = 1 + 2.0**-44  # more than the rounding of a few sums and products of non-negative numbers
 LEAST = 2.0**-1060  # more than what a few products lose where they are subnormal
