@@ -10,6 +10,7 @@ and the error of the one-step gradient.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Literal
 
@@ -110,6 +111,7 @@ class Solver(nn.Module):
         return block(z, x, padded)  # the step that is differentiated
 
 
+@functools.cache
 def grids() -> Tensor:
     """All 288 filled grids, (288, 16), digits 0 to 3."""
     rows, found = list(itertools.permutations(range(4))), []
