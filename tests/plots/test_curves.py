@@ -122,3 +122,16 @@ def test_one_legend_serves_all_panels():
     assert all(ax.get_legend() is None for ax in figure.axes)
     (box,) = figure.legends
     assert [text.get_text() for text in box.get_texts()] == ["a", "b", "c"]
+
+
+def test_bands_that_would_turn_to_mud_are_whiskers():
+    runs = {str(i): i + np.random.default_rng(i).normal(size=(4, 50)) for i in range(4)}
+    few, many = curves(dict(list(runs.items())[:3])), curves(runs)
+    assert [type(c).__name__ for c in few.axes[0].collections] == ["FillBetweenPolyCollection"] * 3
+    for i, drawn in enumerate(many.axes[0].collections):
+        mean, sd = mean_and_sd(runs[str(i)])
+        ends = np.array(drawn.get_segments())
+        assert 5 <= len(ends) <= 7
+        for (x, low), (same, high) in ends:
+            assert x == same
+            assert (low, high) == pytest.approx((mean[int(x)] - sd[int(x)], mean[int(x)] + sd[int(x)]))

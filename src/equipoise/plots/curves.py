@@ -30,7 +30,12 @@ from .style import (
 
 Series: TypeAlias = ArrayLike | Mapping[int, float] | tuple[ArrayLike, ArrayLike]
 
-BAND = "Mean over seeds; shaded, ± one standard deviation, on a logarithmic axis not below the smallest seed."
+BAND = (
+    "Mean over seeds; shaded, or where lines are many as whiskers, ± one standard deviation, on a "
+    "logarithmic axis not below the smallest seed."
+)
+CROWD = 3  # bands that can lie over each other and still be told apart
+_WHISKERS = 7  # on a line
 _COUNTED = ("step", "epoch", "layer l", "draw")  # axes of whole numbers
 
 
@@ -106,11 +111,19 @@ def draw(
 
 
 def draw_band(
-    ax: Axes, runs: Series, name: str = "", *, at: int = 0, theme: Theme = LIGHT, log: bool = False
+    ax: Axes,
+    runs: Series,
+    name: str = "",
+    *,
+    at: int = 0,
+    theme: Theme = LIGHT,
+    log: bool = False,
+    whiskers: bool = False,
 ) -> None:
     """Mean over runs (R, K), or (x, runs), with mean ± one standard deviation (over R − 1) shaded.
 
-    On a logarithmic axis, where mean − deviation may be 0 or less, the shade ends at the smallest run.
+    On a logarithmic axis, where mean − deviation may be 0 or less, the shade ends at the smallest run. Where
+    many bands would turn to mud, `whiskers` stand at a few steps instead, at others on each line.
     """
     steps, values = _coordinates(runs)
     values = np.atleast_2d(values)
@@ -123,6 +136,11 @@ def draw_band(
         low = np.maximum(low, np.where(values > 0, values, np.inf).min(axis=0))
     steps, low, high = thin(steps, low, high)
     finite = np.isfinite(low) & np.isfinite(high)
+    if whiskers:
+        few = np.flatnonzero(finite)
+        few = few[np.unique(np.linspace(0.02 * at, 0.98, _WHISKERS).clip(0, 1) * (len(few) - 1)).astype(int)]
+        ax.vlines(steps[few], low[few], high[few], color=theme.colour(at), linewidth=1.1, alpha=0.85)
+        return
     ax.fill_between(steps, low, high, where=finite, color=theme.colour(at), alpha=0.18, linewidth=0)
 
 
@@ -159,11 +177,13 @@ class Panel:
 
     def draw(self, ax: Axes, theme: Theme = LIGHT) -> None:
         """Draw the lines, then what they are held against, and dress the axes."""
-        for place, (name, one) in enumerate(self.lines.items()):
-            line = one if isinstance(one, Line) else Line(one)
+        given = {n: one if isinstance(one, Line) else Line(one) for n, one in self.lines.items()}
+        bands = sum(g.series is not None and _coordinates(g.series)[1].ndim > 1 for g in given.values())
+        for place, (name, line) in enumerate(given.items()):
             at = place if line.at is None else line.at
             if line.series is not None and _coordinates(line.series)[1].ndim > 1:
-                draw_band(ax, line.series, name, at=at, theme=theme, log=self.log_y)
+                crowd = bands > CROWD
+                draw_band(ax, line.series, name, at=at, theme=theme, log=self.log_y, whiskers=crowd)
             elif line.series is not None:
                 look = {"dash": line.dash, "colour": line.colour, "marks": line.marks}
                 draw(ax, line.series, name, at=at, theme=theme, log=self.log_y, **look)

@@ -41,8 +41,7 @@ _IN_SHORT = {  # what a proved certificate says, by its kind
 }
 _FOLLOWS = (
     "This page shows what was measured when it was written, and loads itself again every few seconds while "
-    "it is open. If nothing changes any more, the process may have been killed: `equipoise report` on the "
-    "run's directory tells."
+    "it is open. If nothing changes any more, the process may have been killed: then write the report again."
 )
 
 

@@ -107,7 +107,7 @@ def _unseen(record: RunRecord, shown: set[str]) -> list[str]:
     says = [
         f"{name}: {typeset(str(why).splitlines()[0]).rstrip(':')}" for name, why in missing.items() if why
     ]
-    if not record.findings:
+    if not record.findings and not record.running:
         why = "cannot be trusted" if "findings.json" in record.damaged else "is not there"
         says.append(f"findings.json {why}: scores, spectra and equilibria are not known")
     if "fig-loss" not in shown:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.papers.framework import gallery
 from equipoise.papers.framework.experiments import Experiment, Settings
 from equipoise.papers.framework.gallery import read_result, write_gallery, write_page
 from equipoise.papers.framework.runner import run_one
-from equipoise.papers.framework.verdicts import judged
+from equipoise.papers.framework.verdicts import UNDECIDED, judged
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
@@ -41,3 +42,13 @@ def test_verdicts_are_in_sight_on_a_narrow_screen(tmp_path):
             page.goto(path.as_uri())
             assert page.evaluate(RIGHTMOST) <= 390
         browser.close()
+
+
+def test_a_test_is_stated_once_however_many_claims_it_judged():
+    claims = [(f"claim {i}", "p", "m", "by Student's t", "undecided", UNDECIDED) for i in range(3)]
+    claims.append(("claim 3", "p", "m", "within 2 %", "differs", "it is larger"))
+    text = gallery.judged(claims)
+    assert text.count("by Student's t") == 1
+    assert "\n1. by Student's t\n2. within 2 %\n" in text
+    assert UNDECIDED not in text
+    assert "| claim 3 | p | m | 2 | differs: it is larger |" in text

@@ -19,7 +19,7 @@ from ...files import write_atomically
 from .claims import PAPERS
 from .experiments import SCALES, Result
 from .page import markdown
-from .verdicts import Judgement
+from .verdicts import UNDECIDED, Judgement
 
 TITLE = "Five papers, reproduced"  # by which a gallery is known again
 LARGEST_SVG = 250_000  # bytes; a larger drawing is shown as PNG
@@ -120,12 +120,36 @@ def summary(results: Sequence[Result]) -> str:
         lines += [f"## {r.key}: {r.title}", "", f"The paper: {r.claim}", ""]
         lines += [f"**{' '.join(words.split())}**\n" for words in said(r)]
         lines += [f"![{f['caption']}]({r.key}/{f['name']}.png)\n" for f in r.figures]
-        rows = [[j.claim, j.paper, j.measured, j.tolerance, j.verdict, j.reason] for j in r.judgements]
-        lines.append(markdown(["claim", "paper", "measured", "test", "verdict", "reason"], rows))
+        lines.append(
+            judged([(j.claim, j.paper, j.measured, j.tolerance, j.verdict, j.reason) for j in r.judgements])
+        )
         lines += [f"{t['caption']}\n\n{markdown(t['columns'], t['rows'])}" for t in r.tables]
         lines += [f"{note}\n" for note in r.notes]
         lines.append(f"{run_with(r)}\n")
     return "\n".join(lines)
+
+
+def tests(stated: Iterable[str]) -> dict[str, int]:
+    """Every test that was applied, once, by the number that stands for it in the rows."""
+    return {words: number for number, words in enumerate(dict.fromkeys(filter(None, stated)), 1)}
+
+
+def own_reason(reason: str) -> str:
+    """What a reason says beyond that the numbers say neither yes nor no, which the page says once."""
+    return reason.removeprefix(UNDECIDED).removeprefix(". ")
+
+
+def judged(claims: Sequence[Sequence[str]]) -> str:
+    """Claims (claim, paper, measured, test, verdict, reason) in Markdown, each test stated once below."""
+    known = tests(claim[3] for claim in claims)
+    columns = ["claim", "paper", "measured", "test", "verdict"]
+    rows = []
+    for claim, paper, measured, test, verdict, reason in claims:
+        why = own_reason(reason)
+        rows.append(
+            [claim, paper, measured, str(known.get(test, "–")), f"{verdict}: {why}" if why else verdict]
+        )
+    return markdown(columns, rows) + "".join(f"\n{n}. {words}" for words, n in known.items()) + "\n"
 
 
 def said(result: Result) -> list[str]:
@@ -173,6 +197,8 @@ def _render(results: Sequence[Result], out: Path, title: str, gallery: bool) -> 
         total=processor_time(results, out),
         time=duration,
         counts=counts,
+        tests=tests,
+        own_reason=own_reason,
         claims=[j for r in results for j in r.judgements],
         said=said,
         run_with=run_with,

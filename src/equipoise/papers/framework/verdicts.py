@@ -22,6 +22,9 @@ NOT_MEASURED = "not measured"
 LEVEL = 0.05  # the share of equal pairs that is decided, both ways together
 
 
+UNDECIDED = "undecided at this size: the numbers say neither yes nor no"
+
+
 @dataclass(frozen=True)
 class Judgement:
     """One claim of the paper, in our words, beside what was measured."""
@@ -62,8 +65,7 @@ def judged(
     `reason` is said whatever the verdict, `because` only if the claim differs.
     """
     if holds is None:
-        words = "undecided at this size: the numbers say neither yes nor no"
-        reason = f"{words}. {reason}" if reason else words
+        reason = f"{UNDECIDED}. {reason}" if reason else UNDECIDED
         return Judgement(claim, paper, measured, tolerance, "undecided", reason)
     if because and not holds:
         reason = because() if callable(because) else because
