@@ -24,7 +24,7 @@ from sklearn.utils.validation import (
 from .data.columns import Column, is_frame, read_frame
 from .data.encoding import Encoding
 from .history import History
-from .models import AffineFamily
+from .models.base import EquilibriumModel
 from .recipe import Kind, Recipe
 from .tasks.conformal import Conformal, checked_coverage
 from .tasks.fitting import Fitted, fit
@@ -57,6 +57,7 @@ class _EquilibriumEstimator(BaseEstimator):
     _coverage: float | None
     _columns: tuple[Column, ...]
     _names: list[str] | None  # of a data frame's columns
+    _image: tuple[int, ...]  # the shape of a row that is an image
 
     def __init__(self, model: str = "auto", **options: Any) -> None:
         for name, parameter in _SIGNATURE.items():
@@ -83,6 +84,7 @@ class _EquilibriumEstimator(BaseEstimator):
     def _checked(self, X: Any, y: Any, **how: Any) -> tuple[Array, Array]:
         """X as a matrix, and y. A data frame is read by the types of its columns, which are kept."""
         rows, self._columns = read_frame(X) if is_frame(X) else (X, ())
+        rows, self._image = _flat(rows)
         rows, y = validate_data(
             self, rows, y, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2, **how
         )
@@ -102,7 +104,8 @@ class _EquilibriumEstimator(BaseEstimator):
             )
             used = X[weights > 0]
         encoding = Encoding.of(used, self._columns) if self._columns else None
-        self.fitted_ = fit(X, y, kind, self._recipe(), sample_weight=weights, encoding=encoding)
+        rows = X.reshape(len(X), *self._image) if self._image else X
+        self.fitted_ = fit(rows, y, kind, self._recipe(), sample_weight=weights, encoding=encoding)
         self.certificate_ = self.fitted_.certificate or self.fitted_.wellposed
 
     def _held_out(
@@ -132,10 +135,13 @@ class _EquilibriumEstimator(BaseEstimator):
             validate_data(self, np.zeros(X.shape), reset=False)  # which counts rows and columns
             return read_frame(X, self._columns, self._names)[0]
         finite = "allow-nan" if self._columns else True
+        X, image = _flat(X)
+        if image and self._image and image != self._image:
+            raise ValueError(f"images must be {self._image}, as in training. Got {image} instead.")
         return validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
 
     @property
-    def model_(self) -> AffineFamily:
+    def model_(self) -> EquilibriumModel:
         """The trained network; its inputs are `fitted_.preparation.apply(X)`."""
         return self.fitted_.model
 
@@ -162,7 +168,7 @@ _PARAMETERS = f"""
     certificate_ : Certificate
         What is proved: of certified training the rate at which the loss fell, from its start; of free
         training that the trained network has one equilibrium for every input.
-    model_ : AffineFamily
+    model_ : EquilibriumModel
         The trained network.
     history_ : History
         What was measured, next to what was promised.
@@ -172,7 +178,8 @@ _PARAMETERS = f"""
         As everywhere in scikit-learn.
 
     A data frame may hold numbers, words, dates, true and false, and missing values; it is read by the names
-    of its columns, in any order. An array may hold numbers and NaN, which stands for a missing value.
+    of its columns, in any order. An array may hold numbers and NaN, which stands for a missing value; or
+    images, (n, height, width) or (n, channels, height, width), which a model of images needs.
 
     A sample weight multiplies the loss of its row, and the certificate is about the weighted loss: a row of
     weight 2 is the same as two rows."""
@@ -273,6 +280,14 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
         seen = self.fitted_.preparation.classes
         assert seen is not None
         return seen
+
+
+def _flat(X: Any) -> tuple[Any, tuple[int, ...]]:
+    """Images as rows of numbers, and the shape of each; any other X as it is."""
+    if np.ndim(X) < 3 or len(X) == 0:
+        return X, ()
+    X = np.asarray(X)
+    return X.reshape(len(X), -1), X.shape[1:]
 
 
 def _plain(value: Any) -> Any:

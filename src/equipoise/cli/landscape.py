@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -123,8 +123,13 @@ def _repeated(stored: Stored, output: Output) -> TrainingPath:
     recipe = Recipe.from_dict(run.config["recipe"])
     try:
         with watch.bar:  # Ctrl-C stops at once: there is nothing to save
-            how = {"sample_weight": sample.weights, "encoding": sample.encoding, "test": sample.test}
-            return repeated_path(fitted, *sample.train, sample.kind, recipe, record=watch.record, **how)
+            how: dict[str, Any] = {
+                "sample_weight": sample.weights,
+                "encoding": sample.encoding,
+                "test": sample.test,
+            }
+            rows = sample.shaped, sample.train[1], sample.kind
+            return repeated_path(fitted, *rows, recipe, record=watch.record, **how)
     except Unrepeated as error:
         other = [f"{name} {words}" for name, words in changes(run.status["versions"]).items()]
         since = f" Changed since: {'; '.join(other)}." if other else ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from .certify import named_theorem
-from .failures import Code, DataDir, Ended, RunPath, command, option
+from .failures import Code, DataDir, Ended, Failure, RunPath, command, option
 from .output import Output
 
 
@@ -25,7 +25,14 @@ def suggest(
 
     named_theorem(theorem)
     stored = Stored.load(run, data_dir)
-    found = find(stored.fitted.model, *stored.tensors, theorem=theorem)
+    model: Any = stored.fitted.model
+    if not model.structured:
+        raise Failure(
+            "Nothing is known to suggest",
+            f"the theorems are of the affine families. Got a {type(model).__name__}.",
+            code=Code.USAGE,
+        )
+    found = find(model, *stored.tensors, theorem=theorem)
     output.heading(theorem)
     output.say(str(found))
     output.result(

@@ -27,9 +27,7 @@ _MANY = 10_000  # rows beyond which a certified step takes minutes
 
 def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
     """Train and keep what came out; a run that is not `fresh` goes on from its last checkpoint."""
-    X, y = sample.train
-    if shape := sample.provenance.get("image_shape"):
-        X = X.reshape(len(X), *shape)
+    X, y = sample.shaped, sample.train[1]
     chosen = recipe.resolved(len(X), sample.kind, len(sample.provenance["classes"]))
     watch = Watch(chosen.total, chosen.unit, shown=not output.quiet, batches=_batches(chosen, len(X)))
 

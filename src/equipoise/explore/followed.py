@@ -17,7 +17,12 @@ _FLATTEST = 0.1  # of the longer side of the plane, for the shorter
 
 def follow(fitted: Fitted, X: Any, grid: int) -> tuple[dict[str, Any], Paths]:
     """The paths of raw rows X from 0 in their principal plane, with arrows f(z) − z of the first row."""
-    model = fitted.model
+    model: Any = fitted.model
+    if not model.structured:
+        raise ValueError(
+            f"what is followed are the steps of z = σ(Wz + u), of an affine family. Got a "
+            f"{type(model).__name__} instead: equipoise diagnose tells of its solves."
+        )
     f = model.affine_map(fitted.preparation.apply(X))
     found = solver_paths(f, torch.zeros_like(f.bias), solver=model.default_solver(f))
     plane = found.plane()

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from ..linalg.products import FactorisationError
 from ..losses import Loss
+from ..models.base import EquilibriumModel
 from ..models.saving import Saved
 from ..solve import EquilibriumError, Stop
+from ..theory.certify import certify
 from ..train.objective import as_objective
 from .trajectory import equilibria_plane
 
@@ -239,9 +241,9 @@ def affine_loss(
         raise ValueError(f"X must hold a row at least. Got shape {tuple(X.shape)} instead.")
 
     def evaluate(model: Any, state: Any) -> Reading:
-        if not getattr(model, "structured", False):
+        if not isinstance(model, EquilibriumModel) or model.any_cell:
             raise TypeError(
-                f"affine_loss is of the affine families, whose equilibria can be proved unique. Got "
+                f"affine_loss is of families whose equilibria can be proved unique. Got "
                 f"{type(model).__name__} instead: module_loss(loss) takes any model."
             )
         if callable(loss):
@@ -249,11 +251,9 @@ def affine_loss(
         else:
             objective = as_objective(loss, model, y)
             measure = lambda yhat, y: objective.each(yhat, y).sum()
-        if not torch.isfinite(model.weight()).all():
+        if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             return Reading(reason="weights not finite")
-        try:
-            model.check_wellposed()
-        except ValueError:
+        if not _unique(model, X):
             return Reading(reason="equilibrium not proved unique")
         try:
             solution = model.solve(X, start=state, stop=stop)
@@ -267,6 +267,17 @@ def affine_loss(
         return Reading(value, solution.value) if np.isfinite(value) else Reading(reason="loss not finite")
 
     return evaluate
+
+
+def _unique(model: Any, X: Tensor) -> bool:
+    """Whether the weights are known to give every input one equilibrium."""
+    if not hasattr(model, "check_wellposed"):
+        return certify(model, X[:1], theorem="wellposed").proved
+    try:
+        model.check_wellposed()
+    except ValueError:
+        return False
+    return True
 
 
 def module_loss(loss: Callable[..., Any]) -> Evaluate:

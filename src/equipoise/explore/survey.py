@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..linalg import Estimate
-from ..models.affine import AffineFamily
+from ..models.base import EquilibriumModel
 from .landscape import (
     Direction,
     Landscape,
@@ -81,7 +81,7 @@ class Survey:
 
 
 def survey_around(
-    model: AffineFamily,
+    model: EquilibriumModel,
     loss: Measured,
     points: int,
     *,
@@ -96,13 +96,13 @@ def survey_around(
     return _survey(model, loss, directions, axis, None if line else axis, generator, seed)
 
 
-def survey_between(model: AffineFamily, other: AffineFamily, loss: Measured, points: int) -> Survey:
+def survey_between(model: EquilibriumModel, other: EquilibriumModel, loss: Measured, points: int) -> Survey:
     """The loss on the line from a network (0) to another (1), and beyond; both are points of the grid."""
     axis = np.linspace(-0.5, 1.5, 4 * (points // 2) + 1)
     return _survey(model, loss, [between(model, other)], axis, None)
 
 
-def survey_path(model: AffineFamily, path: TrainingPath, loss: Measured, points: int) -> Survey:
+def survey_path(model: EquilibriumModel, path: TrainingPath, loss: Measured, points: int) -> Survey:
     """The loss on the plane of a training's path, through the network that it led to."""
     directions, coordinates, shares = path_plane(list(path.weights.values()))
     certified = path.fitted.recipe.unit == "step"
@@ -112,7 +112,7 @@ def survey_path(model: AffineFamily, path: TrainingPath, loss: Measured, points:
 
 
 def _survey(
-    model: AffineFamily,
+    model: EquilibriumModel,
     loss: Measured,
     directions: Sequence[Direction],
     s: np.ndarray,

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ..files import strict
 from ..kernels import tangent_kernel
-from ..models.affine import AffineFamily
 from ..plots.plane import principal_plane
+from ..tasks.arrays import as_labels
 from ..tasks.baselines import baselines
 from ..tasks.calibration import calibration
 from ..tasks.fitting import Fitted
 from ..tasks.importance import importance
-from ..tasks.preparation import as_labels
 from ..tasks.scores import score
 
 Data = tuple[Any, Any]
@@ -41,7 +40,7 @@ def findings(
     classes = fitted.preparation.classes
     found: dict[str, Any] = {
         "kind": "regression" if classes is None else "classification",
-        "model": _about(fitted.model),
+        "model": _about(fitted),
         "missing": {},
     }
 
@@ -80,7 +79,7 @@ def headline(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
     certificate = fitted.certificate
     return {
         "model": fitted.recipe.model,
-        "width": fitted.model.width,
+        "width": _width(fitted),
         "scores": scores,
         "baselines": found.get("baselines", {}),
         "score": last.get("accuracy", last.get("r2")),
@@ -100,15 +99,21 @@ def _of_predictions(fitted: Fitted) -> np.ndarray:
     return fitted.history.loss if plain is None else plain
 
 
-def _about(model: AffineFamily) -> dict[str, Any]:
+def _about(fitted: Fitted) -> dict[str, Any]:
+    model, preparation = fitted.model, fitted.preparation
     return {
         "family": type(model).__name__,
-        "inputs": model.inputs,
-        "width": model.width,
-        "outputs": model.outputs,
+        "inputs": preparation.inputs,
+        "width": _width(fitted),
+        "outputs": preparation.outputs,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "dtype": str(model.readout_weight.dtype).removeprefix("torch."),
+        "dtype": str(preparation.dtype).removeprefix("torch."),
     }
+
+
+def _width(fitted: Fitted) -> Any:
+    """Units, or channels; of a family that takes no width as many as inputs."""
+    return fitted.recipe.width or fitted.preparation.inputs
 
 
 def evenly(n: int, most: int) -> np.ndarray:
@@ -160,7 +165,7 @@ def _plane(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
     at = evenly(len(y), PLANE_ROWS)
     with torch.no_grad():
         Z = fitted.model.equilibrium(fitted.preparation.apply(_rows(X, at)))
-    points, shares, frame = _view(Z.double().cpu().numpy())
+    points, shares, frame = _view(Z.flatten(1).double().cpu().numpy())
     found: dict[str, Any] = {
         "points": np.round(points, 6).tolist(),
         "shares": shares.tolist(),
@@ -187,30 +192,34 @@ def _view(Z: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
 
 
 def _kernel(fitted: Fitted, X: Any) -> dict[str, Any]:
-    model = fitted.model
-    at = evenly(len(X), min(KERNEL_ROWS, max(2, KERNEL_SIZE // model.outputs)))
+    model, outputs = fitted.model, fitted.preparation.outputs
+    if not (model.structured or getattr(model, "kernel_formula", False)):
+        raise ValueError(f"the tangent kernel of {type(model).__name__} has no formula that is known here.")
+    at = evenly(len(X), min(KERNEL_ROWS, max(2, KERNEL_SIZE // outputs)))
     kernel = tangent_kernel(model, fitted.preparation.apply(_rows(X, at)))
     total = kernel.eigenvalues().flip(0).double().cpu()
     size = max(float(total.sum()), 1e-300)
     # The trace by block: how much of what a step can do is done by which weights.
     traces = {name: float(_matrix(block).diagonal().sum()) / size for name, block in kernel.blocks.items()}
-    return {"rows": len(at), "outputs": model.outputs, "spectrum": _spectrum(total), "shares": traces}
+    return {"rows": len(at), "outputs": outputs, "spectrum": _spectrum(total), "shares": traces}
 
 
 def _matrix(block: Tensor) -> Tensor:
     return block if block.ndim == 2 else block.reshape(block.shape[0] * block.shape[1], -1)
 
 
-def _weights(model: AffineFamily) -> dict[str, Any]:
-    """Singular values of the effective weight and of every other matrix among the parameters."""
-    W = model.weight()
-    own = {n: p for n, p in model.named_parameters() if p.ndim == 2 and not torch.equal(p, W)}
-    matrices = {"effective": W} | own
+def _weights(model: Any) -> dict[str, Any]:
+    """Singular values of the effective weight, where there is one, and of every other matrix."""
+    known: dict[str, Tensor] = {"effective": model.weight()} if model.structured else {}
+    matrices = dict(known)
+    for name, p in model.named_parameters():
+        if p.ndim == 2 and not any(torch.equal(p, W) for W in known.values()):
+            matrices[name] = p
     return {name: _spectrum(torch.linalg.svdvals(M.detach().double().cpu())) for name, M in matrices.items()}
 
 
-def _contraction(model: AffineFamily) -> float | None:
-    q = model.contraction()
+def _contraction(model: Any) -> float | None:
+    q = model.contraction() if hasattr(model, "contraction") else None
     return None if q is None else float(q)
 
 

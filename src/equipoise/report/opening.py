@@ -16,6 +16,22 @@ FAMILIES = {  # class, name in a recipe, in words, equation
         "monotone equilibrium network",
         "Z = relu(Z Wᵀ + X Uᵀ),  W = (1−μ)I − AᵀA + B − Bᵀ,  ŷ = Z u",
     ),
+    "OptEq": ("opteq", "optimisation-induced equilibrium network", "z = Wᵀ relu(W z + U x + b),  ŷ = Vᵀz"),
+    "DeepOptEq": (
+        "deep-opteq",
+        "deep optimisation-induced equilibrium network",
+        "z = f_L∘…∘f_1(z),  f_l(z) = W_lᵀ relu(W_l z + U_l x + b_l),  ŷ = Vᵀz",
+    ),
+    "ConvOptEq": (
+        "conv-opteq",
+        "convolutional optimisation-induced equilibrium network",
+        "z = f_L∘…∘f_1(z),  f_l(z) = W_lᵀ⋆relu(W_l⋆z + U_l⋆g(x) + b_l),  ŷ = head(z)",
+    ),
+    "ConvMonotone": (
+        "conv-monotone",
+        "convolutional monotone equilibrium network",
+        "z = relu(W⋆z + U⋆g(x) + b),  W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆,  ŷ = head(z)",
+    ),
 }
 VERDICTS = {
     "proved": ("Proved", "good"),

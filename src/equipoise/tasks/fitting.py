@@ -34,8 +34,9 @@ from torch import Tensor
 
 from .. import memory
 from ..data.encoding import Encoding
+from ..data.errors import DataError
 from ..history import History
-from ..models.affine import AffineFamily
+from ..models.base import EquilibriumModel
 from ..recipe import BATCHES, Kind, Recipe, of_panel
 from ..solve import Stop
 from ..solve.driver import Precision
@@ -45,8 +46,9 @@ from ..train.checkpoint import Checkpoints
 from ..train.projection import Projection
 from ..train.safeguarded import safeguarded_descent
 from ..train.trainer import Trainer
+from .arrays import Array
 from .choose import choose_sharpness, choose_slack
-from .preparation import Array, Preparation
+from .preparation import Preparation
 from .raw import HELD_OUT, Rows, held_out
 from .scores import score
 
@@ -72,7 +74,7 @@ class NotProved(ValueError):
 class Fitted:
     """A trained network, what it needs to answer raw rows, and what is known of it."""
 
-    model: AffineFamily
+    model: EquilibriumModel
     preparation: Preparation
     certificate: Certificate | None  # of the training, at its start; None for free training
     wellposed: Certificate  # of the weights at the end
@@ -97,7 +99,7 @@ class Fitted:
         rows = rows if self.recipe.patience is None else held_out(rows, self.recipe.seed)[0]
         return tensors(self.model, self.preparation, rows)
 
-    def start(self) -> AffineFamily:
+    def start(self) -> EquilibriumModel:
         """The network as it was before the first step."""
         return self.recipe.build(self.preparation.inputs, self.preparation.outputs)
 
@@ -192,7 +194,7 @@ def _fit_whole(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched) 
     preparation = Preparation.of(
         data.X, data.y, data.kind, data.weights, recipe.torch_dtype, encoding=data.encoding
     )
-    model = recipe.build(preparation.inputs, preparation.outputs)
+    model: Any = recipe.build(preparation.inputs, preparation.outputs)
     A, B = training_tensors(model, preparation, data)
     weights = torch.from_numpy(data.weights)
     choice = choose_slack(_features(model, A), B, weights, recipe.slack)
@@ -237,20 +239,20 @@ def _fit_whole(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched) 
     )
 
 
-def training_tensors(model: AffineFamily, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
+def training_tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
     """The (√w x̃, √w y) that a certificate is about."""
     A, B = tensors(model, preparation, data)
     root = torch.from_numpy(np.sqrt(data.weights)).to(preparation.dtype)
     return root[:, None] * A, (root if B.ndim == 1 else root[:, None]) * B
 
 
-def tensors(model: AffineFamily, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
+def tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
     """x̃ and the targets, shaped as the model's outputs are."""
     B = preparation.targets(data.y)
     return preparation.apply(data.X), B.reshape(model.output_shape(len(B)))
 
 
-def _features(model: AffineFamily, A: Tensor) -> Tensor:
+def _features(model: EquilibriumModel, A: Tensor) -> Tensor:
     precision: Precision = "mixed" if A.dtype == torch.float64 else "native"
     Z = model.solve(A, stop=Stop(rtol=1e-5), precision=precision).raise_if_failed().value
     assert isinstance(Z, Tensor)
@@ -279,7 +281,7 @@ def memory_needed(recipe: Recipe, rows: int, columns: int) -> float:
     With every row at each step: about a dozen equilibria and adjoints, (N, m) each. In batches: the inputs,
     each row's last equilibrium, features of a checkpoint while they fit, and a few matrices (m, m).
     """
-    width = recipe.width or columns
+    width = recipe.built.numbers(recipe.width, columns)
     if recipe.path == "safeguarded":
         return 8.0 * rows * width * 12
     size = 4.0 if recipe.dtype == "float32" else 8.0
@@ -309,7 +311,10 @@ def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched
     preparation = Preparation.of(
         data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss, data.encoding
     )
-    preparation = preparation.in_one_unit() if data.images else preparation
+    if recipe.built.images:
+        preparation = preparation.of_images(_checked_image(data, recipe))
+    elif data.image:
+        preparation = preparation.in_one_unit()
     model = recipe.build(preparation.inputs, preparation.outputs)
     A, B = tensors(model, preparation, data)
     weights = None if bool((data.weights == 1).all()) else torch.from_numpy(data.weights)
@@ -350,11 +355,11 @@ def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched
     )
 
 
-def _trainer(model: AffineFamily, recipe: Recipe, certificate: Certificate | None) -> Trainer:
+def _trainer(model: EquilibriumModel, recipe: Recipe, certificate: Certificate | None) -> Trainer:
     """The loop of a recipe: solves are loose while it trains, and tight where something is proved."""
     assert recipe.epochs is not None
     assert recipe.rate is not None
-    gentle = certificate is not None and recipe.rate <= GENTLE
+    gentle = certificate is not None and recipe.rate <= GENTLE and recipe.built.affine
     return Trainer(
         model,
         recipe.loss,
@@ -368,7 +373,7 @@ def _trainer(model: AffineFamily, recipe: Recipe, certificate: Certificate | Non
     )
 
 
-def estimated(model: AffineFamily, recipe: Recipe, A: Tensor, B: Tensor) -> Estimate:
+def estimated(model: EquilibriumModel, recipe: Recipe, A: Tensor, B: Tensor) -> Estimate:
     """What the training of a model will take, from a few steps of a copy of it on its first rows."""
     assert recipe.batch_size is not None
     assert recipe.epochs is not None
@@ -379,7 +384,17 @@ def estimated(model: AffineFamily, recipe: Recipe, A: Tensor, B: Tensor) -> Esti
     _trainer(copied, few, None).fit(A[: 4 * size], B[: 4 * size])
     step = (time.perf_counter() - began) / max(1, -(-min(len(A), 4 * size) // size))
     seconds = step * -(-len(A) // size) * recipe.epochs * (1.3 if recipe.certified else 1.0)
-    return Estimate(seconds, memory_needed(recipe, len(A), A.shape[1]))
+    return Estimate(seconds, memory_needed(recipe, len(A), A[0].numel()))
+
+
+def _checked_image(data: Rows, recipe: Recipe) -> tuple[int, ...]:
+    """The shape of the rows, which must be images."""
+    if not data.image:
+        raise DataError(
+            f"{recipe.family} takes images, (N, height, width) or (N, channels, height, width). Got rows of "
+            f"{data.X.shape[1]} numbers instead: X.reshape(…) says what their shape is."
+        )
+    return data.image
 
 
 def _of_loop(watched: Watched) -> dict[str, Any]:

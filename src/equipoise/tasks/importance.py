@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import Array, as_rows
 from .fitting import BATCH, Fitted
-from .preparation import Array, as_rows
 from .scores import score
 
 ANSWERS = 40_000  # that are asked of the network, about

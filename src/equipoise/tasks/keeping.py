@@ -21,7 +21,7 @@ import numpy as np
 
 from ..files import Damaged, digest, make_directory, read_json, sha256, strict, write_atomically
 from ..history import History
-from ..models.affine import AffineFamily
+from ..models.base import EquilibriumModel
 from ..models.saving import load as load_model
 from ..recipe import Recipe
 from ..theory import Certificate
@@ -66,7 +66,7 @@ def load(directory: str | Path) -> Fitted:
             raise FileNotFoundError(f"{at / name} is missing: {at} does not hold a whole fitted network.")
         if sha256(at / name) != known["files"].get(name):
             raise Damaged(f"{at / name} is damaged or of another fit: its SHA-256 is not in fitted.json.")
-    model = cast(AffineFamily, load_model(at / "model.safetensors"))  # no other is fitted
+    model = cast(EquilibriumModel, load_model(at / "model.safetensors"))  # no other is fitted
     return Fitted(
         model=model,
         preparation=Preparation.load(at / "preparation.safetensors"),

@@ -1,5 +1,7 @@
 """x̃ = ((x − mean)/deviation, 1): how raw rows become the network's inputs, and its outputs their answers.
 
+For a convolutional network x̃ = (x − mean)/deviation are images, (N, channels, height, width), without the 1.
+
 The last column is constant, so that no bias is needed: the networks are homogeneous in x̃, z(c x̃) = c z(x̃)
 for c > 0. A row of weight w is therefore the row (√w x̃, √w y): the square loss of these rows is the weighted
 one, exactly, and whatever is proved of them is proved of it. A row that occurs twice is one row of weight 2.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,20 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.columns import is_frame, read_frame
 from ..data.encoding import Encoding
 from ..data.errors import DataError
 from ..files import Damaged, in_fixed_order, write_atomically
 from ..memory import room, spans
-from ..recipe import Kind
+from ..recipe import Inputs, Kind
+from .arrays import LABELS, Array, as_rows, channels_first, moments, refuse_nonfinite
 
-Array = NDArray[Any]
-
-_FORMATS = "equipoise.preparation.1", "equipoise.preparation.2"  # without an encoding, and with one
-_EPS = float(np.finfo(np.float64).eps)
+_FORMATS = (  # of plain numbers, of encoded columns, and of images
+    "equipoise.preparation.1",
+    "equipoise.preparation.2",
+    "equipoise.preparation.3",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,7 @@ class Preparation:
     sharpness: float = 1.0  # p = softmax(sharpness·ŷ)
     dtype: torch.dtype = torch.float64
     encoding: Encoding | None = None
+    image: tuple[int, ...] = ()  # the shape of a raw row, where the network takes images
 
     # -- made from data -------------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ class Preparation:
         """Measured on the rows, each counted with its weight; the targets as the loss has them."""
         if encoding is not None:
             X = encoding.transform(X)
-        mean, deviation = _moments(X, weights, "column", encoding.names if encoding else ())
+        mean, deviation = moments(X, weights, "column", encoding.names if encoding else ())
         with np.errstate(divide="ignore"):
             scale = np.where(deviation > 0, 1 / deviation, 0.0)
         if kind == "classification":
@@ -89,7 +92,7 @@ class Preparation:
             made = cls(mean, scale, none, none, classes, outputs, True, low, high, dtype=dtype)
             return replace(made, encoding=encoding)
         columns = y.reshape(len(y), -1).astype(np.float64)
-        t_mean, t_scale = _moments(columns, weights, "target")
+        t_mean, t_scale = moments(columns, weights, "target")
         t_scale = np.where(t_scale > 0, t_scale, 1.0)
         flat = y.ndim == 1
         return cls(mean, scale, t_mean, t_scale, None, columns.shape[1], flat, dtype=dtype, encoding=encoding)
@@ -110,25 +113,39 @@ class Preparation:
 
     # -- applied --------------------------------------------------------------------------------------------
 
+    def of_images(self, shape: tuple[int, ...]) -> Preparation:
+        """The same for a network that takes images, of raw rows of this shape."""
+        channels_first(torch.empty(0, *shape))
+        return replace(self.in_one_unit(), image=shape)
+
     @property
-    def inputs(self) -> int:
-        """Columns of the network's inputs."""
-        return len(self.mean) + 1
+    def inputs(self) -> Inputs:
+        """Columns of the network's inputs, or (channels, height, width) of its images."""
+        if not self.image:
+            return len(self.mean) + 1
+        channels, height, width = channels_first(torch.empty(0, *self.image)).shape[1:]
+        return channels, height, width
 
     def apply(self, X: Any) -> Tensor:
-        """x̃, (N, d + 1)."""
+        """x̃, (N, d + 1), or images (N, channels, height, width)."""
         rows = as_rows(X, self.encoding)
         columns = len(self.mean) if self.encoding is None else len(self.encoding.columns)
         if rows.shape[1] != columns:
             raise DataError(f"rows must have {columns} columns, as in training. Got {rows.shape[1]} instead.")
-        found = torch.from_numpy(room((len(rows), self.inputs), str(self.dtype).removeprefix("torch.")))
-        for span in spans(len(rows), self.inputs):
+        width = len(self.mean) + (not self.image)
+        found = torch.from_numpy(room((len(rows), width), str(self.dtype).removeprefix("torch.")))
+        for span in spans(len(rows), width):
             part = rows[span] if self.encoding is None else self.encoding.transform(rows[span])
             with np.errstate(over="ignore"):
                 part = (part - self.mean) * self.scale
             refuse_nonfinite(part, "is too far from the training data to be represented", first=span.start)
-            found[span] = torch.from_numpy(np.column_stack([part, np.ones(len(part))])).to(self.dtype)
-        return found
+            found[span, : len(self.mean)] = torch.from_numpy(part).to(self.dtype)
+            found[span, len(self.mean) :] = 1
+        return self.shaped(found)
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """Rows of pixels as the images that the network takes; other rows as they are."""
+        return channels_first(rows.reshape(len(rows), *self.image)) if self.image else rows
 
     def targets(self, y: Any) -> Tensor:
         """What the network is to put out, (N,) for one output and else (N, k)."""
@@ -189,7 +206,7 @@ class Preparation:
         if self.classes is not None:
             labels = {"labels": self.classes.tolist(), "kind": self.classes.dtype.kind}
         about = {
-            "format": _FORMATS[self.encoding is not None],
+            "format": _FORMATS[2 if self.image else self.encoding is not None],
             "classes": json.dumps(labels),
             "outputs": json.dumps(self.outputs),
             "flat": json.dumps(self.flat),
@@ -197,6 +214,8 @@ class Preparation:
         }
         if self.encoding is not None:
             about["encoding"] = json.dumps(self.encoding.to_dict(), allow_nan=False)
+        if self.image:
+            about["image"] = json.dumps(self.image)
         write_atomically(path, in_fixed_order(safetensors.numpy.save(tensors, about)))
 
     @classmethod
@@ -213,10 +232,10 @@ class Preparation:
             raise ValueError(f"{path} must be of format {known}. Got {about.get('format')!r} instead.")
         try:
             labels = json.loads(about["classes"])
-            classes = None if labels is None else np.array(labels["labels"], dtype=_LABELS[labels["kind"]])
+            classes = None if labels is None else np.array(labels["labels"], dtype=LABELS[labels["kind"]])
             low, high, sharpness = arrays.pop("low, high, sharpness").tolist()
             encoding = None
-            if about["format"] == _FORMATS[1]:
+            if about["format"] == _FORMATS[1] or "encoding" in about:
                 encoding = Encoding.from_dict(json.loads(about["encoding"]))
             found = cls(
                 **arrays,
@@ -228,6 +247,7 @@ class Preparation:
                 sharpness=sharpness,
                 dtype=_DTYPES[about["dtype"]],
                 encoding=encoding,
+                image=tuple(json.loads(about["image"])) if about["format"] == _FORMATS[2] else (),
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise Damaged(f"{path} is damaged: its metadata cannot be used ({error!r})") from None
@@ -242,6 +262,12 @@ class Preparation:
             return "means and scales are not of the same columns"
         if self.encoding is not None and columns != (len(self.encoding.names),):
             return f"{len(self.encoding.names)} encoded columns have means of shape {columns}"
+        if self.image and not (
+            all(type(n) is int and n > 0 for n in self.image)
+            and len(self.image) in (2, 3)
+            and math.prod(self.image) == len(self.mean)
+        ):
+            return f"images of {self.image} have means of shape {columns}"
         if type(self.flat) is not bool or type(self.outputs) is not int or self.outputs < 1:
             return f"{self.outputs!r} outputs (flat: {self.flat!r}) are not a count of columns"
         if classes is None and targets != (self.outputs,):
@@ -268,7 +294,8 @@ class _Around(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         made = self.preparation
         x = x if made.encoding is None else made.encoding(x)
-        x = torch.cat([(x - self.mean) * self.scale, torch.ones_like(x[:, :1])], dim=1)
+        x = (x - self.mean) * self.scale
+        x = made.shaped(x) if made.image else torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
         found = self.network(x.to(made.dtype)).to(x.dtype).reshape(-1, made.outputs)
         if made.classes is None:
             return found * self.target_scale + self.target_mean
@@ -284,7 +311,6 @@ def _shares(sharp: Tensor) -> Tensor:
 
 _ARRAYS = ("mean", "scale", "target_mean", "target_scale")
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
-_LABELS: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64, "U": np.str_}
 
 
 def _coding(loss: str, classes: int) -> tuple[int, float, float]:
@@ -297,97 +323,3 @@ def _coding(loss: str, classes: int) -> tuple[int, float, float]:
     if loss in ("square", "half_square") and columns > 1:
         return columns, -1 / classes, 1 - 1 / classes
     return columns, -1.0, 1.0
-
-
-# -- rows ----------------------------------------------------------------------------------------------------
-
-
-def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
-    """X as float64 (N, d), a row a sample, or an error that says what is wrong in which row.
-
-    With an encoding a value may be missing, and a data frame is read by the names of its columns.
-
-    Rows lie one after another in memory, whether they came from an array or from a table that keeps its
-    columns together: the last bit of a product may depend on the layout.
-    """
-    try:
-        if encoding is not None and is_frame(X):
-            X = read_frame(X, encoding.columns)[0]
-        rows = np.asarray(X, dtype=np.float64, order="C")
-    except DataError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise DataError(f"X must be numbers, a row a sample. Got something else: {error}") from None
-    if rows.ndim > 2:  # images
-        rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    if rows.ndim != 2 or rows.shape[1] == 0:
-        raise DataError(f"X must be (N, d), a row a sample, d ≥ 1. Got shape {rows.shape} instead.")
-    for span in spans(*rows.shape):
-        part = rows[span] if encoding is None else np.where(np.isnan(rows[span]), 0.0, rows[span])
-        refuse_nonfinite(part, "is NaN or infinite: remove or fill in the row", first=span.start)
-    return rows
-
-
-def as_labels(y: Any) -> Array:
-    """Labels as an array of integers, words or numbers, (N,)."""
-    labels = np.asarray(y)
-    if labels.dtype.kind == "O":
-        labels = np.array([str(v) for v in labels.tolist()]) if labels.ndim == 1 else labels
-    if labels.ndim != 1 or labels.dtype.kind not in _LABELS:
-        raise DataError(
-            f"labels must be integers or words, (N,). Got {labels.dtype} of shape {labels.shape} instead."
-        )
-    if labels.dtype.kind == "f":
-        refuse_nonfinite(labels[:, None], "is NaN or infinite, which is no label")
-    return labels.astype(_LABELS[labels.dtype.kind])
-
-
-def as_numbers(y: Any) -> Array:
-    """Targets as float64, (N,) or (N, k)."""
-    try:
-        numbers = np.asarray(y, dtype=np.float64, order="C")
-    except (TypeError, ValueError) as error:
-        raise DataError(f"targets must be numbers. Got something else: {error}") from None
-    if numbers.ndim not in (1, 2) or (numbers.ndim == 2 and numbers.shape[1] == 0):
-        raise DataError(f"targets must be (N,) or (N, k). Got shape {numbers.shape} instead.")
-    columns = numbers[:, None] if numbers.ndim == 1 else numbers
-    refuse_nonfinite(columns, "is NaN or infinite, which is no target", "target")
-    return numbers
-
-
-def gathered(X: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Every different (row, target) once, in a fixed order, with the sum of its weights; none of weight 0.
-
-    So neither the order of rows nor how often one is repeated (rather than weighted) decides anything.
-    """
-    X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
-    codes = np.unique(y, return_inverse=True)[1].reshape(-1) if y.ndim == 1 else y
-    keys = np.column_stack([X, codes.astype(np.float64)]) + 0.0  # −0 is 0
-    bits = keys.view(np.dtype((np.void, keys.itemsize * keys.shape[1])))[:, 0]  # compared byte by byte
-    _, first, same = np.unique(bits, return_index=True, return_inverse=True)
-    return X[first], y[first], np.bincount(same.reshape(-1), weights=weights)
-
-
-def refuse_nonfinite(rows: Array, what: str, column: str = "column", first: int = 0) -> None:
-    """A DataError that names the first entry that is not finite; the rows are counted from `first`."""
-    finite = np.isfinite(rows)
-    if not finite.all():
-        i, j = np.argwhere(~finite)[0]
-        where = f"row {first + i}, {column} {j}"
-        raise DataError(f"{where}: {rows[i, j]} {what}.")
-
-
-def _moments(X: Array, weights: Array, what: str, names: Sequence[str] = ()) -> tuple[Array, Array]:
-    """Mean and deviation of each column; a deviation within rounding of a constant column is 0."""
-    share = weights / weights.sum()
-    parts = list(spans(*X.shape))
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = sum((share[part] @ X[part] for part in parts), np.zeros(X.shape[1]))
-        square = sum((share[part] @ (X[part] - mean) ** 2 for part in parts), np.zeros(X.shape[1]))
-        deviation = np.sqrt(square)
-    if len(wrong := np.flatnonzero(~np.isfinite(deviation))):
-        name = repr(names[wrong[0]]) if names else wrong[0]
-        raise DataError(f"{what} {name}: its numbers are too large to be squared. Divide it by a constant.")
-    same = np.all([(X[part] == X[:1]).all(axis=0) for part in parts], axis=0)
-    constant = same | (deviation <= 10 * len(X) * _EPS * np.abs(mean))
-    return np.where(constant, X[0], mean), np.where(constant, 0.0, deviation)

@@ -10,7 +10,7 @@ import numpy as np
 from ..data.encoding import Encoding
 from ..data.errors import DataError
 from ..recipe import Kind
-from .preparation import Array, as_labels, as_numbers, as_rows, gathered
+from .arrays import Array, as_labels, as_numbers, as_rows, gathered
 from .splitting import draw
 
 HELD_OUT = "a fifth of the rows, not trained on, said when to stop; test_loss and test_accuracy are theirs"
@@ -38,7 +38,7 @@ class Rows:
     weights: Array
     kind: Kind
     encoding: Encoding | None = None
-    images: bool = False  # whether the rows are images, whose numbers are all in one unit
+    image: tuple[int, ...] = ()  # the shape of a row that is an image, whose numbers are all in one unit
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Rows:
                 raise DataError(f"weights must be finite and ≥ 0. Got {weights[wrong[0]]} in row {wrong[0]}.")
         if not np.any(weights > 0):
             raise DataError(f"at least one row of weight > 0 is required to train on. Got {len(rows)} rows.")
-        return cls(rows, targets, weights, kind, encoding, np.ndim(X) > 2)
+        return cls(rows, targets, weights, kind, encoding, np.shape(X)[1:] if np.ndim(X) > 2 else ())
 
     def balanced(self) -> Rows:
         """The same rows, weighted besides so that every class weighs as much as any other."""

@@ -116,6 +116,12 @@ class Sample:
     encoding: Encoding | None = field(default=None, repr=False)
     weights: Array | None = field(default=None, repr=False)
 
+    @property
+    def shaped(self) -> Array:
+        """X to train on, with the shape of images where they are images."""
+        X, shape = self.train[0], self.provenance.get("image_shape")
+        return X.reshape(len(X), *shape) if shape else X
+
 
 def is_named(source: str) -> bool:
     """Whether this is the name of a data set, and not a path."""

@@ -14,6 +14,7 @@ from ..history import History
 from ..solve import Stop
 from ..theory.certificate import Certificate, digest_of
 from ..theory.streams import Input, Stream, as_data, as_input, parts
+from .augment import named
 from .callbacks import Callback, followed
 from .checkpoint import Checkpoints
 from .distributed import begin_together
@@ -63,6 +64,8 @@ class Trainer:
         refit: solve for the readout at the end, and where a checkpoint would not pass without.
         start_at_best: train from the best readout of the untrained features. From the model's own (False) the
             hidden layer has more than residuals to learn from, and the first checkpoint comes later.
+        augment: of images, "shifts", "flips" or "shifts,flips": what each step sees of its samples. Losses
+            that are measured, and what a certificate is about, are of the images as they are.
         decrease: the share of F that every checkpoint must be proved to take off; 0 by default.
 
     Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes, given the same
@@ -96,6 +99,7 @@ class Trainer:
         refit: bool = True,
         decrease: float = 0.0,
         start_at_best: bool = True,
+        augment: str | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module. Got {type(model).__name__} instead.")
@@ -127,7 +131,7 @@ class Trainer:
         self.stop = None if rtol is None else Stop(rtol=rtol)
         self.ridge, self.decay, self.certificate = ridge or 0.0, decay or 0.0, certificate
         self.check_every, self.refit, self.decrease = check_every, refit, decrease
-        self.start_at_best = start_at_best
+        self.start_at_best, self.augment = start_at_best, named(augment)
         self.make_optimiser()  # so that wrong options are named at once
 
     def fit(
@@ -281,6 +285,8 @@ class Trainer:
     def _newer_options(self) -> dict[str, Any]:
         """Options that runs of earlier versions did not have, where they are not at their defaults."""
         found: dict[str, Any] = {}
+        if self.augment:
+            found["augment"] = ",".join(self.augment)
         if self.stop is not None:
             found["rtol"] = self.stop.rtol
         if self.ridge or self.decay:

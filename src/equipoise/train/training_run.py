@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..history import History
 from ..solve import EquilibriumError
 from ..theory.streams import Input
 from .anchoring import Anchoring, penalties
+from .augment import augmented
 from .checkpoint import Checkpoints
 from .distributed import any_rank_failed, sum_over_ranks
 from .objective import Custom, as_objective, weights_of
@@ -186,7 +187,7 @@ class TrainingRun:
         value, error = 0.0, None
         try:
             if len(mine):
-                value = self.differentiate(mine, len(rows))
+                value = self.differentiate(mine, len(rows), trainer.augment)
         except EquilibriumError as caught:
             error = caught
         if any_rank_failed(error is not None):
@@ -225,11 +226,13 @@ class TrainingRun:
             self.sums[name] = max(self.sums.get(name, 0), number)
         return value
 
-    def differentiate(self, mine: Tensor, count: int) -> float:
+    def differentiate(self, mine: Tensor, count: int, augment: Sequence[str] = ()) -> float:
         """Add the gradient of Σ w ℓ/count over these samples to that of the parameters; returns the loss."""
         device, X = self.trainer.device, self.X
         x = X[mine.to(X.device) if isinstance(X, Tensor) else mine].to(device)
         y = self.y[mine.to(self.y.device)].to(device)
+        if augment:
+            x = augmented(x, augment, (self.trainer.seed * 1_000_003 + self.step) % 2**63)
         with self.starts.using(mine):
             yhat = self.model(x)
         each = self.weight[mine].to(yhat) * self.objective.each(yhat, y)

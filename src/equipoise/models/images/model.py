@@ -65,6 +65,10 @@ class ImageModel(EquilibriumModel):
         """ŷ: (N, k), or (N, k, H, W) for pixels."""
         return self.head(z)
 
+    def output_shape(self, N: int) -> tuple[int, ...]:
+        """The shape of ŷ for N images that have one answer each: (N, k)."""
+        return N, self.outputs
+
     @property
     def solved_cell(self) -> Callable[..., State]:
         """What is solved: f, or a map with the same equilibria."""

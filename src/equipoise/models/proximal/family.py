@@ -85,6 +85,10 @@ class ProximalFamily(Bounded, EquilibriumModel):
         """Every parameter but the readout."""
         return tuple(name for name, _ in self.named_parameters() if name != self.readout_name)
 
+    def output_shape(self, N: int) -> tuple[int, ...]:
+        """The shape of ŷ for N samples: (N,), or (N, k) for k > 1 outputs."""
+        return (N,) if self.outputs == 1 else (N, self.outputs)
+
     def features(self, X: Tensor) -> Tensor:
         """x = g(x₀), (N, d): X itself without an extractor."""
         if self.feature_map is None:

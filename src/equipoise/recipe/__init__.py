@@ -13,19 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from .checks import integer, number, one_of
+from .families import DEFAULT, FAMILIES, OWN, Family, Inputs, build
+
 if TYPE_CHECKING:
     import torch
 
-    from .models import AffineFamily
+    from ..models.base import EquilibriumModel
+
+__all__ = ["FAMILIES", "Family", "Inputs", "Kind", "Recipe", "integer", "number", "of_panel", "one_of"]
 
 Kind = Literal["classification", "regression"]
 
-FAMILIES: dict[str, tuple[str, float]] = {  # what keeps each well-posed at the start, and its default
-    "linear": ("gamma", 0.8),
-    "scaled-relu": ("gamma", 0.5),
-    "gaussian-relu": ("sigma_w2", 0.08),
-    "monotone": ("margin", 0.5),
-}
 THEOREMS = "anchored", "safeguarded"  # what certified training may be held to
 NETWORK, PROMISE, BATCHES = "Network", "What is promised", "Training in batches (anchored, or --uncertified)"
 WHOLE = "Training with every row at each step (--theorem safeguarded)"
@@ -38,7 +37,7 @@ SMALLEST = 64
 USUAL: dict[str, Any] = {"optimiser": "adam", "rate": 5e-3, "schedule": "cosine", "weight_decay": 0.0}
 RIDGE = 30.0, 0.1  # λ of the readout: this much, but no more than a share of the rows
 DECAY = 10.0, 0.03  # κ of the hidden weights, likewise
-LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
+AUGMENTATIONS = "shifts", "flips"  # of images
 
 
 def _option(panel: str, words: str, default: Any = None) -> Any:
@@ -53,10 +52,13 @@ class Recipe:
     The words beside each field explain it; `equipoise fit --help` shows them.
     """
 
-    model: str = _option(NETWORK, "Family: linear, scaled-relu, gaussian-relu, monotone or auto.", "auto")
-    width: int | None = _option(NETWORK, "Units of the hidden layer; a linear one has as many as inputs.")
+    model: str = _option(NETWORK, f"Family: {', '.join(FAMILIES)} or auto.", "auto")
+    width: int | None = _option(
+        NETWORK, "Units of the hidden layer (linear has one for each input), or channels of one of images."
+    )
     gamma: float | None = _option(NETWORK, "γ of a linear or scaled-relu network, in (0, 1).")
-    margin: float | None = _option(NETWORK, "μ > 0 of a monotone network.")
+    margin: float | None = _option(NETWORK, "μ > 0 of a monotone or conv-monotone network.")
+    layers: int | None = _option(NETWORK, "Layers of a deep-opteq or conv-opteq network.")
     sigma_w2: float | None = _option(NETWORK, "σ_w² of a gaussian-relu network, in (0, 1/8).")
     certified: bool = _option(PROMISE, "Whether to train under a proved certificate, or freely.", True)
     theorem: str | None = _option(PROMISE, "anchored (in batches, the default) or safeguarded (with a rate).")
@@ -80,6 +82,7 @@ class Recipe:
     weight_decay: float | None = _option(BATCHES, "Weight decay of the optimiser, ≥ 0.")
     clip: float | None = _option(BATCHES, "Largest norm of a gradient; longer ones are shortened.")
     patience: int | None = _option(BATCHES, "Stop after so many epochs without progress.")
+    augment: str | None = _option(BATCHES, "Changes of images: shifts, flips, or both as shifts,flips.")
     class_weight: str | None = _option(NETWORK, "balanced lets every class weigh as much as any other.")
     dtype: str | None = _option(NETWORK, "float32 (default in batches) or float64 (otherwise).")
     seed: int = _option(NETWORK, "Seed of weights, batches and split; 0 by default.", 0)
@@ -87,14 +90,14 @@ class Recipe:
     DTYPES: ClassVar = ("float64", "float32")
 
     def __post_init__(self) -> None:
-        from .losses import LOSSES
-        from .train.optimisers import OPTIMISERS
-        from .train.schedules import SCHEDULES
+        from ..losses import LOSSES
+        from ..train.optimisers import OPTIMISERS
+        from ..train.schedules import SCHEDULES
 
         one_of("model", self.model, ("auto", *FAMILIES))
         one_of("certified", self.certified, (True, False))
         integer("seed", self.seed, 0)
-        for name in ("width", "steps", "epochs", "batch_size", "patience"):
+        for name in ("width", "layers", "steps", "epochs", "batch_size", "patience"):
             integer(name, getattr(self, name), 0 if name == "steps" else 1, optional=True)
         for name, low, high in (
             ("gamma", 0.0, 1.0),
@@ -120,6 +123,8 @@ class Recipe:
         ):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)
+        for name in (self.augment or "").split(",") if self.augment is not None else ():
+            one_of("augment", name, AUGMENTATIONS)
         self._check_path()
         self._check_family()
 
@@ -138,17 +143,30 @@ class Recipe:
             )
 
     def _check_family(self) -> None:
-        own, _ = FAMILIES[self.family]
-        for name in ("gamma", "margin", "sigma_w2"):
-            if name != own and getattr(self, name) is not None:
+        family = self.built
+        if not family.sized and self.width is not None:
+            raise ValueError(f"a {self.family} network is as wide as its inputs: leave out width.")
+        for name in OWN:
+            if name not in family.options and getattr(self, name) is not None:
+                own = " and ".join(family.options) or "no option of its own"
                 raise ValueError(f"{self.family} takes {own}. Got {name} instead.")
-        if self.family == "linear" and self.width is not None:
-            raise ValueError("a linear network is as wide as its inputs: leave out width.")
+        if self.augment is not None and not family.images:
+            raise ValueError(f"augment is of a family of images. Got it for {self.family}: leave it out.")
+        if self.path == "safeguarded" and not family.affine:
+            raise ValueError(
+                f"safeguarded training knows {', '.join(n for n, f in FAMILIES.items() if f.affine)}. "
+                f"Got {self.family} instead, which theorem='anchored' trains."
+            )
 
     @property
     def family(self) -> str:
         """The family of networks: what "auto" stands for, or the one that was named."""
-        return "gaussian-relu" if self.model == "auto" else self.model
+        return DEFAULT if self.model == "auto" else self.model
+
+    @property
+    def built(self) -> Family:
+        """What is known of that family."""
+        return FAMILIES[self.family]
 
     @property
     def path(self) -> Literal["anchored", "safeguarded", "free"]:
@@ -204,8 +222,9 @@ class Recipe:
         maximal likelihood. With every row at each step: N/2 units within 512 to 1024, or 4N where that is
         less; steps go on until the readout has left a twentieth of the residual.
         """
-        own, default = FAMILIES[self.family]
-        chosen: dict[str, Any] = {"model": self.family, own: getattr(self, own) or default}
+        family = self.built
+        chosen: dict[str, Any] = {"model": self.family}
+        chosen |= {name: getattr(self, name) or default for name, default in family.options.items()}
         if self.path == "safeguarded":
             readout = self.readout or "gauss-newton"
             newton = readout == "gauss-newton"
@@ -220,43 +239,17 @@ class Recipe:
             usual["batch_size"] = int(min(256, max(32, 2 ** round(math.log2(max(rows, 2) / 20)))))
             usual["epochs"] = round(min(60, max(12, 20 * (5000 / rows) ** 0.3)))
             usual["dtype"] = "float32"
+            usual |= family.usual
         if self.path == "anchored":
             usual |= {"ridge": min(RIDGE[0], RIDGE[1] * rows), "decay": min(DECAY[0], DECAY[1] * rows)}
-        if self.family == "linear":
+        if not family.sized:
             del usual["width"]
         chosen |= {name: value for name, value in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **chosen)
 
-    def build(self, inputs: int, outputs: int) -> AffineFamily:
-        """The network of a resolved recipe at its start, with a readout of 0 for safeguarded training.
-
-        ‖W‖ of a narrow Gaussian draw may reach 1: it is then scaled down to 0.9.
-        """
-        import torch
-
-        from .models import GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU
-        from .models.norms import spectral_norm
-
-        generator = torch.Generator().manual_seed(self.seed)
-        at: dict[str, Any] = {"dtype": self.torch_dtype, "generator": generator}
-        model: AffineFamily
-        if self.family == "linear":
-            model = LinearEquilibrium(inputs, outputs, gamma=self.gamma or 0.8, **at)
-        else:
-            assert self.width is not None
-            size: dict[str, Any] = {"inputs": inputs, "width": self.width, "outputs": outputs, **at}
-            if self.family == "scaled-relu":
-                model = ScaledReLU(gamma=self.gamma, **size)
-            elif self.family == "monotone":
-                model = Monotone(margin=self.margin or 0.5, **size)
-            else:
-                model = GaussianReLU(sigma_w2=self.sigma_w2 or 0.08, **size)
-                if (q := spectral_norm(model.W)) > LARGEST:
-                    model.W.data.mul_(LARGEST / q)
-        with torch.no_grad():
-            if self.path == "safeguarded":
-                model.get_parameter(model.readout_name).zero_()
-        return model
+    def build(self, inputs: Inputs, outputs: int) -> EquilibriumModel:
+        """The network of a resolved recipe at its start, with a readout of 0 for safeguarded training."""
+        return build(self, inputs, outputs)
 
 
 def of_panel(panel: str) -> list[str]:
@@ -272,33 +265,3 @@ def _wide_enough(rows: int) -> int:
 def _steps_until(left: float, eta: float) -> int:
     """The k with (1 − η)^k ≤ `left`."""
     return 1 if eta >= 1 - left else math.ceil(math.log(left) / math.log1p(-eta))
-
-
-# -- checks of options ---------------------------------------------------------------------------------------
-
-
-def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """A ValueError unless the value is one of those allowed, and of the same type."""
-    if not any(value == a and type(value) is type(a) for a in allowed):
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}. Got {value!r} instead.")
-
-
-def integer(name: str, value: Any, least: int, optional: bool = False) -> None:
-    """A ValueError unless the value is an integer of at least `least`."""
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
-
-
-def number(name: str, value: Any, allowed: Any, words: str) -> None:
-    """A ValueError unless the value is None or a finite number for which `allowed` is true."""
-    if value is None:
-        return
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or not allowed(value)
-    ):
-        raise ValueError(f"{name} must be a finite number {words}. Got {value!r} instead.")

@@ -1,0 +1,108 @@
+"""The families of networks that a recipe names: what each takes, what it starts from, and how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import Recipe
+
+Inputs = int | tuple[int, int, int]  # columns, or (channels, height, width) of an image
+
+LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
+SIDE = 8  # of a state of images: convolutions of stride 2 come first until it is no larger
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family. Its facts decide what a recipe of it may say; nothing else asks which family it is."""
+
+    kind: str  # the name of its class in `equipoise.models`
+    sizes: Callable[[Any, Any], dict[str, Any]]  # its keywords, from a resolved recipe and the inputs
+    options: Mapping[str, float] = field(default_factory=dict)  # of its own, with their defaults
+    sized: bool = True  # whether it takes a width
+    images: bool = False  # whether its inputs are images, and its width counts channels
+    affine: bool = False  # whether safeguarded training knows it
+    usual: Mapping[str, Any] = field(default_factory=dict)  # of training in batches, where it differs
+
+    def numbers(self, width: int | None, columns: int) -> int:
+        """About how many numbers the state of a row has."""
+        if not self.sized:
+            return columns
+        return (width or 1) * (SIDE * SIDE if self.images else 1)
+
+
+def build(recipe: Recipe, inputs: Inputs, outputs: int) -> Any:
+    """The network of a resolved recipe at its start, with a readout of 0 for safeguarded training.
+
+    ‖W‖ of a narrow Gaussian draw may reach 1: it is then scaled down to 0.9.
+    """
+    import torch
+
+    from .. import models
+    from ..models.norms import spectral_norm
+
+    family = recipe.built
+    if family.images != isinstance(inputs, tuple):
+        wanted = "images, (channels, height, width)" if family.images else "rows, a number of columns"
+        raise ValueError(f"{recipe.family} takes {wanted}. Got {inputs} instead.")
+    generator = torch.Generator().manual_seed(recipe.seed)
+    at = {"outputs": outputs, "dtype": recipe.torch_dtype, "generator": generator}
+    model = getattr(models, family.kind)(inputs, **family.sizes(recipe, inputs), **at)
+    if recipe.family == DEFAULT and (q := spectral_norm(model.W)) > LARGEST:
+        model.W.data.mul_(LARGEST / q)
+    if recipe.path == "safeguarded":
+        with torch.no_grad():
+            model.get_parameter(model.readout_name).zero_()
+    return model
+
+
+def _of_images(recipe: Recipe, inputs: tuple[int, int, int]) -> dict[str, Any]:
+    """Convolutions of stride 2 before the state until no side is longer than `SIDE`, and all of it read."""
+    strides, side = [1], max(inputs[1:])
+    while side > SIDE:
+        strides, side = [*strides, 2], (side - 1) // 2 + 1
+    return {"features": 2 * (recipe.width or 1), "extractor": tuple(strides), "pool": SIDE}
+
+
+_IMAGES: dict[str, Any] = {"width": 16, "rate": 3e-3}
+
+DEFAULT = "gaussian-relu"
+FAMILIES: dict[str, Family] = {
+    "linear": Family(
+        "LinearEquilibrium", lambda r, _: {"gamma": r.gamma}, {"gamma": 0.8}, sized=False, affine=True
+    ),
+    "scaled-relu": Family(
+        "ScaledReLU", lambda r, _: {"width": r.width, "gamma": r.gamma}, {"gamma": 0.5}, affine=True
+    ),
+    DEFAULT: Family(
+        "GaussianReLU",
+        lambda r, _: {"width": r.width, "sigma_w2": r.sigma_w2},
+        {"sigma_w2": 0.08},
+        affine=True,
+    ),
+    "monotone": Family(
+        "Monotone", lambda r, _: {"width": r.width, "margin": r.margin}, {"margin": 0.5}, affine=True
+    ),
+    "opteq": Family("OptEq", lambda r, _: {"state": r.width, "hidden": r.width}),
+    "deep-opteq": Family(
+        "DeepOptEq", lambda r, _: {"state": r.width, "hidden": [r.width] * r.layers}, {"layers": 2}
+    ),
+    "conv-opteq": Family(
+        "ConvOptEq",
+        lambda r, d: {"state": r.width, "hidden": [2 * r.width] * r.layers, **_of_images(r, d)},
+        {"layers": 1},
+        images=True,
+        usual=_IMAGES,
+    ),
+    "conv-monotone": Family(
+        "ConvMonotone",
+        lambda r, d: {"channels": r.width, "margin": r.margin, "norm": 0.5, **_of_images(r, d)},
+        {"margin": 1.0},
+        images=True,
+        usual=_IMAGES,
+    ),
+}
+OWN = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.options))
