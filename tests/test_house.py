@@ -18,6 +18,7 @@ HOUSE = [
     "files",
     "memory",
     "plain",
+    "checks",
     "linalg",
     "solve",
     "differentiate",

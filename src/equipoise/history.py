@@ -45,6 +45,7 @@ class History:
 
     @property
     def steps(self) -> int:
+        """The number of steps that were taken."""
         return len(self.loss) - 1
 
     @property

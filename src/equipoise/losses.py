@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .checks import nonnegative, one_of
 from .differentiate.equation import under_transform
 
 
@@ -42,10 +43,12 @@ class Loss(ABC):
         """ℓ(q, y), entry by entry and unchecked, as are the two below."""
 
     @abstractmethod
-    def slope(self, q: Tensor, y: Tensor) -> Tensor: ...
+    def slope(self, q: Tensor, y: Tensor) -> Tensor:
+        """∂ℓ/∂q, entry by entry."""
 
     @abstractmethod
-    def curvature(self, q: Tensor, y: Tensor) -> Tensor: ...
+    def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """∂²ℓ/∂q², entry by entry."""
 
     def pl_constant(self, Phi: Tensor, radius: float = math.inf) -> float:
         """κ of L₀ on features Φ (N, m), on predictors with ‖M‖₁ ≤ `radius`. A float64 number, not a proof."""
@@ -82,6 +85,7 @@ class Loss(ABC):
     labels: ClassVar[str] = "finite"
 
     def allowed(self, y: Tensor) -> Tensor:
+        """Which entries of y the loss may be given."""
         return torch.ones_like(y, dtype=torch.bool)
 
 
@@ -92,15 +96,19 @@ class Square(Loss):
     name = "square"
 
     def value(self, q: Tensor, y: Tensor) -> Tensor:
+        """(q − y)²."""
         return (q - y).square()
 
     def slope(self, q: Tensor, y: Tensor) -> Tensor:
+        """2(q − y)."""
         return 2 * (q - y)
 
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """2."""
         return torch.full_like(q, 2.0)
 
     def convexity(self, size: float, radius: float) -> float:
+        """∂²ℓ/∂q² is 2 everywhere."""
         return 2.0
 
 
@@ -111,15 +119,19 @@ class HalfSquare(Loss):
     name = "half_square"
 
     def value(self, q: Tensor, y: Tensor) -> Tensor:
+        """½(q − y)²."""
         return 0.5 * (q - y).square()
 
     def slope(self, q: Tensor, y: Tensor) -> Tensor:
+        """q − y."""
         return q - y
 
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """1."""
         return torch.ones_like(q)
 
     def convexity(self, size: float, radius: float) -> float:
+        """∂²ℓ/∂q² is 1 everywhere."""
         return 1.0
 
 
@@ -136,23 +148,27 @@ class Logistic(Loss):
     labels = "in [0, 1]"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau < math.inf:
-            raise ValueError(f"tau must be a finite number ≥ 0. Got {self.tau} instead.")
+        nonnegative("tau", self.tau)
 
     def value(self, q: Tensor, y: Tensor) -> Tensor:
+        """log(1 + e^q) − yq + τq²."""
         return torch.nn.functional.softplus(q) - y * q + self.tau * q.square()
 
     def slope(self, q: Tensor, y: Tensor) -> Tensor:
+        """p − y + 2τq, with p = 1/(1 + e^{−q})."""
         return torch.sigmoid(q) - y + 2 * self.tau * q
 
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """p(1 − p) + 2τ."""
         return torch.sigmoid(q) * torch.sigmoid(-q) + 2 * self.tau
 
     def convexity(self, size: float, radius: float) -> float:
+        """2τ + e^{−c}/(1 + e^{−c})², with c = radius·size."""
         decay = math.exp(-radius * size) if size > 0 else 1.0
         return 2 * self.tau + decay / (1 + decay) ** 2
 
     def allowed(self, y: Tensor) -> Tensor:
+        """Labels and probabilities in [0, 1]."""
         return (y >= 0) & (y <= 1)
 
 
@@ -169,17 +185,21 @@ class SmoothedHinge(Loss):
             raise ValueError(f"power must be an integer ≥ 2: at 1 the hinge has a kink. Got {self.power!r}.")
 
     def value(self, q: Tensor, y: Tensor) -> Tensor:
+        """max(0, 1 − yq)^power."""
         return torch.relu(1 - y * q) ** self.power
 
     def slope(self, q: Tensor, y: Tensor) -> Tensor:
+        """−power·y·max(0, 1 − yq)^(power−1)."""
         return -self.power * y * torch.relu(1 - y * q) ** (self.power - 1)
 
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
+        """power(power − 1)·max(0, 1 − yq)^(power−2) where the hinge is open."""
         short = 1 - y * q
         factor = self.power * (self.power - 1)
         return torch.where(short > 0, factor * torch.relu(short) ** (self.power - 2), 0.0)
 
     def allowed(self, y: Tensor) -> Tensor:
+        """Labels −1 and 1."""
         return y.abs() == 1
 
 
@@ -192,10 +212,7 @@ def as_loss(which: str | Loss, **options: Any) -> Loss:
         if options:
             raise ValueError(f"{which} has its options already. Got {', '.join(options)} besides.")
         return which
-    if which not in LOSSES:
-        raise ValueError(
-            f"loss must be one of {', '.join(map(repr, LOSSES))} or a Loss. Got {which!r} instead."
-        )
+    one_of("loss", which, LOSSES, " or a Loss")
     kind = LOSSES[which]
     known = [f.name for f in dataclasses.fields(kind)]
     for name in options:

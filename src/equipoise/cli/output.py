@@ -24,9 +24,11 @@ class PlainConsole(Console):
     """A console that shows text of others by `plain`, wherever in a table or a panel it stands."""
 
     def render_str(self, text: str, **options: Any) -> Text:
+        """Words, made plain before their width is measured."""
         return super().render_str(plain(text), **options)  # before its width is measured
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments of what is shown, each made plain."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=plain(segment.text))
 

@@ -38,28 +38,6 @@ def slope_at_zero(value: float) -> float:
     return value
 
 
-def open_unit(name: str, value: float) -> float:
-    """`value`, which must lie in (0, 1)."""
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie in (0, 1). Got {value} instead.")
-    return float(value)
-
-
-def choice(name: str, value: str, allowed: Sequence[str]) -> str:
-    """`value`, which must be one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}. Got {value!r} instead.")
-    return value
-
-
-def as_number(value: Any) -> float:
-    """`value` as a float: NaN, which lies in no interval, where it is no number."""
-    try:
-        return math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return math.nan
-
-
 def as_count(value: Any) -> int:
     """An integer ≥ 1 of any library as Python's own; 0 for anything else."""
     try:
@@ -103,13 +81,6 @@ def positive_finite(**numbers: float) -> None:
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be > 0 and finite. Got {value!r} instead.")
-
-
-def bounding(**norms: float | None) -> None:
-    """A ValueError unless every bound of a norm that is given lies in (0, 1]."""
-    for name, value in norms.items():
-        if value is not None and not 0 < value <= 1:
-            raise ValueError(f"{name} must lie in (0, 1]: it bounds ‖W_l‖. Got {value} instead.")
 
 
 def finite_matrix(name: str, M: Tensor) -> None:

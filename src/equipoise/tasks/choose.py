@@ -30,6 +30,7 @@ class Choice:
     left_out: Tensor  # (N, k) ŷ_{−i} at the chosen slack
 
     def to_dict(self) -> dict[str, Any]:
+        """The choice as JSON holds it."""
         return {
             "method": "leave-one-out, in closed form, at the features of the start",
             "slack": self.slack,

@@ -81,6 +81,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The name of its directory."""
         return self.path.name
 
     # -- its beginning --------------------------------------------------------------------------------------
@@ -149,6 +150,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
+        """The recipe and the options that the run was begun with."""
         try:
             return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -156,6 +158,7 @@ class Run:
 
     @property
     def data(self) -> dict[str, Any]:
+        """Where its data came from and how they were divided."""
         return read_json(self.path / "data.json")
 
     @property
@@ -168,6 +171,7 @@ class Run:
 
     @property
     def state(self) -> State:
+        """How far the run has come."""
         found: State = self.status["state"]
         return found
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import nn
 
+from ..checks import one_of
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .anchored import Anchored
 from .certificate import Certificate
@@ -66,10 +67,7 @@ def make_theorem(name: str, **constants: Any) -> Theorem:
 
 def constants_of(certificate: Certificate) -> dict[str, Any]:
     """The keywords that certify once more what a certificate says: those given, and those it chose."""
-    if certificate.theorem not in THEOREMS:
-        raise ValueError(
-            f"the theorem must be one of {', '.join(sorted(THEOREMS))}. Got {certificate.theorem!r} instead."
-        )
+    one_of("the theorem", certificate.theorem, sorted(THEOREMS))
     names = [f.name for f in dataclasses.fields(THEOREMS[certificate.theorem])]  # type: ignore[arg-type]
     chosen = {
         n: v for n, v in certificate.constants.items() if n in names and n != "printed" and v is not None
@@ -97,8 +95,7 @@ def certify(
             forms them in ball arithmetic (the extra `rigorous`; slow beyond a few hundred rows).
         constants: the theorem's free constants, when it is given by name; those left out are optimised.
     """
-    if tier not in TIERS:
-        raise ValueError(f"tier must be one of {', '.join(TIERS)}. Got {tier!r} instead.")
+    one_of("tier", tier, TIERS)
     if isinstance(theorem, str):
         theorem = make_theorem(theorem, **constants)
     elif constants:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..checks import one_of
 from ..linalg import Interval
 
 Relation = Literal["<", "<=", ">", ">="]
@@ -30,8 +31,7 @@ class Claim:
     remedy: str = ""  # what to change when it fails
 
     def __post_init__(self) -> None:
-        if self.relation not in RELATIONS:
-            raise ValueError(f"relation must be one of {RELATIONS}. Got {self.relation!r} instead.")
+        one_of("relation", self.relation, RELATIONS)
 
     @property
     def holds(self) -> bool:

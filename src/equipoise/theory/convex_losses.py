@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..checks import one_of
 from ..linalg import gamma
 from ..linalg.rounding import LIBM_ULPS
 from ..losses import LOSSES
@@ -202,6 +203,5 @@ CONVEX: dict[str, ConvexLoss] = {
 def convex_loss(name: str) -> ConvexLoss:
     """The loss of that name; "hinge" is the smoothed one."""
     name = "smoothed_hinge" if name == "hinge" else name
-    if name not in CONVEX:
-        raise ValueError(f"loss must be one of {', '.join(map(repr, CONVEX))}. Got {name!r} instead.")
+    one_of("loss", name, CONVEX)
     return CONVEX[name]

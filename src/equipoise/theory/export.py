@@ -9,13 +9,13 @@ data: torch.export and ONNX take it as it is.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..checks import positive
 from ..linalg import Interval, frobenius, norm_upper
 from ..models import Equilibrium
 from ..models.affine import AffineFamily
@@ -82,8 +82,7 @@ def unroll(
         sample: inputs to estimate on.
     """
     for name, value in (("error", error), ("radius", radius)):
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a finite number > 0. Got {value} instead.")
+        positive(name, value)
     known = find_facts(model)
     if known is not None and known.affine:
         if contraction is not None or offset is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import nonnegative, one_of, within
 from ..linalg import Interval, frobenius, gamma, maximum, singular_bounds
 from ..solve import Stop
 from .certificate import EXACT_GRADIENTS, FLOAT64_TIER
@@ -26,15 +27,11 @@ def check_options(
     readout: str, eta: float | None, slack: float, tau: float | None, theta: float | None
 ) -> None:
     """A ValueError where an option of either argument is out of its range."""
-    if readout not in READOUTS:
-        raise ValueError(f"readout must be one of {READOUTS}. Got {readout!r} instead.")
-    if eta is not None and not 0 < eta <= 1:
-        raise ValueError(f"eta must lie in (0, 1]: the share of the largest readout step. Got {eta} instead.")
-    if not (slack >= 0 and math.isfinite(slack)):
-        raise ValueError(f"slack must be a finite number ≥ 0. Got {slack} instead.")
+    one_of("readout", readout, READOUTS)
+    within("eta", 1.0 if eta is None else eta, "(0, 1]", ": the share of the largest readout step")
+    nonnegative("slack", slack)
     for name, value in (("tau", tau), ("theta", theta)):
-        if value is not None and not 0 < value < 1:
-            raise ValueError(f"{name} must lie in (0, 1). Got {value} instead.")
+        within(name, 0.5 if value is None else value, "(0, 1)")
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class _Gao2022:
 
 
 @dataclass(frozen=True)
-class Flow(_Gao2022):
+class Gao2022Flow(_Gao2022):
     """L(t) ≤ exp(−α₀² t/2) L(0) under (14), (15)    [gao2022, Theorem 4.2]."""
 
     name = "gao2022.flow"
@@ -180,7 +180,7 @@ class Flow(_Gao2022):
 
 
 @dataclass(frozen=True)
-class Descent(_Gao2022):
+class Gao2022Descent(_Gao2022):
     """L(k) ≤ (1 − ηα₀²/4)^k L(0) under (17)-(20)    [gao2022, Theorem 4.4].
 
     `rtol` is the tolerance of the solves of the run, which goes into the floor of the bound.
@@ -230,6 +230,10 @@ class Descent(_Gao2022):
                 f"stay unique."
             ),
         }
+
+
+Flow = Gao2022Flow
+Descent = Gao2022Descent
 
 
 def _norms(instance: Instance) -> tuple[Interval, Interval, Interval, Interval]:

@@ -204,7 +204,7 @@ class _Hieu2022:
 
 
 @dataclass(frozen=True)
-class Flow(_Hieu2022):
+class Hieu2022Flow(_Hieu2022):
     """L(t) ≤ e^{−λ₀²t/2} L(0) under (3.8), (3.9), right as printed    [hieu2022, Theorem 3.3.1]."""
 
     name = "hieu2022.flow"
@@ -231,7 +231,7 @@ class Flow(_Hieu2022):
 
 
 @dataclass(frozen=True)
-class Descent(_Hieu2022):
+class Hieu2022Descent(_Hieu2022):
     """L(k+1) ≤ (1 − ηλ₀²/4) L(k) under (3.16)-(3.18) repaired    [hieu2022, Theorem 3.3.5].
 
     `rtol` is the tolerance of the solves of the run, which goes into the floor of the bound.
@@ -287,6 +287,10 @@ class Descent(_Hieu2022):
                 f"stay unique."
             ),
         }
+
+
+Flow = Hieu2022Flow
+Descent = Hieu2022Descent
 
 
 def _norms(instance: Instance) -> tuple[Interval, Interval, Interval, Interval]:

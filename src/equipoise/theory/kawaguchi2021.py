@@ -11,13 +11,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 
+from ..checks import nonnegative, one_of, positive
 from ..linalg import Interval
 from .certificate import EXACT_GRADIENTS, Certificate
 from .claim import Claims
@@ -48,14 +48,9 @@ class Theorem1:
     needs_targets: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss must be one of {LOSSES}. Got {self.loss!r} instead.")
-        if not (self.tau >= 0 and math.isfinite(self.tau)):
-            raise ValueError(f"tau must be a finite number ≥ 0. Got {self.tau} instead.")
-        if self.radius is not None and not 0 < self.radius < math.inf:
-            raise ValueError(
-                f"radius must be a finite number > 0, or None for R = ∞. Got {self.radius} instead."
-            )
+        one_of("loss", self.loss, LOSSES)
+        nonnegative("tau", self.tau)
+        positive("radius", 1.0 if self.radius is None else self.radius, ", or None for R = ∞")
         if self.loss == "square" and (self.tau or self.radius is not None):
             raise ValueError("tau and radius belong to the logistic loss; the square loss takes neither.")
 

@@ -66,7 +66,7 @@ class Ling2023Ball:
 
 
 @dataclass(frozen=True)
-class Descent:
+class Ling2023Descent:
     """L(τ) ≤ (1 − ηλ₀/2)^τ L(0) under (7)-(10)    [ling2023, Theorem 1].
 
     `delta` is the radius δ of the ball the weights stay in; chosen for the best margin when None. `printed`
@@ -171,6 +171,9 @@ class Descent:
         if not room > 0:
             return 0.1
         return best_constants(score, [(room / 2,), (room / 10,), (room / 100,)])[0]
+
+
+Descent = Ling2023Descent
 
 
 def _norms(instance: Instance) -> tuple[Interval, Interval, Interval]:

@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..checks import integer, nonnegative, positive
 from ..kernels import tangent_kernel
 from ..linalg import Interval, frobenius, gamma, maximum
 from ..models.affine import AffineFamily
@@ -124,8 +125,7 @@ def sampled_conditioning(
     rounding of the kernel, which is estimated too.
     """
     _check_ball(radius, mu)
-    if not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"samples must be an integer ≥ 1. Got {samples!r} instead.")
+    integer("samples", samples)
     instance = Instance(model, X)
     trial = instance.model  # a copy in float64
     generator = generator or torch.Generator().manual_seed(0)
@@ -149,10 +149,8 @@ def sampled_conditioning(
 
 
 def _check_ball(radius: float, mu: float | None) -> None:
-    if not 0 <= radius < math.inf:
-        raise ValueError(f"radius must be finite and ≥ 0. Got {radius} instead.")
-    if mu is not None and not 0 < mu < math.inf:
-        raise ValueError(f"mu must be finite and > 0. Got {mu} instead.")
+    nonnegative("radius", radius)
+    positive("mu", 1.0 if mu is None else mu)
 
 
 # -- a path --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..checks import integer, one_of, within
 from ..kernels import TangentKernel
 from ..linalg import Interval
 from ..losses import as_loss
@@ -195,17 +196,13 @@ class Recorder:
         loss: str | None = None,
         kernel: bool = True,
     ) -> None:
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every must be an integer ≥ 1. Got {every!r} instead.")
+        integer("every", every)
         if isinstance(theorem_rate, Certificate):
             loss = _checked(theorem_rate, loss)
-        elif theorem_rate is not None and not 0 < theorem_rate <= 1:
-            raise ValueError(
-                f"theorem_rate must lie in (0, 1], a factor per step. Got {theorem_rate} instead."
-            )
+        elif theorem_rate is not None:
+            within("theorem_rate", theorem_rate, "(0, 1]", ", a factor per step")
         self.loss = loss or str(getattr(model, "natural_loss", "half_square"))
-        if self.loss not in _SCALES:
-            raise ValueError(f"loss must be one of {', '.join(_SCALES)}. Got {self.loss!r} instead.")
+        one_of("loss", self.loss, _SCALES)
         self.model, self.X, self.y = model, X, y
         self.theorem_rate, self.every, self.kernel = theorem_rate, every, kernel
         self.moments: list[Moment] = []

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..checks import positive
 from ..linalg import Interval
 from .certificate import Certificate
 from .claim import Claims
@@ -73,9 +74,7 @@ class TwoTimescale:
     def __post_init__(self) -> None:
         check_options(self.readout, self.eta, self.slack, self.tau, self.theta)
         for name in ("delta_w", "rtol"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a finite number > 0. Got {value} instead.")
+            positive(name, 1.0 if getattr(self, name) is None else getattr(self, name))
 
     def prove(self, instance: Instance) -> Certificate:
         """The verdict on an instance, with the constants that allow the largest hidden step."""

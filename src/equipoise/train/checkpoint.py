@@ -23,6 +23,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ..checks import integer
 from ..files import Damaged, OtherFormat, make_directory, remove_leftovers, write_atomically
 from .environment import changes, environment
 
@@ -55,8 +56,7 @@ class Checkpoints:
     def __init__(
         self, directory: str | Path, keep: int = 2, seal: Callable[[], dict[str, Any]] = dict
     ) -> None:
-        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-            raise ValueError(f"keep must be an integer ≥ 1. Got {keep!r} instead.")
+        integer("keep", keep)
         self.directory, self.keep, self.seal = Path(directory), keep, seal
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
@@ -66,8 +66,7 @@ class Checkpoints:
         depend. Facts are JSON: numbers come back exactly, tuples as lists and every key as a string. Where it
         cannot be written (a full disk), those before it are as they were.
         """
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ValueError(f"step must be an integer ≥ 0. Got {step!r} instead.")
+        integer("step", step, 0)
         clones = {n: t.detach().cpu().clone() for n, t in tensors.items()}  # of their own memory, dense
         layouts = {n: _layout(t) for n, t in clones.items() if not t.is_contiguous()}
         content = safetensors.torch.save(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import integer
 from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
@@ -60,8 +61,7 @@ def gradient_descent(
     A run whose loss is not finite, or whose equilibria are lost, stops there and says so in `stopped`.
     """
     require_affine("gradient_descent", model)
-    if not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps must be an integer ≥ 0. Got {steps!r} instead.")
+    integer("steps", steps, 0)
     certificate = None
     if isinstance(step_size, Certificate):
         certificate = check_certificate(step_size, model, X, y)
@@ -71,27 +71,33 @@ def gradient_descent(
     rates = block_steps(model, step_size)  # type: ignore[arg-type]
     run = DescentRun(model, X, y, chosen, rates, certificate, stop, precision)
     recorder = DescentRecorder(run, X_test, y_test, steps, measure)
-    began, stopped, good = time.perf_counter(), "", LastGood(model)
+    began = time.perf_counter()
+    stopped = _follow(run, recorder, steps, progress or (lambda k, value: None))
+    return recorder.history(stopped, time.perf_counter() - began)
+
+
+def _follow(
+    run: DescentRun, recorder: DescentRecorder, steps: int, progress: Callable[[int, float], None]
+) -> str:
+    """Take the steps, and leave the model at its last good weights; why the run ended early, if it did."""
+    good = LastGood(run.model)
     try:
         for k in range(steps + 1):
             try:
                 value = run.evaluate(last=k == steps)
             except EquilibriumError as error:
-                stopped = f"step {k}: no equilibrium. {error}"
-                break
+                return f"step {k}: no equilibrium. {error}"
             if math.isfinite(value):
                 good.take()
             recorder.add(k, value)
-            if progress is not None:
-                progress(k, value)
+            progress(k, value)
             if not math.isfinite(value):
-                stopped = f"step {k}: the loss is not finite; a smaller step size may help."
-                break
+                return f"step {k}: the loss is not finite; a smaller step size may help."
             if k < steps:
                 run.step()
+        return ""
     finally:
         good.put_back()
-    return recorder.history(stopped, time.perf_counter() - began)
 
 
 def require_affine(what: str, model: object) -> None:
@@ -289,6 +295,7 @@ class DescentRun:
 
     @torch.no_grad()
     def step(self) -> None:
+        """Move every parameter by its rate along its gradient, and the readout by a step of its own."""
         if self.readout is not None:
             assert self.Z is not None
             eta = self.rates[self.model.readout_name]
@@ -306,8 +313,7 @@ def _when(steps: int, measure: int | None) -> set[int]:
     """The steps at which to measure."""
     if measure is None:
         return {0, steps}
-    if not isinstance(measure, int) or measure < 0:
-        raise ValueError(f"measure must be an integer ≥ 0, or None. Got {measure!r} instead.")
+    integer("measure", measure, 0, ", or None")
     return {*range(0, steps + 1, measure), steps} if measure else set()
 
 
@@ -328,6 +334,7 @@ class DescentRecorder:
 
     @torch.no_grad()
     def add(self, k: int, value: float) -> None:
+        """Record step k, at which the loss has this value."""
         run = self.run
         for name, number in (
             ("loss", value),
@@ -339,9 +346,10 @@ class DescentRecorder:
         for name, parameter in run.model.named_parameters():
             self.norms[name].append(float(parameter.norm()))
         if k in self.at and math.isfinite(value):
-            self._measure(k)
+            self.measure(k)
 
-    def _measure(self, k: int) -> None:
+    def measure(self, k: int) -> None:
+        """What costs an SVD, at step k."""
         model = self.run.model
         Z = self.run.Z if self.run.Z is not None else model.equilibrium(self.run.X).detach()
         self.Z0 = Z if self.Z0 is None else self.Z0
@@ -354,6 +362,7 @@ class DescentRecorder:
             self.maps["test_loss"][k] = float(self.run.loss(model(self.X_test), self.y_test))
 
     def history(self, stopped: str, seconds: float) -> History:
+        """All that was recorded, and why the run ended."""
         run, loss = self.run, np.array(self.series.get("loss", []), dtype=float)
         one_step = len(set(run.rates.values())) == 1
         step = next(iter(run.rates.values())) if one_step else math.nan

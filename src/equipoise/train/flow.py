@@ -18,6 +18,7 @@ import torch
 from scipy.integrate import DOP853, LSODA, RK45, OdeSolution, OdeSolver, Radau
 from torch import Tensor
 
+from ..checks import integer, one_of, positive
 from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
@@ -65,6 +66,7 @@ class FlowHistory(History):
         return self.path
 
     def to_dict(self) -> dict[str, Any]:
+        """As of a History; the path is left out."""
         kept, self.path = self.path, None
         try:
             return super().to_dict()
@@ -121,41 +123,18 @@ def gradient_flow(
     says so, `advice` what to try, and the model is left at the last good weights.
     """
     _check(model, time, method, rtol, atol, max_evaluations, measure)
-    due = _due(points, float(time))
-    if certificate is not None:
-        certificate = check_certificate(certificate, model, X, y)
-    chosen = _loss(model, loss, certificate)
-    began = perf_counter()
-    run = FlowField(model, X, y, chosen, stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000))
-    least = 0.0 if certificate is None else run.least_loss_within(certificate.options.get("radius"))
+    certificate = None if certificate is None else check_certificate(certificate, model, X, y)
+    solves = stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000)
+    run = FlowField(model, X, y, _loss(model, loss, certificate), solves)
     recorder = DescentRecorder(run, _double(X_test), _double(y_test), 0, 0)
     recorder.at = _Every(measure)  # type: ignore[assignment]
-    recorder.add(0, run.loss_at(run.start))
-    fastest = run.curvature(0.0, run.start).fastest
-    if method == "auto":
-        method = _automatic(model, time * fastest)
-    atols = 0.01 * rtol * run.tolerances(fastest) if atol is None else atol
-    course = _Course(run, _solver(method, run, float(time), rtol, atols), recorder, due, dense, progress)
+    course = _Course(run, recorder, certificate, _due(points, float(time)), dense, progress)
+    course.begin(method, float(time), rtol, atol)
     try:
         course.follow(max_evaluations)
     finally:  # also of an error in `progress`, or Ctrl-C
         run.write(course.theta, model)
-    last = len(course.times) - 1
-    if measure != 0 and not course.stopped and last not in recorder.maps["sigma_min"]:
-        with torch.no_grad():
-            recorder._measure(last)
-    history = recorder.history(course.stopped, perf_counter() - began)
-    history.times, history.least_loss, history.advice = np.array(course.times), least, course.advice
-    if certificate is not None:
-        gap = max(history.loss[0] - least, 1e-300)
-        floor = y.numel() * np.finfo(float).eps * least / gap  # the rounding of a loss near L*
-        history.promised = np.array([max(certificate.bound(t), floor) for t in course.times])
-    return FlowHistory(
-        **{f.name: getattr(history, f.name) for f in fields(History)},
-        method=method,
-        evaluations=run.evaluations,
-        path=course.path(model),
-    )
+    return course.history(model, measure)
 
 
 @dataclass
@@ -163,18 +142,27 @@ class _Course:
     """The way of an ODE solver along the flow: what it reached and recorded, and why it ended early."""
 
     run: FlowField
-    solver: OdeSolver
     recorder: DescentRecorder
+    certificate: Certificate | None
     due: list[float] | None  # the times still to be recorded; None for the solver's own
     dense: bool
     progress: Callable[[float, float], None] | None
+    method: str = ""
     times: list[float] = field(default_factory=lambda: [0.0])
     pieces: list[Any] = field(default_factory=list)  # interpolants between steps, if they are kept
     stopped: str = ""
     advice: str = ""
 
-    def __post_init__(self) -> None:
-        self.theta = self.run.start  # the last weights at which the loss is known
+    def begin(self, method: Method, time: float, rtol: float, atol: float | None) -> None:
+        """Record the start, and choose the solver."""
+        self.began, run, proof = perf_counter(), self.run, self.certificate
+        self.least = 0.0 if proof is None else run.least_loss_within(proof.options.get("radius"))  # L*
+        self.theta = run.start  # the last weights at which the loss is known
+        self.recorder.add(0, run.loss_at(run.start))
+        fastest = run.curvature(0.0, run.start).fastest
+        self.method = _automatic(run.model, time * fastest) if method == "auto" else method
+        atols = 0.01 * rtol * run.tolerances(fastest) if atol is None else atol
+        self.solver = _solver(self.method, run, time, rtol, atols)
 
     def follow(self, max_evaluations: int) -> None:
         """Go to the end, or as far as the flow can be followed."""
@@ -217,11 +205,23 @@ class _Course:
     def _end(self, t: float, why: str, advice: str) -> None:
         self.stopped, self.advice = f"t = {t:.6g}: {why}", advice
 
-    def path(self, model: AffineFamily) -> Path | None:
-        """The whole path, if it was kept."""
-        if not self.pieces:
-            return None
-        return Path(self.run, OdeSolution([0.0, *(p.t for p in self.pieces)], self.pieces), model)
+    def history(self, model: AffineFamily, measure: int | None) -> FlowHistory:
+        """All that was recorded, beside what was promised, and the whole path if it was kept."""
+        last = len(self.times) - 1
+        if measure != 0 and not self.stopped and last not in self.recorder.maps["sigma_min"]:
+            with torch.no_grad():
+                self.recorder.measure(last)
+        found = self.recorder.history(self.stopped, perf_counter() - self.began)
+        found.times, found.least_loss, found.advice = np.array(self.times), self.least, self.advice
+        if self.certificate is not None:
+            gap = max(found.loss[0] - self.least, 1e-300)
+            floor = self.run.y.numel() * np.finfo(float).eps * self.least / gap  # the rounding near L*
+            found.promised = np.array([max(self.certificate.bound(t), floor) for t in self.times])
+        path = None
+        if self.pieces:
+            path = Path(self.run, OdeSolution([0.0, *(p.t for p in self.pieces)], self.pieces), model)
+        kept = {f.name: getattr(found, f.name) for f in fields(History)}
+        return FlowHistory(**kept, method=self.method, evaluations=self.run.evaluations, path=path)
 
 
 def _check(
@@ -236,14 +236,10 @@ def _check(
     """Refuse what gradient_flow cannot work with, in words."""
     require_affine("gradient_flow", model)
     for name, number in (("time", time), ("rtol", rtol), ("atol", 1.0 if atol is None else atol)):
-        if not (isinstance(number, int | float) and 0 < number < math.inf):
-            raise ValueError(f"{name} must be a finite number > 0. Got {number!r} instead.")
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(_METHODS)}. Got {method!r} instead.")
-    if not isinstance(max_evaluations, int) or max_evaluations < 1:
-        raise ValueError(f"max_evaluations must be an integer ≥ 1. Got {max_evaluations!r} instead.")
-    if measure is not None and (not isinstance(measure, int) or measure < 0):
-        raise ValueError(f"measure must be an integer ≥ 0, or None. Got {measure!r} instead.")
+        positive(name, number)
+    one_of("method", method, _METHODS)
+    integer("max_evaluations", max_evaluations)
+    integer("measure", 0 if measure is None else measure, 0, ", or None")
 
 
 def _automatic(model: AffineFamily, stiffness: float) -> Method:
@@ -283,8 +279,7 @@ def _due(points: int | Sequence[float] | None, time: float) -> list[float] | Non
     if points is None:
         return None
     if isinstance(points, int):
-        if points < 1:
-            raise ValueError(f"points must be an integer ≥ 1, or times. Got {points} instead.")
+        integer("points", points, other=", or times")
         return [time * i / points for i in range(1, points)] + [time]
     wanted = [float(t) for t in points]
     if any(not 0 <= t <= time for t in wanted) or sorted(set(wanted)) != wanted:

@@ -72,10 +72,12 @@ class FlowField(DescentRun):
 
     @torch.no_grad()
     def write(self, theta: np.ndarray, model: AffineFamily) -> None:
+        """Give a model the parameters of the vector θ."""
         for name, value in self.named(theta).items():
             model.get_parameter(name).copy_(value)
 
     def named(self, theta: np.ndarray) -> dict[str, Tensor]:
+        """The parts of the vector θ by the names of the parameters."""
         parts = torch.from_numpy(theta).split([s.numel() for s in self.shapes.values()])
         return {n: part.reshape(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
 
@@ -106,10 +108,12 @@ class Path:
     like: AffineFamily  # whose dtype the weights take
 
     def weights(self, t: float) -> dict[str, Tensor]:
+        """θ(t) by name, in the dtype of the model."""
         named = self.field.named(self._theta(t))
         return {n: w.to(self.like.get_parameter(n), copy=True) for n, w in named.items()}
 
     def loss(self, t: float) -> float:
+        """L(θ(t))."""
         return self.field.loss_at(self._theta(t))
 
     def _theta(self, t: float) -> np.ndarray:

@@ -127,16 +127,19 @@ class GuardedRun:
 
     @property
     def loss(self) -> float:
+        """The loss that the promise is about."""
         return self.scale * self.residual.norm * self.residual.norm + self.least  # ** would raise on overflow
 
     @property
     def plain_loss(self) -> float:
+        """The loss of the predictions, without the slack."""
         r = self.point.Z @ self.readout.a - self.y.reshape(self.readout.y.shape)
         return self.scale * float(r.square().sum())
 
     # -- one step -------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
+        """Move the readout, and the hidden layer where that is proved to be safe."""
         if self.held:
             return Step(held=True)
         point, (a, e, base, limit) = self.point, self._readout_step(self.point)
@@ -337,21 +340,26 @@ class Stride:
     failures: int = 0
 
     def due(self) -> bool:
+        """Whether a hidden update is to be tried at this step."""
         self.rest -= 1
         return self.cap > 0 and self.rest < 0
 
     def first(self, guess: float) -> float:
+        """The hidden step to try first; `guess` is that of the first step of all."""
         self.h = min(self.h or guess, self.cap)
         return self.h
 
     def accepted(self, h: float, reach: float) -> None:
+        """Learn from a step that passed."""
         self.h, self.failures = min(h * min(max(reach, 0.5), self.growth), self.cap), 0
 
     def rejected(self, h: float, reach: float) -> float:
+        """Learn from a step that did not pass, and return the next one to try."""
         self.growth, self.h = 1.5, h * reach
         return self.h
 
     def failed(self) -> None:
+        """Rest for a while, and longer each time."""
         self.failures += 1
         self.rest = min(2**self.failures, 16)
 

@@ -1,20 +1,21 @@
 """Many runs as one tensor program: seeds and step sizes along a leading dimension, trained together.
 
 Parameters are stacked to (runs, …); a step of all runs is a handful of batched products instead of a loop
-over small ones. Families: those whose map contracts (GaussianReLU, ScaledReLU), and LinearEquilibrium.
+over small ones. Families: those whose map contracts by a norm, and LinearEquilibrium.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..checks import within
 from ..history import History
 from ..losses import Loss, as_loss
 from ..models.affine import AffineFamily
@@ -23,6 +24,7 @@ from ..models.places import call_with
 from ..solve import Picard, Stop, extrapolate, fixed_point
 
 Parameters = dict[str, Tensor]
+Test = Callable[[int], tuple[Tensor, Tensor] | None]  # what is to be measured at a step
 
 
 def train_many(
@@ -60,37 +62,13 @@ def train_many(
     rates = torch.as_tensor(step_sizes, dtype=X.dtype).expand(len(models)).clone()
     if not bool((torch.isfinite(rates) & (rates >= 0)).all()):
         raise ValueError(f"step_sizes must be finite numbers ≥ 0. Got {step_sizes} instead.")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must lie in [0, 1). Got {momentum} instead.")
-    if batch_size is not None and not 1 <= batch_size <= stack.N:
-        raise ValueError(f"batch_size must lie in [1, {stack.N}]. Got {batch_size} instead.")
+    within("momentum", momentum, "[0, 1)")
+    within("batch_size", stack.N if batch_size is None else batch_size, f"[1, {stack.N}]")
     began = time.perf_counter()
-    losses = np.full((steps + 1, len(models)), math.nan)
-    tests: list[dict[int, float]] = [{} for _ in models]
+    test = None if X_test is None or y_test is None else (X_test, y_test)
     at = {0, steps} if measure is None else {*range(0, steps + 1, measure), steps}
-    alive = torch.ones(len(models), dtype=torch.bool)
-    velocity = {name: torch.zeros_like(p) for name, p in stack.parameters.items()}
     batches = _Batches(stack.N, batch_size, generator)
-    good = {name: p.clone() for name, p in stack.parameters.items()}
-    try:
-        for k in range(steps + 1):
-            rows = batches.next()
-            value, gradients = stack.evaluate(rows, gradient=k < steps)
-            losses[k] = (value * (stack.N / len(rows) if rows is not None else 1)).double().numpy()
-            alive &= torch.isfinite(value)
-            good = {n: _of(alive, stack.parameters[n], good[n]) for n in good}
-            if k in at and X_test is not None and y_test is not None:
-                for i, number in enumerate(stack.test_loss(X_test, y_test).tolist()):
-                    tests[i][k] = number
-            if k < steps:
-                for name, parameter in stack.parameters.items():
-                    clean = _of(alive, gradients[name], 0.0)
-                    velocity[name] = momentum * velocity[name] + clean if momentum else clean
-                    parameter.sub_(
-                        _of(alive, rates.reshape(-1, *[1] * (clean.ndim - 1)) * velocity[name], 0.0)
-                    )
-    finally:
-        stack.write_back(good)
+    losses, tests = stack.train(rates, momentum, batches, steps, lambda k: test if k in at else None)
     seconds = time.perf_counter() - began
     return [
         _history(losses[:, i], float(rates[i]), stack.loss.name, tests[i], seconds / len(models))
@@ -195,6 +173,34 @@ class _Stack:
         self.Z: Tensor | None = None
         self.Z_before: Tensor | None = None
         self.V: Tensor | None = None
+
+    def train(
+        self, rates: Tensor, momentum: float, batches: _Batches, steps: int, due: Test
+    ) -> tuple[np.ndarray, list[dict[int, float]]]:
+        """The losses of all runs (steps + 1, runs), and their test losses by step, where they are due."""
+        losses = np.full((steps + 1, self.runs), math.nan)
+        tests: list[dict[int, float]] = [{} for _ in self.models]
+        alive = torch.ones(self.runs, dtype=torch.bool)
+        velocity = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        good = {name: p.clone() for name, p in self.parameters.items()}
+        try:
+            for k in range(steps + 1):
+                rows = batches.next()
+                value, gradients = self.evaluate(rows, gradient=k < steps)
+                losses[k] = (value * (self.N / len(rows) if rows is not None else 1)).double().numpy()
+                alive &= torch.isfinite(value)
+                good = {n: _of(alive, self.parameters[n], good[n]) for n in good}
+                if (test := due(k)) is not None:
+                    for i, number in enumerate(self.test_loss(*test).tolist()):
+                        tests[i][k] = number
+                for name, gradient in gradients.items():
+                    clean = _of(alive, gradient, 0.0)
+                    velocity[name] = momentum * velocity[name] + clean if momentum else clean
+                    step = rates.reshape(-1, *[1] * (clean.ndim - 1)) * velocity[name]
+                    self.parameters[name].sub_(_of(alive, step, 0.0))
+        finally:
+            self.write_back(good)
+        return losses, tests
 
     def call(self, method: str, *args: Tensor) -> Any:
         """A method of every run at once, over its own arguments."""

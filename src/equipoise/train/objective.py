@@ -66,6 +66,7 @@ class CrossEntropy:
 
     @staticmethod
     def used(yhat: Tensor, classes: Tensor) -> Tensor:
+        """Which labels count: all of rows, and of pixels those that are not IGNORED."""
         return torch.ones_like(classes, dtype=torch.bool) if yhat.ndim == 2 else classes != IGNORED
 
 
@@ -77,6 +78,7 @@ class Entrywise:
 
     @property
     def name(self) -> str:
+        """That of the loss."""
         return self.loss.name
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
@@ -93,9 +95,11 @@ class Custom:
 
     @property
     def name(self) -> str:
+        """That of the function, or of its class."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
+        """(N,), as the function returns it."""
         values = self.function(yhat, y)
         if not isinstance(values, Tensor) or values.shape != yhat.shape[:1]:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

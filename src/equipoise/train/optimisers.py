@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from ..checks import nonnegative, one_of, within
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -34,8 +35,7 @@ def make_optimiser(
     if not parameters:
         raise ValueError("the model has no parameter to train: all are frozen, or there is none.")
     for name, value in (("rate", rate), ("momentum", momentum), ("weight_decay", weight_decay)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number ≥ 0. Got {value!r} instead.")
+        nonnegative(name, value or 0.0)
     if callable(which):
         if rate is not None or momentum is not None or weight_decay:
             raise ValueError("rate, momentum and weight_decay belong into the factory of the optimiser.")
@@ -43,17 +43,13 @@ def make_optimiser(
         if not isinstance(made, Optimizer):
             raise TypeError(f"a factory must return a torch optimiser. Got {type(made).__name__} instead.")
     else:
-        if which not in OPTIMISERS:
-            raise ValueError(
-                f"optimiser must be one of {', '.join(map(repr, OPTIMISERS))}, or a function from parameters "
-                f"to a torch optimiser. Got {which!r} instead."
-            )
+        one_of("optimiser", which, OPTIMISERS, ", or a function from parameters to a torch optimiser")
         kind, usual, moves = OPTIMISERS[which]
         if momentum is not None and not moves:
             raise ValueError(f"{which} takes no momentum: use 'sgd', or give its betas by a factory.")
         options: dict[str, Any] = {"momentum": momentum or 0.0} if moves else {}
-        if which == "sgd" and momentum is not None and momentum >= 1:
-            raise ValueError(f"momentum must lie in [0, 1). Got {momentum} instead.")
+        if which == "sgd":
+            within("momentum", momentum or 0.0, "[0, 1)")
         made = kind(parameters, lr=usual if rate is None else rate, weight_decay=weight_decay, **options)  # type: ignore[call-arg]
     if isinstance(made, torch.optim.LBFGS):
         raise TypeError("LBFGS evaluates the loss several times a step, which mini-batches do not offer.")

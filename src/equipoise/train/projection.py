@@ -5,8 +5,8 @@ The protocol is one method. A module that must be kept well-posed defines
     def project_(self) -> Any: …        # in place, under no_grad; may take `bound=`
 
 and `Projection` calls it on every module that has it, wherever it stands in a network. The affine families
-need none: GaussianReLU and ScaledReLU are projected here, LinearEquilibrium and Monotone are well-posed for
-every value of their parameters.
+need none: those that name a parameter to be scaled (`scaled_name`) are projected here, the others are
+well-posed for every value of their parameters.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..checks import integer, within
 from ..linalg import estimate_norm, frobenius_upper, norm_upper, proves_norm_below
 
 
@@ -25,7 +26,8 @@ from ..linalg import estimate_norm, frobenius_upper, norm_upper, proves_norm_bel
 class Projectable(Protocol):
     """A module that keeps itself well-posed: `project_()` changes its weights in place where it must."""
 
-    def project_(self) -> Any: ...
+    def project_(self) -> Any:
+        """Change the weights in place so that the module is well-posed."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,8 @@ class Projection:
         return f"Projection(bound={self.bound!r}{each})"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
-            raise ValueError(f"every must be an integer ≥ 1. Got {self.every!r} instead.")
-        if not 0 < self.bound < 1:
-            raise ValueError(f"bound must lie in (0, 1), where the map contracts. Got {self.bound} instead.")
+        integer("every", self.every)
+        within("bound", self.bound, "(0, 1)", ", where the map contracts")
 
     def after(self, step: int, network: nn.Module) -> int:
         """Project after this step of a run, if that is due; returns how many modules had to change."""

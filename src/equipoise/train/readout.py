@@ -32,6 +32,7 @@ class Readout:
 
     @property
     def root(self) -> float:
+        """√λ."""
         return math.sqrt(self.slack)
 
     def residual(self, Z: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import integer, nonnegative
 from ..history import History
 from ..linalg import Interval
 from ..models.affine import AffineFamily
@@ -69,20 +71,38 @@ def safeguarded_descent(
     cannot be: there the readout moves alone while its measured loss falls as promised, and `stopped` says so
     once it no longer does.
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-        raise ValueError(f"steps must be an integer ≥ 0. Got {steps!r} instead.")
-    if hidden_step is not None and not 0 <= hidden_step < math.inf:
-        raise ValueError(f"hidden_step must be a finite number ≥ 0. Got {hidden_step} instead.")
-    if direction != "gradient" and not callable(direction):
-        raise ValueError(f"direction must be 'gradient' or a function of the gradients. Got {direction!r}.")
-    if measure is not None and not (isinstance(measure, int) and measure >= 1):
-        raise ValueError(f"measure must be an integer ≥ 1. Got {measure!r} instead.")
+    _check(steps, hidden_step, direction, measure, every)
     if (X_test is None) != (y_test is None):
         raise ValueError("X_test and y_test go together.")
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ValueError(f"every must be an integer ≥ 1. Got {every!r} instead.")
     if checkpoints is not None and direction != "gradient":
         raise ValueError("checkpoints need direction='gradient': what a function remembers is not saved.")
+    certificate = _certified(certificate, model, X, y)
+    about = {**certificate.fingerprint, "options": dict(certificate.options), "hidden_step": hidden_step}
+    saved = None if checkpoints is None else _latest(checkpoints, about, steps)
+    began = time.perf_counter()
+    with torch.no_grad():
+        run = GuardedRun(model, X, y, certificate, hidden_step, direction)
+        recorder = _Recorder(run, certificate, steps, X_test, y_test, classes, measure, began)
+        told = _Told(record, progress, checkpoints, every, steps, about)
+        try:
+            told.follow(run, recorder, saved)
+        finally:
+            run.good.put_back(model)
+    return recorder.history()
+
+
+def _check(steps: int, hidden_step: float | None, direction: Any, measure: int | None, every: int) -> None:
+    """Refuse what safeguarded_descent cannot work with, in words."""
+    integer("steps", steps, 0)
+    nonnegative("hidden_step", hidden_step or 0.0)
+    if direction != "gradient" and not callable(direction):
+        raise ValueError(f"direction must be 'gradient' or a function of the gradients. Got {direction!r}.")
+    integer("measure", 1 if measure is None else measure)
+    integer("every", every)
+
+
+def _certified(certificate: Certificate | None, model: AffineFamily, X: Tensor, y: Tensor) -> Certificate:
+    """The certificate of the run, made here if there is none."""
     certificate = certificate or certify(model, X, y, theorem="safeguarded")
     certificate = check_certificate(certificate, model, X, y)
     if certificate.theorem != "safeguarded":
@@ -90,44 +110,49 @@ def safeguarded_descent(
             f"the certificate must be of theorem 'safeguarded'. Got {certificate.theorem!r} instead: "
             f"its run is gradient_descent's."
         )
-    about = {**certificate.fingerprint, "options": dict(certificate.options), "hidden_step": hidden_step}
-    saved = None if checkpoints is None else _latest(checkpoints, about, steps)
-    began = time.perf_counter()
-    with torch.no_grad():
-        run = GuardedRun(model, X, y, certificate, hidden_step, direction)
-        recorder = _Recorder(run, certificate, steps, X_test, y_test, classes, measure, began)
-        if saved is not None:
+    return certificate
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Who is told of each step, and where it is saved."""
+
+    record: Callable[[dict[str, Any]], None] | None
+    progress: Callable[[int, float], None] | None
+    checkpoints: Checkpoints | None
+    every: int
+    steps: int
+    about: Mapping[str, Any]
+
+    def follow(self, run: GuardedRun, recorder: _Recorder, saved: Checkpoint | None) -> None:
+        """All steps of the run, or those that are left of it."""
+        if saved is None:
+            self._note(0, run, recorder)
+        else:
             run.restore(saved.tensors, saved.facts["run"])
             recorder.restore(saved.facts["recorder"])
+        for k in range(1 if saved is None else saved.step + 1, self.steps + 1):
+            recorder.taken.append(run.step())
+            self._note(k, run, recorder)
 
-        def save(k: int) -> None:
-            assert checkpoints is not None
-            tensors, facts = run.state()
-            checkpoints.save(k, tensors, {"about": about, "run": facts, "recorder": recorder.state()})
-
-        def note(k: int) -> None:
-            recorder.add(k)
-            try:
-                if record is not None:
-                    record(recorder.record(k))
-                if progress is not None:
-                    progress(k, run.loss)
-            except KeyboardInterrupt:
-                if checkpoints is not None:
-                    save(k)
-                raise
-            if checkpoints is not None and k > 0 and (k % every == 0 or k == steps):
-                save(k)
-
+    def _note(self, k: int, run: GuardedRun, recorder: _Recorder) -> None:
+        recorder.add(k)
         try:
-            if saved is None:
-                note(0)
-            for k in range(1 if saved is None else saved.step + 1, steps + 1):
-                recorder.taken.append(run.step())
-                note(k)
-        finally:
-            run.good.put_back(model)
-    return recorder.history()
+            if self.record is not None:
+                self.record(recorder.record(k))
+            if self.progress is not None:
+                self.progress(k, run.loss)
+        except KeyboardInterrupt:
+            self._save(k, run, recorder)
+            raise
+        if k > 0 and (k % self.every == 0 or k == self.steps):
+            self._save(k, run, recorder)
+
+    def _save(self, k: int, run: GuardedRun, recorder: _Recorder) -> None:
+        if self.checkpoints is not None:
+            tensors, facts = run.state()
+            kept = {"about": self.about, "run": facts, "recorder": recorder.state()}
+            self.checkpoints.save(k, tensors, kept)
 
 
 def _latest(checkpoints: Checkpoints, about: Mapping[str, Any], steps: int) -> Checkpoint | None:

@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..checks import integer, one_of, positive, within
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
@@ -27,13 +29,11 @@ class Schedule(ABC):
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 0:
-            raise ValueError(f"warmup must be an integer ≥ 0. Got {self.warmup!r} instead.")
+        integer("warmup", self.warmup, 0)
 
     def factor(self, step: int, steps: int) -> float:
         """The factor of step 0 ≤ step < steps."""
-        if not 0 <= step < steps:
-            raise ValueError(f"step must lie in [0, {steps}). Got {step} instead.")
+        within("step", step, f"[0, {steps})")
         rise = min(1.0, (step + 1) / (self.warmup + 1))
         return rise * self.shape(step / steps)
 
@@ -49,6 +49,7 @@ class Constant(Schedule):
     name = "constant"
 
     def shape(self, u: float) -> float:
+        """1."""
         return 1.0
 
 
@@ -61,9 +62,10 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _share("floor", self.floor)
+        within("floor", self.floor, "[0, 1]")
 
     def shape(self, u: float) -> float:
+        """A cosine from 1 down to the floor."""
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * u))
 
 
@@ -79,11 +81,11 @@ class Steps(Schedule):
         super().__post_init__()
         object.__setattr__(self, "at", tuple(self.at))
         for share in self.at:
-            _share("at", share)
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1]. Got {self.decay} instead.")
+            within("at", share, "[0, 1]")
+        within("decay", self.decay, "(0, 1]")
 
     def shape(self, u: float) -> float:
+        """A power of the decay."""
         return self.decay ** sum(u >= share for share in self.at)
 
 
@@ -97,11 +99,11 @@ class Poly(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _share("floor", self.floor)
-        if not 0 < self.power < math.inf:
-            raise ValueError(f"power must be a finite number > 0. Got {self.power} instead.")
+        within("floor", self.floor, "[0, 1]")
+        positive("power", self.power)
 
     def shape(self, u: float) -> float:
+        """A power of what is left of the run."""
         return self.floor + (1 - self.floor) * (1 - u) ** self.power
 
 
@@ -112,18 +114,10 @@ def as_schedule(which: str | Schedule, **options: Any) -> Schedule:
     """A Schedule by name, with its options: as_schedule("poly", power=2); a Schedule is itself."""
     if isinstance(which, Schedule) and not options:
         return which
-    if which not in SCHEDULES:
-        raise ValueError(
-            f"schedule must be one of {', '.join(map(repr, SCHEDULES))} or a Schedule. Got {which!r} instead."
-        )
+    one_of("schedule", which, SCHEDULES, " or a Schedule")
     kind = SCHEDULES[str(which)]
     known = [f.name for f in dataclasses.fields(kind)]
     for name in options:
         if name not in known:
             raise ValueError(f"the {kind.name} schedule takes {', '.join(known)}. Got {name!r} instead.")
     return kind(**options)
-
-
-def _share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must lie in [0, 1]. Got {value} instead.")

@@ -244,10 +244,12 @@ class Trainer:
             return {"loss": float(objective.each(yhat, y).mean()), **scores(objective, yhat, y)}
 
     def make_optimiser(self) -> Optimizer:
+        """A new optimiser of the trained parameters, by the options."""
         return make_optimiser(self.optimiser, self.model, self.rate, self.momentum, self.weight_decay)
 
     @property
     def device(self) -> torch.device:
+        """Where the parameters are."""
         return next(self.model.parameters()).device
 
     def check(self, X: Input, y: Tensor) -> None:

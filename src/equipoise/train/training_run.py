@@ -86,6 +86,7 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
+        """Whether the run has stopped or done all of its epochs."""
         return bool(self.stopped) or self.epoch >= self.trainer.epochs
 
     # -- the epochs ----------------------------------------------------------------------------------------
@@ -354,9 +355,11 @@ class TrainingRun:
         )
 
     def weights(self) -> dict[str, Tensor]:
+        """A copy of all that the model stores."""
         return {name: t.detach().clone() for name, t in self.model.state_dict().items()}
 
     def elapsed(self) -> float:
+        """Seconds of the run, those before a break included."""
         return self.seconds + perf_counter() - self.began
 
     @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import integer
 from ..solve import Solution, Stop, extrapolate
 from ..solve.solution import State, Status
 
@@ -32,8 +33,7 @@ class WarmStart:
     """
 
     def __init__(self, samples: int, extrapolated: bool = False) -> None:
-        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-            raise ValueError(f"samples must be an integer ≥ 1. Got {samples!r} instead.")
+        integer("samples", samples)
         self.samples, self.extrapolated = samples, extrapolated
         self.seen = torch.zeros(samples, dtype=torch.uint8)  # how many states of each sample are known
         self.single = True  # whether a state is one tensor, not a tuple

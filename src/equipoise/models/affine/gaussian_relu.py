@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...checks import one_of
 from ...solve.autocast import unlowered
-from ..checks import choice, slope_at_zero
+from ..checks import slope_at_zero
 from ..draws import Draws
 from ..norms import wellposed_norms
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
@@ -55,7 +56,8 @@ class GaussianReLU(AffineFamily):
                 f"[ling2023, Assumption 1]. Got {sigma_w2} instead."
             )
         self.sigma_w2 = float(sigma_w2)
-        self.start = choice("start", start, STARTS)
+        one_of("start", start, STARTS)
+        self.start = start
         self.relu_at_zero = slope_at_zero(relu_at_zero)
         make, d, m = Draws(dtype, device, generator), inputs, width
         self.W = nn.Parameter(make.normal(m, m, std=(2 * self.sigma_w2 / m) ** 0.5))

@@ -14,6 +14,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
+from ...checks import within
 from ...differentiate.equation import under_transform
 from ...solve import IDENTITY, AffineMap, Counts, Solution, Status, Stop
 from ...solve.autocast import full_precision, unlowered
@@ -21,7 +22,7 @@ from ...solve.compilers import uncompiled
 from ...solve.error import Solved
 from ...solve.norms import norm_dtype, row_norms
 from ..base import Start
-from ..checks import checked_map, features_of, finite_matrix, given_start, name_of, open_unit
+from ..checks import checked_map, features_of, finite_matrix, given_start, name_of
 from ..draws import Draws
 from ..norms import spectral_norm
 from .blocks import readout_block, squeeze_blocks, weigh
@@ -63,7 +64,8 @@ class LinearEquilibrium(AffineFamily):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(features, features, outputs)
-        self.gamma = open_unit("gamma", gamma)
+        within("gamma", gamma, "(0, 1)")
+        self.gamma = float(gamma)
         self.feature_map = checked_map(feature_map, features)
         make, m = Draws(dtype, device, generator), features
         self.A = nn.Parameter(make.normal(m, m) / m**0.5)

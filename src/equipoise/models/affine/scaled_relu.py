@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...checks import one_of, within
 from ...solve.autocast import unlowered
-from ..checks import choice, open_unit, slope_at_zero
+from ..checks import slope_at_zero
 from ..draws import Draws
 from ..norms import spectral_norm, wellposed_norms
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
@@ -54,7 +55,8 @@ class ScaledReLU(AffineFamily):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(inputs, width, outputs)
-        self.init = choice("init", init, INITS)
+        one_of("init", init, INITS)
+        self.init = init
         if not 0 < beta < float("inf") or (beta != 1 and init != "section5.1"):
             raise ValueError(
                 f"beta must be a finite number > 0, and is the factor of init='section5.1' alone. "
@@ -74,7 +76,8 @@ class ScaledReLU(AffineFamily):
             A, b = make.normal(m, m).abs(), make.normal(*self.readout_shape) / m**0.5
         if gamma is None:
             gamma = 0.5 if init == "experiments" else 1 / (2 * (spectral_norm(A) + 1))
-        self.gamma = open_unit("gamma", gamma)
+        within("gamma", gamma, "(0, 1)")
+        self.gamma = float(gamma)
         self.W, self.A, self.b = nn.Parameter(W), nn.Parameter(A), nn.Parameter(b)
 
     def weight(self) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ...checks import positive, within
 from ...linalg import norm_upper
-from ..checks import as_number
 from ..norms import spectral_norm
 from .pieces import Skip, pace
 
@@ -31,8 +31,7 @@ class Bounded(Skip):
 
     @mu.setter
     def mu(self, mu: float) -> None:
-        if not 0 < as_number(mu) < math.inf:
-            raise ValueError(f"mu must be a finite number > 0. Got {mu!r} instead.")
+        positive("mu", mu)
         self._mu = float(mu)
 
     @property
@@ -42,11 +41,8 @@ class Bounded(Skip):
 
     @bound.setter
     def bound(self, bound: float | None) -> None:
-        if bound is not None and not 0 < as_number(bound) <= 1:
-            raise ValueError(
-                f"bound must lie in (0, 1], the largest √(L_σ/μ)‖W‖, or be None for free weights. "
-                f"Got {bound!r} instead."
-            )
+        words = ", the largest √(L_σ/μ)‖W‖, or be None for free weights"
+        within("bound", 1.0 if bound is None else bound, "(0, 1]", words)
         self._bound = None if bound is None else float(bound)
 
     @property
@@ -75,8 +71,7 @@ class Bounded(Skip):
         contraction that `certify(model, X)` proves. Call it after each step of an optimiser, with a bound
         below 1 where gradients are implicit: they grow like 1/(1 − q).
         """
-        if not 0 < as_number(bound) <= 1:
-            raise ValueError(f"bound must lie in (0, 1]. Got {bound!r} instead.")
+        within("bound", bound, "(0, 1]")
         limit = bound * self.proximal_norm
         for i, layer in enumerate(self.blocks):
             W = layer.W

@@ -17,15 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...checks import within
 from ...differentiate import Implicit
 from ...differentiate.method import Solvers
 from ...linalg import conv_norm_upper
 from ...solve import Activation, Anderson, Picard, Stop
-from ..checks import all_counts, bounding, counts, odd
+from ..checks import all_counts, counts, odd
 from ..images.model import ImageModel
 from ..images.parts import Extractor, Maker, head_for, reduced, transposed_kernel
 from .pieces import Skip, pace, tightened
 from .properties import Property
+
+_BOUNDS = ": it bounds ‖W_l‖"
 
 
 class ConvLayer(nn.Module):
@@ -200,7 +203,7 @@ class ConvOptEq(Skip, ImageModel):
                 f"strides must be one for each layer of hidden, and there must be a layer. "
                 f"Got {len(strides)} strides for {len(hidden)} layers instead."
             )
-        bounding(limit=limit)
+        within("limit", limit, "(0, 1]", _BOUNDS)
         if not 0 < norm <= limit:
             raise ValueError(f"norm must lie in (0, limit]: it is ‖W_l‖ at the start. Got {norm} instead.")
         if (chosen := self.set_activation(activation)).lipschitz > 1:
@@ -291,7 +294,8 @@ class ConvOptEq(Skip, ImageModel):
         A `bound` below the model's limit takes its place. Call it after each step of an optimiser, or let
         `keep_projected` do so.
         """
-        bounding(bound=bound, limit=self.limit)
+        for name, value in (("bound", bound), ("limit", self.limit)):
+            within(name, 1.0 if value is None else value, "(0, 1]", _BOUNDS)
         limit = self.limit if bound is None else min(self.limit, bound)
         for i, (layer, size) in enumerate(zip(self.layers, self.norms(), strict=True), 1):
             if "W" not in layer._parameters:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from ...checks import within
 from ..checks import count
 from ..zoo.baselines import ReLUNetwork
 from .deep_opteq import DeepOptEq
@@ -41,8 +42,7 @@ def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) 
             OptEq gives (N,).
         bound: ‖W_l‖ of the result, in (0, 1).
     """
-    if not 0 < bound < 1:
-        raise ValueError(f"bound must lie in (0, 1). Got {bound} instead.")
+    within("bound", bound, "(0, 1)")
     hidden, out = _affine_layers(network)
     while len(hidden) < 3:
         n = len(hidden[-1][1])

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...checks import within
 from ...differentiate import Equation, Method
 from ...solve import Activation, Stop
 from ...solve.autocast import compute_dtype
 from ...solve.problem import Layout
-from ..checks import as_number
 from ..draws import Draws
 from ..norms import spectral_norm
 from .activations import KNOWN, monotone_activation
@@ -56,8 +56,7 @@ class Skip:
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        if not 0 < as_number(alpha) <= 1:
-            raise ValueError(f"alpha must lie in (0, 1]. Got {alpha!r} instead.")
+        within("alpha", alpha, "(0, 1]")
         if 1 - alpha == 1:
             raise ValueError(f"alpha must be large enough for 1 − α to differ from 1. Got {alpha} instead.")
         self._alpha = float(alpha)

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...checks import as_number, integer, nonnegative
 from ...solve import Regulariser
-from ..checks import as_number
 
 # -- layers that give the state a property -------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class L1(Proximal):
     weight: float = 0.1
 
     def __post_init__(self) -> None:
-        _nonnegative("weight", self.weight)
+        nonnegative("weight", self.weight)
 
     def __call__(self, z: Tensor) -> Tensor:
         return torch.nn.functional.softshrink(z, self.weight)
@@ -102,7 +102,7 @@ class SquaredL2(Proximal):
     weight: float = 0.1
 
     def __post_init__(self) -> None:
-        _nonnegative("weight", self.weight)
+        nonnegative("weight", self.weight)
 
     def __call__(self, z: Tensor) -> Tensor:
         return z / (1 + 2 * self.weight)
@@ -120,9 +120,8 @@ class GroupLasso(Proximal):
     groups: int = 1
 
     def __post_init__(self) -> None:
-        _nonnegative("weight", self.weight)
-        if not isinstance(self.groups, int) or self.groups < 1:
-            raise ValueError(f"groups must be an integer ≥ 1. Got {self.groups!r} instead.")
+        nonnegative("weight", self.weight)
+        integer("groups", self.groups)
 
     def __call__(self, z: Tensor) -> Tensor:
         rows = self._grouped(z)
@@ -179,7 +178,7 @@ class GradientStep(Property):
                 f"Got {self.regulariser!r} instead."
             )
         if self.step is not None:
-            _nonnegative("step", self.step)
+            nonnegative("step", self.step)
 
     @property
     def gamma(self) -> float:
@@ -244,8 +243,3 @@ def as_property(value: Property | Mapping[str, Any] | str | None) -> Property | 
         f"holds no function, so pass that of a gradient step to load(path, regulariser=…). A Regulariser "
         f"alone is for SAM: solver=SAM(…)."
     )
-
-
-def _nonnegative(name: str, value: float) -> None:
-    if not 0 <= as_number(value) < math.inf:
-        raise ValueError(f"{name} must be a finite number ≥ 0. Got {value!r} instead.")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...checks import integer, one_of
 from ..checks import all_counts, counts
 from ..images.parts import ClassHead, Extractor, Maker, checked_image, images_of
 from ..saving import Saved
@@ -82,12 +83,8 @@ class NeuralODE(Saved):
         channels, hidden, outputs, steps, pool = counts(
             channels=channels, hidden=hidden, outputs=outputs, steps=steps, pool=pool
         )
-        if not isinstance(augment, int) or augment < 0:
-            raise ValueError(f"augment must be an integer ≥ 0. Got {augment!r} instead.")
-        if method not in METHODS:
-            raise ValueError(
-                f"method must be one of {', '.join(map(repr, METHODS))}. Got {method!r} instead."
-            )
+        integer("augment", augment, 0)
+        one_of("method", method, METHODS)
         if not (0 <= rtol < math.inf and 0 < atol < math.inf):
             raise ValueError(
                 f"rtol must be ≥ 0 and atol > 0, both finite. Got rtol={rtol!r} and atol={atol!r} instead."

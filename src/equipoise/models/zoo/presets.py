@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...checks import one_of
 from ..proximal.conv_opteq import ConvOptEq
 
 CHANNELS = {"199k": (16, 32, 64, 128, 128), "162k": (16, 32, 64, 64, 128)}
@@ -24,7 +25,6 @@ def xie2021_guess(
 
     `extractor=(2, 1, 1)` keeps the number of parameters and makes the state half as high and wide.
     """
-    if which not in CHANNELS:
-        raise ValueError(f"which must be one of {', '.join(map(repr, CHANNELS))}. Got {which!r} instead.")
+    one_of("which", which, CHANNELS)
     settings = {"features": 16, "extractor": EXTRACTORS[which], "normalise": False, **options}
     return ConvOptEq(inputs, 54, CHANNELS[which], outputs, **settings)

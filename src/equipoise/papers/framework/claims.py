@@ -21,6 +21,8 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
+from ...checks import one_of
+
 Verdict = Literal["holds", "holds corrected", "fails as printed"]
 PAPERS = ("kawaguchi2021", "gao2022", "ling2023", "hieu2022", "xie2021")
 
@@ -132,9 +134,8 @@ def _printed(verdict: Verdict, counterexample: str) -> Callable[[Check], Check]:
 
 def entries(registry: Mapping[str, Entry], paper: str | None) -> list[Entry]:
     """All that a registry holds, or what it holds of one paper, in the order of the papers."""
-    if paper is not None and paper not in PAPERS:
-        raise ValueError(f"paper must be one of {', '.join(PAPERS)}. Got {paper!r} instead.")
     chosen = PAPERS if paper is None else (paper,)
+    one_of("paper", chosen[0], PAPERS)
     return [entry for name in chosen for key, entry in registry.items() if key.split(".")[0] == name]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from ... import __version__
+from ...checks import integer, one_of
 from ...data import Dataset, MissingData, load
 from ...data.load import check_name
 from ...data.registry import DIGITS_SHA256
@@ -53,10 +54,8 @@ class Settings:
     data_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            raise ValueError(f"scale must be one of {', '.join(SCALES)}. Got {self.scale!r} instead.")
-        if self.seeds is not None and self.seeds < 1:
-            raise ValueError(f"seeds must be an integer ≥ 1. Got {self.seeds} instead.")
+        one_of("scale", self.scale, SCALES)
+        integer("seeds", 1 if self.seeds is None else self.seeds)
         for name in self.data:
             check_name(name)
         if self.data_dir is not None and not Path(self.data_dir).expanduser().is_dir():
@@ -95,9 +94,9 @@ _REGISTRY: dict[str, Experiment] = {}
 def register(
     key: str,
     title: str,
-    *,
     judge: Callable[[Measured], list[Judgement]],
     draw: Callable[[Measured, Page], None],
+    *,
     minutes: float = 0.0,
     least: str = "small",
 ) -> Callable[[Run], Run]:

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from ...checks import integer
 from ...data import DataError
 from ...files import write_atomically
 from .experiments import SCALES, Context, Experiment, Result, Settings, Silent, Watcher, experiment, select
@@ -52,8 +53,7 @@ def reproduce(
     raises is reported as failed, and the others go on. SIGTERM is a KeyboardInterrupt, which ends them all.
     """
     chosen, out, watcher = select(names), Path(out), watcher or Silent()
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be an integer ≥ 1, or None. Got {jobs} instead.")
+    integer("jobs", 1 if jobs is None else jobs, other=", or None")
     check_place(out)
     jobs = min(jobs or min(cores(), MOST), len(chosen))
     results: dict[str, Result] = {}

@@ -227,13 +227,13 @@ def _widths(context: Context) -> dict[str, dict[str, int]]:
     return runs
 
 
-@register("gao2022.fig1", "Figure 1: width, on MNIST", judge=_judge_width, draw=_draw_curves)
+@register("gao2022.fig1", "Figure 1: width, on MNIST", _judge_width, _draw_curves)
 def fig1(context: Context) -> Measured:
     """Wider networks reach a lower training and test loss in the same epochs, and γ‖A(k)‖ stays about γ."""
     return grid(context, ["mnist"], _widths(context))
 
 
-@register("gao2022.fig4", "Figure 4: width, on four data sets", judge=_judge_width, draw=_draw_curves)
+@register("gao2022.fig4", "Figure 4: width, on four data sets", _judge_width, _draw_curves)
 def fig4(context: Context) -> Measured:
     """On each data set wider networks reach a lower training and test loss, and γ‖A(k)‖ stays about γ."""
     return grid(context, DATA, _widths(context))
@@ -243,13 +243,13 @@ _GAMMAS = {f"γ = {g:g}": {"gamma": g} for g in GAMMAS}
 _GAMMAS[f"γ = 0.8, η = {CALM:g}/N"] = {"gamma": 0.8, "step": CALM}
 
 
-@register("gao2022.fig2", "Figure 2: γ, on MNIST", judge=_judge_gamma, draw=_draw_curves)
+@register("gao2022.fig2", "Figure 2: γ, on MNIST", _judge_gamma, _draw_curves)
 def fig2(context: Context) -> Measured:
     """A larger γ of .1, .3, .5, .8 gives a lower training and test loss, at m = N = 1000."""
     return grid(context, ["mnist"], _GAMMAS)
 
 
-@register("gao2022.fig6", "Figure 6: γ, on four data sets", judge=_judge_gamma, draw=_draw_curves)
+@register("gao2022.fig6", "Figure 6: γ, on four data sets", _judge_gamma, _draw_curves)
 def fig6(context: Context) -> Measured:
     """On each data set a larger γ gives a lower training and test loss."""
     return grid(context, DATA, _GAMMAS)
@@ -258,13 +258,13 @@ def fig6(context: Context) -> Measured:
 _RATES = {f"η = {step:g}/N": {"step": step} for step in RATES}
 
 
-@register("gao2022.fig3", "Figure 3: step size, on FashionMNIST", judge=_judge_rate, draw=_draw_curves)
+@register("gao2022.fig3", "Figure 3: step size, on FashionMNIST", _judge_rate, _draw_curves)
 def fig3(context: Context) -> Measured:
     """η = 1/N descends consistently, and ten times as much does not."""
     return grid(context, ["fashion_mnist"], _RATES)
 
 
-@register("gao2022.fig5", "Figure 5: step size, on four data sets", judge=_judge_rate, draw=_draw_curves)
+@register("gao2022.fig5", "Figure 5: step size, on four data sets", _judge_rate, _draw_curves)
 def fig5(context: Context) -> Measured:
     """On each data set η = 1/N descends consistently and ten times as much does not."""
     return grid(context, DATA, _RATES)

@@ -154,7 +154,7 @@ def _draw_table1(measured: Measured, page: Page) -> None:
     page.figure("iterations", panels([row_of_panels]), caption)
 
 
-@register("gao2022.table1", "Table 1: forward iterations", judge=_judge_table1, draw=_draw_table1)
+@register("gao2022.table1", "Table 1: forward iterations", _judge_table1, _draw_table1)
 def table1(context: Context) -> Measured:
     """Plain iterations to a change of 10⁻² grow with γ: 6, 9, 15 and 47.5 on average for .1, .3, .5, .8."""
     steps = {gamma: STEP if gamma < 0.8 else CALM for gamma in GAMMAS}
@@ -236,8 +236,8 @@ def _draw_conditions(measured: Measured, page: Page) -> None:
 @register(
     "gao2022.conditions",
     "§7: the theorem's conditions at the start of the experiments",
-    judge=_judge_conditions,
-    draw=_draw_conditions,
+    _judge_conditions,
+    _draw_conditions,
     least="tiny",
 )
 def conditions(context: Context) -> Measured:

@@ -212,8 +212,8 @@ def _draw_shares(measured: Measured, page: Page) -> None:
 @register(
     "hieu2022.fig4.4",
     "Figure 4.4: the landscape of a DEQ and of weight-tied networks",
-    judge=_judge_basins,
-    draw=_draw_basins,
+    _judge_basins,
+    _draw_basins,
     minutes=3,
 )
 def fig4_4(context: Context) -> Measured:

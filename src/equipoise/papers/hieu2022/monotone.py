@@ -250,8 +250,8 @@ def _draw_monotone(measured: Measured, page: Page) -> None:
 @register(
     "hieu2022.monotone",
     "Chapter 3: a monotone DEQ trained, its tangent kernel tracked",
-    judge=_judge_monotone,
-    draw=_draw_monotone,
+    _judge_monotone,
+    _draw_monotone,
 )
 def monotone(context: Context) -> Measured:
     """A kernel bounded below gives PL*; descent on a monotone DEQ converges linearly, proved under conditions

@@ -168,8 +168,8 @@ def _draw_multiscale(measured: Measured, page: Page) -> None:
 @register(
     "hieu2022.fig4.5",
     "Figures 3.1 and 4.5: the landscape of a multiscale DEQ",
-    judge=_judge_multiscale,
-    draw=_draw_multiscale,
+    _judge_multiscale,
+    _draw_multiscale,
     minutes=2,
 )
 def fig4_5(context: Context) -> Measured:

@@ -107,10 +107,7 @@ def _draw_residuals(measured: Measured, page: Page) -> None:
 
 
 @register(
-    "hieu2022.fig4.1",
-    "Figure 4.1: residuals by the size of the start",
-    judge=_judge_residuals,
-    draw=_draw_residuals,
+    "hieu2022.fig4.1", "Figure 4.1: residuals by the size of the start", _judge_residuals, _draw_residuals
 )
 def fig4_1(context: Context) -> Measured:
     """The solver does not settle from weights N(0, 1), and converges quickly from small ones."""
@@ -161,12 +158,7 @@ def _frame(ax: Any, shares: Sequence[float], title: str) -> None:
     label(ax, f"first component ({shares[0]:.0%})", f"second component ({shares[1]:.0%})", title)
 
 
-@register(
-    "hieu2022.fig4.2",
-    "Figure 4.2: trajectories by the size of the start",
-    judge=_judge_paths,
-    draw=_draw_paths,
-)
+@register("hieu2022.fig4.2", "Figure 4.2: trajectories by the size of the start", _judge_paths, _draw_paths)
 def fig4_2(context: Context) -> Measured:
     """In the plane of principal components the path is erratic from N(0, 1), and one leap from small
     weights."""
@@ -293,11 +285,7 @@ def _draw_training(measured: Measured, page: Page) -> None:
 
 
 @register(
-    "hieu2022.fig4.3",
-    "Figure 4.3: trajectories over training",
-    judge=_judge_training,
-    draw=_draw_training,
-    minutes=1.5,
+    "hieu2022.fig4.3", "Figure 4.3: trajectories over training", _judge_training, _draw_training, minutes=1.5
 )
 def fig4_3(context: Context) -> Measured:
     """Over training the classes move apart within an epoch, and the solver's path gets more complex."""

@@ -125,8 +125,8 @@ def _draw_bounds(measured: Measured, page: Page) -> None:
 @register(
     "kawaguchi2021.fig2c",
     "Figure 2c: the trajectory and its bounds",
-    judge=_judge_fig2c,
-    draw=_draw_bounds,
+    _judge_fig2c,
+    _draw_bounds,
     least="tiny",
 )
 def fig2c(context: Context) -> Measured:
@@ -143,11 +143,7 @@ def fig2c(context: Context) -> Measured:
 
 
 @register(
-    "kawaguchi2021.fig3",
-    "Figure 3: logistic loss and its bounds",
-    judge=_judge_fig3,
-    draw=_draw_bounds,
-    least="tiny",
+    "kawaguchi2021.fig3", "Figure 3: logistic loss and its bounds", _judge_fig3, _draw_bounds, least="tiny"
 )
 def fig3(context: Context) -> Measured:
     """The bound of Corollary 2 holds along training, and is closer with λ_T of the path."""
@@ -220,8 +216,8 @@ def _draw_theorem2(measured: Measured, page: Page) -> None:
 @register(
     "kawaguchi2021.theorem2",
     "Theorem 2: the dynamics as a trust-region Newton method",
-    judge=_judge_theorem2,
-    draw=_draw_theorem2,
+    _judge_theorem2,
+    _draw_theorem2,
     least="tiny",
 )
 def theorem2(context: Context) -> Measured:
@@ -288,8 +284,8 @@ def _draw_appendix_b(measured: Measured, page: Page) -> None:
 @register(
     "kawaguchi2021.appendixB",
     "Appendix B: the implicit bias of infinite depth",
-    judge=_judge_appendix_b,
-    draw=_draw_appendix_b,
+    _judge_appendix_b,
+    _draw_appendix_b,
     least="tiny",
 )
 def appendix_b(context: Context) -> Measured:

@@ -147,8 +147,8 @@ def _deep(context: Context, bias: bool) -> Measured:
 @register(
     "kawaguchi2021.fig1",
     "Figure 1: linear, DELM and DNN, three data sets",
-    judge=_judge("§2.2, Figure 1", alike=True),
-    draw=_draw,
+    _judge("§2.2, Figure 1", alike=True),
+    _draw,
     minutes=2,
 )
 def fig1(context: Context) -> Measured:
@@ -159,8 +159,8 @@ def fig1(context: Context) -> Measured:
 @register(
     "kawaguchi2021.fig4",
     "Figure 4: four more data sets",
-    judge=_judge("D.2, Figure 4", alike=True),
-    draw=_draw,
+    _judge("D.2, Figure 4", alike=True),
+    _draw,
     minutes=2,
 )
 def fig4(context: Context) -> Measured:
@@ -168,28 +168,26 @@ def fig4(context: Context) -> Measured:
     return _compare(context, context.datasets(*MORE), [LINEAR, DELM, *_dnns(2, 3, 4)], **_size(context))
 
 
-@register("kawaguchi2021.fig5", "Figure 5: DNNs without bias", judge=_judge("D.2, Figure 5"), draw=_draw)
+@register("kawaguchi2021.fig5", "Figure 5: DNNs without bias", _judge("D.2, Figure 5"), _draw)
 def fig5(context: Context) -> Measured:
     """Without bias terms, too, the DELM has a lower test loss than DNNs of depth 2, 3 and 4."""
     names = context.datasets(*FIRST, *MORE)[: context.pick(tiny=1, small=2, paper=7)]
     return _compare(context, names, [DELM, *_dnns(2, 3, 4, bias=False)], **_size(context))
 
 
-@register("kawaguchi2021.fig6", "Figure 6: deep DNNs", judge=_judge("D.2, Figure 6"), draw=_draw)
+@register("kawaguchi2021.fig6", "Figure 6: deep DNNs", _judge("D.2, Figure 6"), _draw)
 def fig6(context: Context) -> Measured:
     """The DELM has a lower test loss than DNNs of depth 10, 100 and 200."""
     return _deep(context, bias=True)
 
 
-@register("kawaguchi2021.fig7", "Figure 7: deep DNNs without bias", judge=_judge("D.2, Figure 7"), draw=_draw)
+@register("kawaguchi2021.fig7", "Figure 7: deep DNNs without bias", _judge("D.2, Figure 7"), _draw)
 def fig7(context: Context) -> Measured:
     """The DELM has a lower test loss than DNNs of depth 10, 100 and 200."""
     return _deep(context, bias=False)
 
 
-@register(
-    "kawaguchi2021.fig8", "Figure 8: all samples of a data set", judge=_judge("D.2, Figure 8"), draw=_draw
-)
+@register("kawaguchi2021.fig8", "Figure 8: all samples of a data set", _judge("D.2, Figure 8"), _draw)
 def fig8(context: Context) -> Measured:
     """With all samples, too, the DELM has a lower test loss than linear models and DNNs."""
     names = context.datasets(*MORE, *FIRST)[: context.pick(tiny=1, small=1, medium=2, paper=7)]

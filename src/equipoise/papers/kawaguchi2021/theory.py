@@ -237,10 +237,7 @@ def _name(run: Measured) -> str:
 
 
 @register(
-    "kawaguchi2021.fig2a",
-    "Figure 2a: convergence on Gaussian data",
-    judge=_judge_convergence,
-    draw=_draw_convergence,
+    "kawaguchi2021.fig2a", "Figure 2a: convergence on Gaussian data", _judge_convergence, _draw_convergence
 )
 def fig2a(context: Context) -> Measured:
     """DELMs reach the global minimum from every start; a linear ResNet from the identity converges to a
@@ -249,10 +246,7 @@ def fig2a(context: Context) -> Measured:
 
 
 @register(
-    "kawaguchi2021.fig2b",
-    "Figure 2b: convergence on uniform data",
-    judge=_judge_convergence,
-    draw=_draw_convergence,
+    "kawaguchi2021.fig2b", "Figure 2b: convergence on uniform data", _judge_convergence, _draw_convergence
 )
 def fig2b(context: Context) -> Measured:
     """DELMs reach the global minimum from every start; a linear ResNet from the identity reaches it too."""

@@ -230,12 +230,7 @@ def _draw_fig1(measured: Measured, page: Page) -> None:
     )
 
 
-@register(
-    "ling2023.fig1",
-    "Figure 1: width, on synthetic data, MNIST and CIFAR10",
-    judge=_judge_fig1,
-    draw=_draw_fig1,
-)
+@register("ling2023.fig1", "Figure 1: width, on synthetic data, MNIST and CIFAR10", _judge_fig1, _draw_fig1)
 def fig1(context: Context) -> Measured:
     """Wider networks converge faster to a smaller training loss, as the authors believe because Gram matrices
     become more stable; ‖W(τ)‖ stays below 1 throughout."""

@@ -74,8 +74,8 @@ def _draw_theorem2(measured: Measured, page: Page) -> None:
 @register(
     "ling2023.theorem2",
     "Theorem 2: the least eigenvalue of the Gram matrix at the start",
-    judge=_judge_theorem2,
-    draw=_draw_theorem2,
+    _judge_theorem2,
+    _draw_theorem2,
 )
 def theorem2(context: Context) -> Measured:
     """λ₀ = λ_min(ZZᵀ) is at least mλ*/2 with high probability once the network is wide."""
@@ -116,8 +116,8 @@ def _draw_theorem4(measured: Measured, page: Page) -> None:
 @register(
     "ling2023.theorem4",
     "Theorem 4: from finite depth to the equilibrium",
-    judge=_judge_theorem4,
-    draw=_draw_theorem4,
+    _judge_theorem4,
+    _draw_theorem4,
     least="tiny",
 )
 def theorem4(context: Context) -> Measured:
@@ -166,8 +166,8 @@ def _draw_theorem5(measured: Measured, page: Page) -> None:
 @register(
     "ling2023.theorem5",
     "Theorem 5: from finite width to the population Gram matrix",
-    judge=_judge_theorem5,
-    draw=_draw_theorem5,
+    _judge_theorem5,
+    _draw_theorem5,
 )
 def theorem5(context: Context) -> Measured:
     """‖G^(l)/m − K^(l)‖_F is at most n(2√2σ_w)^l for wide networks."""
@@ -223,10 +223,7 @@ def _draw_condition1(measured: Measured, page: Page) -> None:
 
 
 @register(
-    "ling2023.condition1",
-    "Condition 1 and Theorem 1 on drawn networks",
-    judge=_judge_condition1,
-    draw=_draw_condition1,
+    "ling2023.condition1", "Condition 1 and Theorem 1 on drawn networks", _judge_condition1, _draw_condition1
 )
 def condition1(context: Context) -> Measured:
     """Wide networks of Assumption 1 satisfy Condition 1 with high probability, and then converge linearly."""

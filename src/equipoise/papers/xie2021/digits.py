@@ -327,8 +327,8 @@ def _draw_table3(measured: Measured, page: Page) -> None:
 @register(
     "xie2021.table3",
     "Tables 1a and 3: α × regularisation, dense networks on digits",
-    judge=_judge_table3,
-    draw=_draw_table3,
+    _judge_table3,
+    _draw_table3,
     minutes=2,
 )
 def table3(context: Context) -> Measured:

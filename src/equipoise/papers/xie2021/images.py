@@ -267,8 +267,8 @@ def _draw_table(measured: Measured, page: Page) -> None:
 @register(
     "xie2021.mnist",
     "OptEq on MNIST: α × SAM, beside a CNN, a weight-tied network and a residual DEQ",
-    judge=_judge_table,
-    draw=_draw_table,
+    _judge_table,
+    _draw_table,
     minutes=12,
 )
 def mnist(context: Context) -> Measured:
@@ -288,8 +288,8 @@ def mnist(context: Context) -> Measured:
 @register(
     "xie2021.table1",
     "Tables 1 and 3: OptEq on CIFAR10, α × SAM, beside networks of its size",
-    judge=lambda measured: _judge_table(measured) + _judge_implicit(measured),
-    draw=_draw_table,
+    lambda measured: _judge_table(measured) + _judge_implicit(measured),
+    _draw_table,
     minutes=23,
 )
 def table1(context: Context) -> Measured:

@@ -69,8 +69,8 @@ def _draw_objective(measured: Measured, page: Page) -> None:
 @register(
     "xie2021.objective",
     "Theorem 1 and Corollary 1: the objective along the iteration",
-    judge=_judge_objective,
-    draw=_draw_objective,
+    _judge_objective,
+    _draw_objective,
     least="tiny",
 )
 def objective(context: Context) -> Measured:
@@ -113,8 +113,8 @@ def _draw_theorem3(measured: Measured, page: Page) -> None:
 @register(
     "xie2021.theorem3",
     "Theorem 3: the limit α → 0 is a wide OptEq",
-    judge=_judge_theorem3,
-    draw=_draw_theorem3,
+    _judge_theorem3,
+    _draw_theorem3,
     least="tiny",
 )
 def theorem3(context: Context) -> Measured:
@@ -169,8 +169,8 @@ def _draw_sam(measured: Measured, page: Page) -> None:
 @register(
     "xie2021.sam",
     "Theorem 4: SAM against plain iteration, where fixed points are many",
-    judge=_judge_sam,
-    draw=_draw_sam,
+    _judge_sam,
+    _draw_sam,
     least="tiny",
 )
 def sam(context: Context) -> Measured:

@@ -240,8 +240,8 @@ def _pictures(first: dict[str, Measured]) -> Figure:
 @register(
     "xie2021.table2",
     "Table 2: segmentation by OptEq and by an FCN of equal size",
-    judge=_judge_scores,
-    draw=_draw_scores,
+    _judge_scores,
+    _draw_scores,
     minutes=3,
 )
 def table2(context: Context) -> Measured:

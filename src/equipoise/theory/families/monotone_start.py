@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...checks import one_of
 from ...models.affine import Monotone
-from ...models.checks import choice, refuse_nonfinite
+from ...models.checks import refuse_nonfinite
 from ...models.norms import spectral_norm
 from ...solve import Stop
 
@@ -26,7 +27,7 @@ def certified_start(
 
     A and B stay. Needs n ≥ N and independent equilibria, σ_N(Z) > 0.
     """
-    choice("kind", kind, ("flow", "descent"))
+    one_of("kind", kind, ("flow", "descent"))
     stop = Stop(rtol=1e-12) if X.dtype == torch.float64 else None
     _check(model, X, y)
     N, Z = len(X), model.solve(X, stop=stop).raise_if_failed().value

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ....checks import one_of
 from ....differentiate.method import Solvers
 from ....solve import Anderson
 from ...checks import all_counts, counts, positive_finite
@@ -65,8 +66,7 @@ class MultiscaleDEQ(ImageModel):
         strides = all_counts("extractor", extractor)
         if not strides:
             raise ValueError("extractor must hold a stride: g(x) must have the channels of the finest state.")
-        if task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}. Got {task!r} instead.")
+        one_of("task", task, TASKS)
         if task == "classification" and any(m < 2 * groups for m in self.channels):
             raise ValueError(
                 f"channels must be ≥ 2·groups = {2 * groups} for classification: the mean of a group of one "
