@@ -343,7 +343,7 @@ def test_what_is_wrong_is_named():
         with pytest.raises(ValueError, match="time must be"):
             gradient_flow(model, X, y, bad)
     for options, words in (
-        ({"method": "RK23"}, "method must be one of .auto., .BDF."),
+        ({"method": "RK23"}, "method must be one of 'auto', 'BDF'"),
         ({"rtol": -1.0}, "rtol must be"),
         ({"atol": 0.0}, "atol must be"),
         ({"points": 0}, "points must be"),

@@ -60,12 +60,7 @@ def landscape(
     own weights again.
     """
     given = {"--radius": radius is not None, "--line": line, "--seed": seed is not None}
-    if path:
-        _refuse_useless("--path", "the plane of one training's path", {"--to": to is not None, **given})
-    if to is not None:
-        _refuse_useless("--to", "the line from one network to the other", given)
-    if radius is not None and not math.isfinite(radius):
-        raise Failure("An option does not fit", f"--radius must be finite. Got {radius}.", code=Code.USAGE)
+    _check_options(path, to, radius, given)
     from ..explore import measured, refuse_unlike, survey_around, survey_between, survey_path
     from ..report.published import publish
     from ..report.views import draw_survey, survey_facts
@@ -88,6 +83,16 @@ def landscape(
     files = publish(out or run / "landscape", "landscape", content, figures, _KINDS)
     output.facts({**survey_facts(found), "written": ", ".join(str(f) for f in files)})
     output.result(content)
+
+
+def _check_options(path: bool, to: Path | None, radius: float | None, given: dict[str, bool]) -> None:
+    """Refuse options that do not go together."""
+    if path:
+        _refuse_useless("--path", "the plane of one training's path", {"--to": to is not None, **given})
+    if to is not None:
+        _refuse_useless("--to", "the line from one network to the other", given)
+    if radius is not None and not math.isfinite(radius):
+        raise Failure("An option does not fit", f"--radius must be finite. Got {radius}.", code=Code.USAGE)
 
 
 def _refuse_useless(option: str, shows: str, given: dict[str, bool]) -> None:

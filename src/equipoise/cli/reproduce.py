@@ -81,6 +81,11 @@ def reproduce(
         advice = "With that put right, the same command goes on from what is stored."
         raise Failure(told.title, told.message, advice, told.code) from error
     output.say(f"\nThe gallery: {out / 'index.html'}")
+    _tell(results, output)
+
+
+def _tell(results: Sequence[Result], output: Output) -> None:
+    """What came of each experiment; the command fails if one did."""
     output.result(
         [
             {"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error}

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from ..memory import amount
-from ..tasks import Estimate
+from ..tasks import Forecast
 from .output import duration, number
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # which Windows has not
@@ -58,7 +58,7 @@ class Watch:
         if self.shown and not self.console.is_terminal and self._due(at):
             self.console.print(f"{where}  {numbers}  {duration(time.monotonic() - self._began)}")
 
-    def begin(self, expected: Estimate) -> None:
+    def begin(self, expected: Forecast) -> None:
         """Say what the training will take, as it was estimated from a few steps."""
         self.console.quiet = not self.shown
         self.console.print(f"about {duration(expected.seconds)} and {amount(expected.bytes)} of memory")

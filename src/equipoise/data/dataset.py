@@ -52,7 +52,7 @@ class Dataset:
     provenance: Provenance
 
 
-class Parts(NamedTuple):
+class SplitArrays(NamedTuple):
     """The four arrays every reader returns."""
 
     x_train: Array
@@ -64,8 +64,8 @@ class Parts(NamedTuple):
 SEEDED_SPLIT = "numpy.random.default_rng(0).permutation: first 80 % (rounded down) training, rest test"
 
 
-def seeded_split(x: Array, y: Array) -> Parts:
+def seeded_split(x: Array, y: Array) -> SplitArrays:
     """Divide data that have no official split, always in the same way (`SEEDED_SPLIT`)."""
     order = np.random.default_rng(0).permutation(len(x))
     train, test = np.split(order, [len(x) * 8 // 10])
-    return Parts(x[train], y[train], x[test], y[test])
+    return SplitArrays(x[train], y[train], x[test], y[test])

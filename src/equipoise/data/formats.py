@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.data.archive import read_npz
-from equipoise.data.dataset import Array, Parts, seeded_split
+from equipoise.data.dataset import Array, SplitArrays, seeded_split
 from equipoise.data.errors import DataError
 from equipoise.data.unpickle import read_pickled_dict
 
@@ -65,23 +65,23 @@ def checked(x: Array, y: Array, shape: tuple[int, ...], classes: int, where: str
     return x, y.astype(np.int64)
 
 
-def read_idx_quartet(paths: Paths) -> Parts:
+def read_idx_quartet(paths: Paths) -> SplitArrays:
     """mnist, fashion_mnist, kmnist: 28 × 28 images and labels 0-9, in four IDX files."""
     parts: list[Array] = []
     for part in ("train", "t10k"):
         x = read_idx(paths[f"{part}-images-idx3-ubyte.gz"], 3)
         y = read_idx(paths[f"{part}-labels-idx1-ubyte.gz"], 1)
         parts += checked(x, y, (28, 28), 10, part)
-    return Parts(*parts)
+    return SplitArrays(*parts)
 
 
-def read_svhn(paths: Paths) -> Parts:
+def read_svhn(paths: Paths) -> SplitArrays:
     """svhn: Matlab files with X (32, 32, 3, N) and y (N, 1), where the digit 0 is written as label 10."""
     parts: list[Array] = []
     for name in ("train_32x32.mat", "test_32x32.mat"):
         x, y = read_svhn_mat(paths[name])
         parts += checked(x, y, (32, 32, 3), 10, name)
-    return Parts(*parts)
+    return SplitArrays(*parts)
 
 
 def read_svhn_mat(path: Path) -> tuple[Array, Array]:
@@ -105,21 +105,23 @@ def read_svhn_mat(path: Path) -> tuple[Array, Array]:
     return np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y[:, 0] % 10
 
 
-def read_cifar10(paths: Paths) -> Parts:
+def read_cifar10(paths: Paths) -> SplitArrays:
     """cifar10: five training batches and one test batch, pickled, in one tar."""
     path = paths["cifar-10-python.tar.gz"]
     batches = [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]
     train = [_cifar_batch(path, name, "labels", 10) for name in batches]
     x_test, y_test = _cifar_batch(path, "cifar-10-batches-py/test_batch", "labels", 10)
-    return Parts(np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), x_test, y_test)
+    return SplitArrays(
+        np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), x_test, y_test
+    )
 
 
-def read_cifar100(paths: Paths) -> Parts:
+def read_cifar100(paths: Paths) -> SplitArrays:
     """cifar100: one training and one test batch, pickled, in one tar; the fine labels are read."""
     path = paths["cifar-100-python.tar.gz"]
     x_train, y_train = _cifar_batch(path, "cifar-100-python/train", "fine_labels", 100)
     x_test, y_test = _cifar_batch(path, "cifar-100-python/test", "fine_labels", 100)
-    return Parts(x_train, y_train, x_test, y_test)
+    return SplitArrays(x_train, y_train, x_test, y_test)
 
 
 def _cifar_batch(path: Path, member: str, labels: str, classes: int) -> tuple[Array, Array]:
@@ -145,7 +147,7 @@ def _cifar_batch(path: Path, member: str, labels: str, classes: int) -> tuple[Ar
     return checked(images, np.array(y), (32, 32, 3), classes, where)
 
 
-def read_semeion(paths: Paths) -> Parts:
+def read_semeion(paths: Paths) -> SplitArrays:
     """semeion: a text line a digit, 16 × 16 pixels 0/1 and the class one-hot."""
     path = paths["semeion.data"]
     try:
@@ -162,13 +164,13 @@ def read_semeion(paths: Paths) -> Parts:
     return seeded_split(x, values[:, 256:].argmax(1).astype(np.int64))
 
 
-def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> Parts:
+def read_subset(path: Path, shape: tuple[int, ...], classes: int) -> SplitArrays:
     """A declared subset: an .npz with x_train, y_train, x_test, y_test."""
     arrays = read_npz(path)
-    missing = [key for key in Parts._fields if key not in arrays]
+    missing = [key for key in SplitArrays._fields if key not in arrays]
     if missing:
-        raise DataError(f"{path} must hold {', '.join(Parts._fields)}; missing: {', '.join(missing)}")
-    return Parts(
+        raise DataError(f"{path} must hold {', '.join(SplitArrays._fields)}; missing: {', '.join(missing)}")
+    return SplitArrays(
         *checked(arrays["x_train"], arrays["y_train"], shape, classes, f"{path}, training"),
         *checked(arrays["x_test"], arrays["y_test"], shape, classes, f"{path}, test"),
     )

@@ -86,17 +86,26 @@ def pixels_of(file: Path, shape: tuple[int, ...] | None) -> Array:
     """H × W or H × W × 3, uint8; `shape` is that of the images before it."""
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(f"is no image ({', '.join(SUFFIXES)})")
+    mode, pixels = opened(file)
+    if mode not in ("L", "RGB"):
+        raise DataError(f"has the mode {mode}: convert it to grey (L) or RGB")
+    if shape is not None and pixels.shape != shape:
+        raise DataError(f"is {sides(pixels.shape)}; the images before it are {sides(shape)}")
+    return pixels
+
+
+def opened(file: Path) -> tuple[str, Array]:
+    """The mode of an image file as Pillow names it, and its pixels."""
     Image = optional("PIL.Image", "reading images")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow only warns of a decompression bomb
             with Image.open(file) as image:
-                mode, pixels = image.mode, np.array(image)
+                return image.mode, np.array(image)
     except Exception as error:  # Pillow raises many kinds for a malformed file
         raise DataError(f"cannot be read: {error}") from error
-    if mode not in ("L", "RGB"):
-        raise DataError(f"has the mode {mode}: convert it to grey (L) or RGB")
-    if shape is not None and pixels.shape != shape:
-        came, required = (" × ".join(map(str, size)) for size in (pixels.shape, shape))
-        raise DataError(f"is {came}; the images before it are {required}")
-    return pixels
+
+
+def sides(shape: tuple[int, ...]) -> str:
+    """The sides of an image in words."""
+    return " × ".join(map(str, shape))

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from equipoise.data.dataset import SEEDED_SPLIT, Dataset, Parts, Provenance, SourceFile, seeded_split
+from equipoise.data.dataset import SEEDED_SPLIT, Dataset, Provenance, SourceFile, SplitArrays, seeded_split
 from equipoise.data.errors import DataError, MissingData, optional
 from equipoise.data.formats import read_subset
 from equipoise.data.registry import DIGITS, SOURCES, Source
@@ -196,7 +196,7 @@ def _instructions(source: Source, directory: Path, missing: Sequence[SourceFile]
             f"{source.name} is not in {directory} and was not downloaded ({reason}).",
             f"Put into {directory / source.name}{os.sep}:",
             *lines,
-            f"or, for a part of it, {source.name}.npz with the arrays {', '.join(Parts._fields)};",
+            f"or, for a part of it, {source.name}.npz with the arrays {', '.join(SplitArrays._fields)};",
             f"or name a directory that holds {source.name}{os.sep} or {source.name}.npz by data_dir= (on the "
             f"command line --data-dir) or {VARIABLE}.",
         ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from equipoise.data import formats
-from equipoise.data.dataset import SEEDED_SPLIT, Parts, SourceFile
+from equipoise.data.dataset import SEEDED_SPLIT, SourceFile, SplitArrays
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Source:
     licence: str
     shape: tuple[int, ...]  # of one image
     classes: tuple[str, ...]
-    read: Callable[[formats.Paths], Parts]
+    read: Callable[[formats.Paths], SplitArrays]
     split: str = "official"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.data.dataset import Array, Provenance, SourceFile
-from equipoise.data.errors import DataError, MissingData, optional, refuse, require_memory
-from equipoise.data.images import SUFFIXES, pixels_of
+from equipoise.data.errors import DataError, MissingData, refuse, require_memory
+from equipoise.data.images import SUFFIXES, opened, pixels_of, sides
 from equipoise.data.load import load
 from equipoise.files import sha256
 
@@ -170,17 +169,12 @@ def _by_stem(folder: Path, suffixes: Iterable[str], problems: list[str]) -> dict
 
 def _mask(file: Path, shape: tuple[int, ...]) -> Array:
     """H × W, int64."""
-    Image = optional("PIL.Image", "reading masks")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with Image.open(file) as image:
-                mode, values = image.mode, np.array(image)
-    except Exception as error:  # Pillow raises many kinds for a malformed file
-        raise DataError(f"the mask cannot be read: {error}") from error
+        mode, values = opened(file)
+    except DataError as error:
+        raise DataError(f"the mask {error}") from error
     if mode not in ("L", "P"):
         raise DataError(f"the mask has the mode {mode}: save it as grey (L) or palette (P), a value a class")
     if values.shape != shape:
-        came, required = (" × ".join(map(str, size)) for size in (values.shape, shape))
-        raise DataError(f"the mask is {came}, the image {required}")
+        raise DataError(f"the mask is {sides(values.shape)}, the image {sides(shape)}")
     return values.astype(np.int64)

@@ -2,7 +2,7 @@
 
 from ..recipe import Recipe
 from .directory import NoRun, NotBegun, Run, RunBusy, free_directory
-from .fitting import Estimate, Fitted, NotProved, check_memory, fit
+from .fitting import Fitted, Forecast, NotProved, check_memory, fit
 from .keeping import load, save
 from .listing import Listed, list_runs
 from .preparation import Preparation
@@ -12,8 +12,8 @@ from .stored import DataChanged, NotFinished, Stored
 __all__ = [
     "Asked",
     "DataChanged",
-    "Estimate",
     "Fitted",
+    "Forecast",
     "Listed",
     "NoRun",
     "NotBegun",

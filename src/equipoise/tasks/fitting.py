@@ -132,18 +132,18 @@ class Watched(TypedDict, total=False):
 
     checkpoints: where to save, every so many steps or epochs, and to go on from. record, progress: called
     with what was measured at each step or epoch, and with the number and the loss of each step. begin: called
-    with an Estimate before the first step.
+    with an Forecast before the first step.
     """
 
     checkpoints: Checkpoints | None
     every: int
     record: Record | None
     progress: Progress | None
-    begin: Callable[[Estimate], None] | None
+    begin: Callable[[Forecast], None] | None
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Forecast:
     """What a training will take, from the time of a few steps: seconds, and bytes beside the data."""
 
     seconds: float
@@ -373,7 +373,7 @@ def _trainer(model: EquilibriumModel, recipe: Recipe, certificate: Certificate |
     )
 
 
-def estimated(model: EquilibriumModel, recipe: Recipe, A: Tensor, B: Tensor) -> Estimate:
+def estimated(model: EquilibriumModel, recipe: Recipe, A: Tensor, B: Tensor) -> Forecast:
     """What the training of a model will take, from a few steps of a copy of it on its first rows."""
     assert recipe.batch_size is not None
     assert recipe.epochs is not None
@@ -384,7 +384,7 @@ def estimated(model: EquilibriumModel, recipe: Recipe, A: Tensor, B: Tensor) -> 
     _trainer(copied, few, None).fit(A[: 4 * size], B[: 4 * size])
     step = (time.perf_counter() - began) / max(1, -(-min(len(A), 4 * size) // size))
     seconds = step * -(-len(A) // size) * recipe.epochs * (1.3 if recipe.certified else 1.0)
-    return Estimate(seconds, memory_needed(recipe, len(A), A[0].numel()))
+    return Forecast(seconds, memory_needed(recipe, len(A), A[0].numel()))
 
 
 def _checked_image(data: Rows, recipe: Recipe) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -239,26 +239,37 @@ def floor(instance: Instance, start: Start, along: Along, spare: Interval, rtol:
     return ((off.e / (room * first)) ** 2 + off.gap / first**2).hi
 
 
+class Reach(NamedTuple):
+    """Where weights stay along a run: c within δ of its start (`geometry`), ‖a‖ ≤ a and ‖Z‖ ≤ S."""
+
+    delta: Interval
+    a: Interval
+    S: Interval
+
+
 def plain_descent(
     claims: Claims,
     instance: Instance,
-    delta: Interval,
+    along: Reach,
     *,
-    a: Interval,
-    S: Interval,
     exponent: float,
     largest: float,
     rtol: float,
+    count: str = "k",
 ) -> dict[str, Any]:
-    """The floor of descent by one step for all weights, and the tolerance of its solves, once it is proved.
+    """What descent by one step for all weights promises; once it is proved, its floor and its tolerance.
 
-    All along, c is within `delta` of its start (`geometry`), ‖a‖ ≤ a, ‖Z‖ ≤ S and σ_min(Z)² ≥ exponent.
+    All along, the weights are within reach, and σ_min(Z)² ≥ exponent.
     """
+    falls = f"L({count}) ≤ (1 − {exponent:.3g} η)^{count} L(0)"
+    promise = f"with step size η < {largest:.3g}, {falls}, and equilibria stay unique."
+    found = {"exponent": exponent, "max_step_size": largest, "promise": promise}
     if not all(c.holds for c in claims.items if not c.printed):
-        return {}
+        return found
     known = {"rtol": run_rtol(instance, rtol), "atol": run_atol(instance, rtol)}
-    ball = instance.facts.geometry(instance).ball(delta, S)
-    return {"floor": _plain_floor(instance, ball, a, S, exponent, 0.999 * largest, rtol), "constants": known}
+    ball = instance.facts.geometry(instance).ball(along.delta, along.S)
+    lowest = _plain_floor(instance, ball, along.a, along.S, exponent, 0.999 * largest, rtol)
+    return {**found, "floor": lowest, "constants": known}
 
 
 def _plain_floor(

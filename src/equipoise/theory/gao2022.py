@@ -31,7 +31,7 @@ from .common import (
     step_exists,
     well_posed,
 )
-from .features import plain_descent
+from .features import Reach, plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
 
@@ -211,25 +211,9 @@ class Gao2022Descent(_Gao2022):
         Q2 = at.B * at.l3**2 * X**2 / at.gap**2
         Q1 = (at.B * at.l3**2 + at.l1**2) * X**2 / at.gap**2
         largest = step_exists(claims, "(20)", minimum(4 / a0**2, 2 * Q2 / Q1**2))
+        along = Reach(at.g0 / at.l2 * C[1], at.l3, at.l1 * X / at.gap)  # c = γA
         exponent = (a0**2 / 4).lo
-        return {
-            "exponent": exponent,
-            "max_step_size": largest,
-            **plain_descent(
-                claims,
-                instance,
-                at.g0 / at.l2 * C[1],  # of γA
-                a=at.l3,
-                S=at.l1 * X / at.gap,
-                exponent=exponent,
-                largest=largest,
-                rtol=self.rtol,
-            ),
-            "promise": (
-                f"with step size η < {largest:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0), and equilibria "
-                f"stay unique."
-            ),
-        }
+        return plain_descent(claims, instance, along, exponent=exponent, largest=largest, rtol=self.rtol)
 
 
 Flow = Gao2022Flow

@@ -40,7 +40,7 @@ from .common import (
     well_posed,
 )
 from .families.monotone_start import certified_start as certified_start
-from .features import plain_descent
+from .features import Reach, plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
 
@@ -268,25 +268,8 @@ class Hieu2022Descent(_Hieu2022):
             claims.need("(3.17)", cube, ">=", at.printed_spectrum(), f"{lost}, and 8 for 16", printed=True)
             claims.need("(3.18)", square, ">=", 20 * at.printed_curvature(), lost, printed=True)
             claims.need("step size", at.printed_step(lambda0), ">", 0.0, lost, printed=True)
-        exponent = (square / 4).lo
-        return {
-            "exponent": exponent,
-            "max_step_size": largest,
-            **plain_descent(
-                claims,
-                instance,
-                at.R["A"],
-                a=at.u,
-                S=at.U * at.X / at.mu,
-                exponent=exponent,
-                largest=largest,
-                rtol=self.rtol,
-            ),
-            "promise": (
-                f"with step size η < {largest:.3g}, L(k) ≤ (1 − {exponent:.3g} η)^k L(0), and equilibria "
-                f"stay unique."
-            ),
-        }
+        along, exponent = Reach(at.R["A"], at.u, at.U * at.X / at.mu), (square / 4).lo
+        return plain_descent(claims, instance, along, exponent=exponent, largest=largest, rtol=self.rtol)
 
 
 Flow = Hieu2022Flow

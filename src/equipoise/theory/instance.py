@@ -157,11 +157,6 @@ class Instance:
         """‖X‖_F."""
         return self.frobenius(self.X)
 
-    @cached_property
-    def X_norm(self) -> Interval:
-        """‖X‖."""
-        return self.singular(self.X).norm
-
     # -- equilibria -----------------------------------------------------------------------------------------
 
     @property

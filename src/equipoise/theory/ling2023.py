@@ -22,7 +22,7 @@ from ..linalg import Interval, maximum, minimum
 from .certificate import Certificate
 from .claim import Claims
 from .common import certificate, independent_rows, obstacle_of, relative_movement, step_exists, well_posed
-from .features import plain_descent
+from .features import Reach, plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
 
@@ -105,28 +105,15 @@ class Ling2023Descent:
         needed = at.sides(X, r, _ROOT2)
         self._claim(claims, at, s, needed)
         largest = step_exists(claims, "(10)", minimum(2 / lambda0, at.step(X)))
-        exponent = (lambda0 / 2).lo
+        along = Reach(Interval(delta), at.rho_a, at.c_a * X)
         promised = plain_descent(
-            claims,
-            instance,
-            Interval(delta),
-            a=at.rho_a,
-            S=at.c_a * X,
-            exponent=exponent,
-            largest=largest,
-            rtol=self.rtol,
+            claims, instance, along, exponent=(lambda0 / 2).lo, largest=largest, rtol=self.rtol, count="τ"
         )
         return certificate(
             self.name,
             instance,
             claims,
-            exponent=exponent,
-            max_step_size=largest,
             movement=relative_movement(instance, needed["(8)"] / ((2 + _ROOT2) * lambda0)),
-            promise=(
-                f"with step size η < {largest:.3g}, L(τ) ≤ (1 − {exponent:.3g} η)^τ L(0), and equilibria "
-                f"stay unique."
-            ),
             constants={"delta": delta, "lambda0": lambda0.lo, **promised.pop("constants", {})},
             **promised,
             **frame,

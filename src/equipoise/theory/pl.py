@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
-from ..checks import integer, nonnegative, positive
-from ..kernels import tangent_kernel
+from ..checks import nonnegative, positive
 from ..linalg import Interval, frobenius, gamma, maximum
 from ..models.affine import AffineFamily
 from .claim import Claim
@@ -107,45 +105,6 @@ def _movement(instance: Instance, radius: float) -> Interval | None:
         return None
     R, K, _ = at.ball(delta, Interval(instance.equilibria.spectrum.norm.hi))
     return Interval((R * K.sqrt() * radius).hi)
-
-
-@torch.no_grad()
-def sampled_conditioning(
-    model: AffineFamily,
-    X: Tensor,
-    radius: float,
-    mu: float,
-    *,
-    samples: int = 16,
-    generator: torch.Generator | None = None,
-) -> Claim:
-    """The same of the full kernel at random weights on the sphere: an estimate, which never holds as a proof.
-
-    The left side is between 0 and the least value seen; where that is below μ the claim is refuted, up to the
-    rounding of the kernel, which is estimated too.
-    """
-    _check_ball(radius, mu)
-    integer("samples", samples)
-    instance = Instance(model, X)
-    trial = instance.model  # a copy in float64
-    generator = generator or torch.Generator().manual_seed(0)
-    start = [p.clone() for p in trial.parameters()]
-    seen = []
-    for _ in range(samples):
-        step = [torch.randn(p.shape, dtype=torch.float64, generator=generator).to(p) for p in start]
-        size = math.sqrt(sum(float(d.square().sum()) for d in step))
-        for p, p0, d in zip(trial.parameters(), start, step, strict=True):
-            p.copy_(p0 + d * (radius / size))
-        values = tangent_kernel(trial, instance.X).eigenvalues()
-        seen.append(max(float(values[0]), 0.0) + 1e-11 * len(values) * float(values[-1]))
-    return Claim(
-        "uniform conditioning",
-        f"the least eigenvalue of the tangent kernel at {samples} weights at distance {radius:g}",
-        Interval(0.0, min(seen)),
-        ">=",
-        Interval(mu),
-        "estimate: sampled, which proves nothing of the weights between",
-    )
 
 
 def _check_ball(radius: float, mu: float | None) -> None:

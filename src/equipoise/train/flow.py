@@ -127,14 +127,13 @@ def gradient_flow(
     solves = stop or Stop(rtol=max(1e-3 * rtol, 1e-13), max_steps=5000)
     run = FlowField(model, X, y, _loss(model, loss, certificate), solves)
     recorder = DescentRecorder(run, _double(X_test), _double(y_test), 0, 0)
-    recorder.at = _Every(measure)  # type: ignore[assignment]
-    course = _Course(run, recorder, certificate, _due(points, float(time)), dense, progress)
+    course = _Course(run, recorder, certificate, _due(points, float(time)), dense, progress, measure)
     course.begin(method, float(time), rtol, atol)
     try:
         course.follow(max_evaluations)
     finally:  # also of an error in `progress`, or Ctrl-C
         run.write(course.theta, model)
-    return course.history(model, measure)
+    return course.history(model)
 
 
 @dataclass
@@ -147,6 +146,7 @@ class _Course:
     due: list[float] | None  # the times still to be recorded; None for the solver's own
     dense: bool
     progress: Callable[[float, float], None] | None
+    measure: int | None
     method: str = ""
     times: list[float] = field(default_factory=lambda: [0.0])
     pieces: list[Any] = field(default_factory=list)  # interpolants between steps, if they are kept
@@ -158,6 +158,7 @@ class _Course:
         self.began, run, proof = perf_counter(), self.run, self.certificate
         self.least = 0.0 if proof is None else run.least_loss_within(proof.options.get("radius"))  # L*
         self.theta = run.start  # the last weights at which the loss is known
+        self.recorder.at = _Every(self.measure)  # type: ignore[assignment]
         self.recorder.add(0, run.loss_at(run.start))
         fastest = run.curvature(0.0, run.start).fastest
         self.method = _automatic(run.model, time * fastest) if method == "auto" else method
@@ -205,10 +206,10 @@ class _Course:
     def _end(self, t: float, why: str, advice: str) -> None:
         self.stopped, self.advice = f"t = {t:.6g}: {why}", advice
 
-    def history(self, model: AffineFamily, measure: int | None) -> FlowHistory:
+    def history(self, model: AffineFamily) -> FlowHistory:
         """All that was recorded, beside what was promised, and the whole path if it was kept."""
         last = len(self.times) - 1
-        if measure != 0 and not self.stopped and last not in self.recorder.maps["sigma_min"]:
+        if self.measure != 0 and not self.stopped and last not in self.recorder.maps["sigma_min"]:
             with torch.no_grad():
                 self.recorder.measure(last)
         found = self.recorder.history(self.stopped, perf_counter() - self.began)
