@@ -101,12 +101,12 @@ def test_the_check_sees_every_way_to_ask(tmp_path):
 CEILINGS = {
     "model bases": 1,
     "checks of a family's class": 0,
-    "functions of more than 8 parameters": 9,
-    "functions of more than 60 lines": 8,
+    "functions of more than 8 parameters": 7,
+    "functions of more than 60 lines": 2,
     "private names imported": 0,
-    "class names with two meanings": 8,
-    "files that name GaussianReLU": 10,
-    "public functions without a docstring": 151,
+    "class names with two meanings": 0,
+    "files that name GaussianReLU": 8,
+    "public functions without a docstring": 0,
 }
 LINES = 52_407
 
