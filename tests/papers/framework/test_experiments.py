@@ -310,7 +310,7 @@ def test_names_select_experiments():
 
 
 def test_settings_are_checked_and_scales_inherit():
-    with pytest.raises(ValueError, match="tiny, small, medium, paper"):
+    with pytest.raises(ValueError, match="'tiny', 'small', 'medium', 'paper'"):
         Settings("huge")
     with pytest.raises(ValueError, match="seeds"):
         Settings(seeds=0)
