@@ -26,6 +26,7 @@ from .instance import Instance
 from .read_features import ReadFeatures
 from .readout_solver import HeldFeatures, solve_readout
 from .register import facts
+from .shards import largest, whole
 
 CHECKED = (
     "what training reached is kept only where sound bounds show that every input has one equilibrium and "
@@ -118,7 +119,7 @@ class Anchored:
             claims=tuple(claims.items),
             factor=min((found.F / Interval(found.zero.lo)).hi, 1.0) if found.zero.lo > 0 else 1.0,
             constants=self._constants(found, reads, terms),
-            promise=found.words(terms, len(X)),
+            promise=found.words(terms, whole(X)),
             **frame,
         )
         object.__setattr__(certificate, "_witness", found)
@@ -165,8 +166,8 @@ class Anchor:
         errors of the features add to the gap grows with the square of their number.
         """
         objective = Objective(reads, rows)
-        if len(rows) > _SMALL:
-            found = Anchor.on(HeldFeatures(objective, max(TIGHT, _CARE / len(rows))), tolerance=_START)
+        if rows.whole > _SMALL:
+            found = Anchor.on(HeldFeatures(objective, max(TIGHT, _CARE / rows.whole)), tolerance=_START)
             if found.gap <= gap * found.zero.lo:
                 return found
         return Anchor.on(HeldFeatures(objective, TIGHT))
@@ -192,7 +193,7 @@ class Anchor:
             lower=min(lower, stored.F.hi),
             zero=without,
             decay=objective.decay,
-            error=held.error,
+            error=largest(held.error)[0] if objective.rows.shared else held.error,
             work=objective.work,
         )
 

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval, frobenius, gamma, norm_upper
+from .certificate import fingerprint
 from .convex_losses import ConvexLoss
 from .enclosure import product_rounding
 from .read_features import FeatureBlock, LinearReadout, ReadFeatures
+from .shards import Shard, bounded_total, enclosed_total, require_equal, total, whole
 
 BLOCK = 2048  # rows that are solved for at once
 
@@ -55,17 +57,28 @@ class EnclosedLoss:
 
 
 class SampleRows:
-    """X, y and w of N samples, read in blocks."""
+    """X, y and w of N samples, read in blocks; of a Shard those of this rank, and sums are over all ranks."""
 
     def __init__(self, X: Any, y: Any, terms: Terms, outputs: int) -> None:
         if len(X) != len(y) or len(X) == 0:
             raise ValueError(f"X and y must have as many rows, and at least one. Got {len(X)} and {len(y)}.")
         self.X, self.y, self.terms, self.outputs = X, y, terms, outputs
+        self.shared, self.whole = isinstance(X, Shard), whole(X)
+        self.first = X.first if isinstance(X, Shard) else 0
         if terms.weights is not None and tuple(terms.weights.shape) != (len(X),):
             raise ValueError(f"weights must be ({len(X)},). Got {tuple(terms.weights.shape)} instead.")
 
     def __len__(self) -> int:
         return len(self.X)
+
+    def total(self, *parts: Tensor) -> list[Tensor]:
+        """Sums over all rows of what was summed over these."""
+        return total(*parts) if self.shared else list(parts)
+
+    def weight(self) -> float:
+        """Σ w over all rows."""
+        w = self.terms.weights
+        return float(self.whole) if w is None else float(self.total(w.sum())[0])
 
     def slices(self, size: int = BLOCK) -> list[slice]:
         """The blocks."""
@@ -85,6 +98,8 @@ class Objective:
         self.reads, self.rows, self.terms = reads, rows, rows.terms
         self.readout: LinearReadout = reads.readout_of(reads.model)
         self.work = 0  # evaluations of a row so far
+        if rows.shared:  # else the sum over ranks is about no network
+            require_equal("weights", fingerprint(reads.model)["weights"])
 
     @cached_property
     def decay(self) -> Interval:
@@ -124,15 +139,18 @@ class Objective:
 
     def at_zero(self) -> Interval:
         """F(h, 0), which depends on y alone but for the decay."""
-        total = Interval(0.0)
+        found = Interval(0.0)
         for rows in self.rows.slices(BLOCK * 8):
             y, w = self.rows.targets(rows, torch.device("cpu"))
             at = self.terms.loss.rows(torch.zeros_like(y), y)
-            total = total + _weighed(w, at.value, at.value_error)
-        return total + self.decay
+            found = found + _weighed(w, at.value, at.value_error)
+        (found,) = enclosed_total(found) if self.rows.shared else (found,)
+        return found + self.decay
 
     def _whole(self, one: _Sum) -> EnclosedLoss:
         ridge = Interval(self.terms.ridge)
+        if self.rows.shared:
+            one.share()
         F = one.value + ridge / 2 * one.size**2 + self.decay
         F = Interval(max(F.lo, 0.0), max(F.hi, 0.0))
         if one.gradient is None:
@@ -170,6 +188,13 @@ class _Sum:
         slack += frobenius(Phi) * (gamma(4) * frobenius(pulled) + lost)  # w ℓ' was rounded
         self.gradient += part.to(self.gradient.device)
         self.slack = self.slack + slack + gamma(2) * frobenius(self.gradient)
+
+    def share(self) -> None:
+        """The sums of this rank become those of all."""
+        self.value, self.slack = enclosed_total(self.value, self.slack)
+        if self.gradient is not None:
+            self.gradient, rounding = bounded_total(self.gradient)
+            self.slack = self.slack + rounding
 
 
 def _weighed(w: Tensor, value: Tensor, error: Tensor) -> Interval:

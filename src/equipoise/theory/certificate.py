@@ -19,6 +19,7 @@ from ..files import write_atomically
 from ..linalg import Interval
 from ..models.saving import Saved
 from .claim import Claim, ends_from_json, ends_to_json
+from .shards import Shard, digest_of_rows
 from .streams import Input, Stream, parts
 
 Verdict = Literal["proved", "hypotheses_fail", "inconclusive"]
@@ -307,6 +308,9 @@ def fingerprint(model: nn.Module, X: Input | None = None, y: Tensor | None = Non
         _update(weights, name, value)
     prints = {"weights": weights.hexdigest()}
     named = {"X": X, "y": y}
+    if isinstance(X, Shard):
+        own = {"X": X.rows} | ({} if y is None else {"y": y})
+        return prints | {n: X.known.get(n) or digest_of_rows(T, X.whole) for n, T in own.items()}
     feature_map = getattr(model, "feature_map", None)
     if isinstance(X, Tensor) and feature_map is not None:
         with torch.no_grad():
@@ -319,7 +323,7 @@ def fingerprint(model: nn.Module, X: Input | None = None, y: Tensor | None = Non
     return prints
 
 
-def _update(digest: Any, name: str, tensor: Input) -> None:
+def _update(digest: Any, name: str, tensor: Tensor | Stream) -> None:
     digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
     for part in parts(tensor) if isinstance(tensor, Stream) else (tensor,):
         value = part.detach().cpu().contiguous()

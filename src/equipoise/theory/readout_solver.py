@@ -87,26 +87,35 @@ def solve_readout(held: HeldFeatures, a: Tensor, tolerance: float, steps: int = 
 
 class _Newton:
     def __init__(self, held: HeldFeatures, a: Tensor) -> None:
-        self.a, terms = a, held.objective.terms
+        self.a, terms, self.rows = a, held.objective.terms, held.objective.rows
         self.loss, self.ridge = terms.loss, terms.ridge
         targets = [held.objective.rows.targets(rows, torch.device("cpu")) for rows in held.slices]
         self.y, self.w = [y for y, _ in targets], [w for _, w in targets]
         self.high, self.low = ([half[rows] for rows in held.slices] for half in held.halves)
+        precise = held.objective.readout.weight.dtype == torch.float64
+        self.dtype = torch.float64 if precise else torch.float32  # of products with the Hessian
         self.Q: list[Tensor] = []
         self._near: Tensor | None = None  # factors from all rows, once the end is near
 
     def value_and_gradient(self) -> tuple[float, Tensor]:
         """F without the decay, and ∇_a F, in float64."""
-        F, G = self.ridge / 2 * float(self.a.square().sum()), self.ridge * self.a
+        F, G = torch.zeros((), dtype=torch.float64), torch.zeros_like(self.a)
         self.Q = []
         for high, low, y, w in zip(self.high, self.low, self.y, self.w, strict=True):
             Phi = high.double().add_(low)
             q = _product(Phi, self.a)
             at = self.loss.rows(q, y)
-            F += float((w * at.value).sum())
+            F = F + (w * at.value).sum()
             G = G + ((w[:, None] * at.slope).T @ Phi).T
             self.Q.append(q)
-        return F, G
+        F, G = self.rows.total(F, G)
+        return float(F) + self.ridge / 2 * float(self.a.square().sum()), G + self.ridge * self.a
+
+    def features(self) -> Iterator[Tensor]:
+        """Φ of every block, to the precision of the network."""
+        if self.dtype != torch.float64:
+            return iter(self.high)
+        return (high.double().add_(low) for high, low in zip(self.high, self.low, strict=True))
 
     def step(self, F: float, G: Tensor, share: float) -> bool:
         """One step with a line search; False where rounding leaves nothing to gain.
@@ -114,7 +123,7 @@ class _Newton:
         `share`, about the gap as one of F, says how near the end is, and so what care pays.
         """
         D = self._direction(G, share)
-        P = [_product(Phi, D.float()).double() for Phi in self.high]
+        P = [_product(Phi, D.to(self.dtype)).double() for Phi in self.features()]
         slope, t = float((G * D).sum()), 1.0
         while t > 1e-6:
             if self._along(t, D, P) <= F + 1e-4 * t * slope + 1e-12 * abs(F):
@@ -124,24 +133,24 @@ class _Newton:
         return False
 
     def _along(self, t: float, D: Tensor, P: list[Tensor]) -> float:
-        F = self.ridge / 2 * float((self.a + t * D).square().sum())
+        F = torch.zeros((), dtype=torch.float64)
         for q, p, y, w in zip(self.Q, P, self.y, self.w, strict=True):
-            F += float((w * self.loss.rows(q + t * p, y).value).sum())
-        return F
+            F += (w * self.loss.rows(q + t * p, y).value).sum()
+        return float(self.rows.total(F)[0]) + self.ridge / 2 * float((self.a + t * D).square().sum())
 
     def _direction(self, G: Tensor, share: float) -> Tensor:
         """About −H⁻¹G by preconditioned conjugate gradients, with products in float32."""
-        bent = [self.loss.curvature(q, y).float() for q, y in zip(self.Q, self.y, strict=True)]
+        bent = [self.loss.curvature(q, y).to(self.dtype) for q, y in zip(self.Q, self.y, strict=True)]
         factor = self._near if self._near is not None else self._factors(bent, share)
         if share < _NEAR:
             self._near = factor
         forcing = min(0.1, math.sqrt(share))
 
         def curved(D: Tensor) -> Tensor:
-            d, H = D.float(), self.ridge * D
-            for Phi, w, at in zip(self.high, self.w, bent, strict=True):
-                H += ((w[:, None].float() * self.loss.curved(at, _product(Phi, d))).T @ Phi).T.double()
-            return H
+            d, H = D.to(self.dtype), torch.zeros_like(D)
+            for Phi, w, at in zip(self.features(), self.w, bent, strict=True):
+                H += ((w[:, None].to(d) * self.loss.curved(at, _product(Phi, d))).T @ Phi).T.double()
+            return self.rows.total(H)[0] + self.ridge * D
 
         def precondition(r: Tensor) -> Tensor:
             if len(factor) == 1:
@@ -154,14 +163,16 @@ class _Newton:
         """Of each output's block of the Hessian, (k, p, p); one, (1, p, p), where they are alike or large."""
         p, k = self.a.shape
         same = isinstance(self.loss, HalfSquared)
-        every = 1 if same or share < _NEAR else max(1, sum(map(len, self.w)) // _SAMPLE)
+        every = 1 if same or share < _NEAR else max(1, self.rows.whole // _SAMPLE)
         alike = same or k * p * p > _FACTORS
-        G = torch.zeros(1 if alike else k, p, p)
-        for Phi, w, at in zip(self.high, self.w, bent, strict=True):
-            some, d = Phi[::every], every * w[::every, None].float() * self.loss.diagonal(at[::every])
+        G, done = torch.zeros(1 if alike else k, p, p, dtype=self.dtype), self.rows.first
+        for Phi, w, at in zip(self.features(), self.w, bent, strict=True):
+            on = slice(-done % every, None, every)  # of all rows, whichever rank has them
+            some, d = Phi[on], every * w[on, None].to(self.dtype) * self.loss.diagonal(at[on])
+            done += len(Phi)
             for c in range(len(G)):
                 G[c].addmm_(some.T, (d.amax(dim=1) if alike else d[:, c])[:, None] * some)
-        G = G.double()
+        G = self.rows.total(G.double())[0]
         G.diagonal(dim1=1, dim2=2).add_(self.ridge)
         factor, info = torch.linalg.cholesky_ex(G)
         return factor if not bool(info.any()) else torch.diag_embed(G.diagonal(dim1=1, dim2=2).sqrt())

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .shards import Shard
+
 _AT_ONCE = 4096  # rows that are read where all are needed, one part after the other
 
 
@@ -40,21 +42,21 @@ class Stream:
         return self.dtype.is_floating_point
 
 
-Input = Tensor | Stream
+Input = Tensor | Stream | Shard
 
 
 def as_input(X: Any, name: str = "X") -> Input:
-    """A tensor or a Stream as it is, an array of numpy (which may be mapped from a file) as a Stream."""
+    """A tensor, a Stream or a Shard as it is; an array of numpy, perhaps mapped from a file, as a Stream."""
     if isinstance(X, np.ndarray):
         return Stream(X)
-    if not isinstance(X, Tensor | Stream):
+    if not isinstance(X, Tensor | Stream | Shard):
         raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(X).__name__} instead.")
     return X
 
 
 def as_data(X: Any, y: Any) -> tuple[Input, Tensor]:
     """X and y of a run. X may be a Dataset of pairs (x, y), without y: its targets alone are held."""
-    if y is None and hasattr(X, "__getitem__") and not isinstance(X, Tensor | Stream | np.ndarray):
+    if y is None and hasattr(X, "__getitem__") and not isinstance(X, Tensor | Stream | Shard | np.ndarray):
         return Stream(X, 0), torch.cat(list(parts(Stream(X, 1))))
     y = torch.as_tensor(y) if isinstance(y, np.ndarray) else y
     return as_input(X), y

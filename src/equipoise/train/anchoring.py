@@ -24,6 +24,7 @@ from ..theory.certify import constants_of
 from ..theory.readout_solver import HeldFeatures
 from ..theory.register import facts
 from ..theory.verification import relied_on
+from .distributed import any_rank_failed, sum_over_ranks
 from .last_good import LastGood
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ class Anchoring:
                 f"which safeguarded_descent, gradient_descent or gradient_flow keep."
             )
         self.run, self.model = run, run.model
-        self.certificate = relied_on(certificate, self.model, run.X, y)
+        self.certificate = relied_on(certificate, self.model, run.rows, y)
         self.theorem = Anchored(**constants_of(certificate))
         self.terms = self.theorem.terms(y)
-        self.rows = SampleRows(run.X, y, self.terms, outputs_of(facts(self.model).reads()))
+        self.rows = SampleRows(run.rows, y, self.terms, outputs_of(facts(self.model).reads()))
         self.zero = float(certificate.constants["F_zero"])
         self.state = AnchoredState([math.inf, math.inf], [math.inf, math.inf])
         self.good = LastGood(self.model)
@@ -104,8 +105,8 @@ class Anchoring:
 
     @property
     def total(self) -> float:
-        """The sum of the samples' weights."""
-        return float(len(self.rows) if self.terms.weights is None else self.terms.weights.sum())
+        """The sum of the samples' weights, over all ranks."""
+        return self.rows.weight()
 
     def restore(self, good: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go on from a checkpoint on disk."""
@@ -185,8 +186,10 @@ class Anchoring:
         state.F, state.data = [found.F.lo, found.F.hi], [found.data.lo, found.data.hi]
         state.refusals, state.fresh = 0, True
         if self.run.trainer.check_every is None:
-            epoch = self.run.sums.get("work", 0.0) + _BESIDES * len(self.rows)
-            state.spacing = max(1, math.ceil(_WIDE * work / (_SHARE * epoch)))
+            done = torch.tensor([float(work), self.run.sums.get("work", 0.0)])
+            check, epoch = self.rows.total(done)[0].tolist()
+            epoch += _BESIDES * self.rows.whole
+            state.spacing = max(1, math.ceil(_WIDE * check / (_SHARE * epoch)))
         else:
             state.spacing = self.run.trainer.check_every
 
@@ -254,14 +257,19 @@ class Anchoring:
 
     def _stationarity(self) -> float:
         """About ‖∇_h F‖, from some of the rows."""
-        run, N = self.run, len(self.rows)
-        rows = torch.arange(0, N, max(1, N // _SAMPLE))
+        run, N, lost = self.run, self.rows.whole, False
+        every = max(1, N // _SAMPLE)
+        rows = torch.arange(-run.part.start % every, len(self.rows), every)
         run.optimiser.zero_grad(set_to_none=True)
         try:
             for part in rows.split(run.batch_size):
-                run.differentiate(part, len(rows))
+                run.differentiate(part, -(-N // every))
         except EquilibriumError:
+            lost = True
+        if any_rank_failed(lost):
             return math.nan
+        if run.ranks > 1:
+            sum_over_ranks([p for p in self.model.parameters() if p.requires_grad], 0.0)
         read, total = self._objective().readout.parameters(self.model), 0.0
         for name, p in self.model.named_parameters():
             if name not in read and p.grad is not None:
@@ -315,7 +323,7 @@ def _not_lower(F: Interval, limit: float) -> str:
 
 def penalties(run: TrainingRun) -> list[tuple[torch.nn.Parameter, float]]:
     """Trained parameters with what the gradient of F's mean over samples has of themselves."""
-    trainer, N = run.trainer, float(len(run.X))
+    trainer, N = run.trainer, float(run.N)
     ridge, decay = trainer.ridge, trainer.decay
     if run.anchoring is not None:
         terms = run.anchoring.terms

@@ -109,13 +109,14 @@ class Checkpoints:
     def _intact(self) -> Iterator[Checkpoint]:
         for step in reversed(self.steps()):
             try:
-                yield self._read(step)
+                yield self.read(step)
             except Damaged as problem:
                 warnings.warn(
                     f"{problem}; the checkpoint before it is used.", CheckpointWarning, stacklevel=3
                 )
 
-    def _read(self, step: int) -> Checkpoint:
+    def read(self, step: int) -> Checkpoint:
+        """The checkpoint of a step; Damaged says what is the matter with one that cannot be used."""
         path = self._path(step)
         beside = path.with_suffix(".safetensors")
         if not path.exists():

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ..solve import EquilibriumError
+from ..theory.certificate import fingerprint
+from ..theory.shards import Shard, part_of, ranks, total
+from ..theory.streams import Stream
 
 
 def any_rank_failed(failed: bool, group: dist.ProcessGroup | None = None) -> bool:
@@ -76,21 +79,23 @@ def begin_together(
     if others:
         raise ValueError(
             f"all ranks must have the same data, network, options and versions: {'; '.join(others)}. "
-            "Give every process all of the data: each takes its own samples of every batch."
+            "Give every process all of the data, of which it takes its part, or a Shard of its own rows."
         )
+
+
+def cut(X: Tensor | Stream, y: Tensor) -> tuple[Shard, Tensor, dict[str, str]]:
+    """This rank's part of data that every rank has, and the digests of the whole."""
+    known = {name: digest for name, digest in fingerprint(nn.Identity(), X, y).items() if name != "weights"}
+    at = part_of(len(X))
+    return Shard(X[at], len(X), known), y[at], known
 
 
 def sum_over_ranks(parameters: list[nn.Parameter], value: float) -> float:
     """Gradients summed over the ranks, in place; the value likewise."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if ranks() == 1:
         return value
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    last = torch.tensor([value], dtype=torch.float64, device=parameters[0].device)
-    flat = torch.cat([p.grad.reshape(-1).double() for p in parameters if p.grad is not None] + [last])
-    dist.all_reduce(flat)
-    *parts, total = flat.split([p.numel() for p in parameters] + [1])
-    for p, part in zip(parameters, parts, strict=True):
-        p.grad = part.reshape(p.shape).to(p.dtype)
-    return float(total)
+    own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    *sums, found = total(*own, torch.tensor(value, dtype=torch.float64))
+    for p, gradient in zip(parameters, sums, strict=True):
+        p.grad = gradient
+    return float(found)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import Loss, SmoothedHinge, as_loss
+from ..theory.shards import Shard, total
 from ..theory.streams import Input
 from .safeguarded import accuracy
 
@@ -157,11 +158,12 @@ def scores(objective: Objective, yhat: Tensor, y: Tensor) -> dict[str, float]:
 def weights_of(sample_weight: Tensor | None, X: Input) -> Tensor:
     """(N,), with a mean of 1."""
     if sample_weight is None:
-        return torch.ones(len(X), dtype=X.dtype if X.is_floating_point() else torch.float64)
+        rows = X.rows if isinstance(X, Shard) else X
+        return torch.ones(len(X), dtype=rows.dtype if rows.is_floating_point() else torch.float64)
     w = sample_weight.detach().cpu().double()
     if w.shape != (len(X),) or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool(w.any()):
         raise ValueError(
             f"sample_weight must be ({len(X)},), finite, ≥ 0 and not all zero. Got shape {tuple(w.shape)}, "
             f"{float(w.min()) if w.numel() else math.nan:g} to {float(w.max()) if w.numel() else math.nan:g}."
         )
-    return w / w.mean()
+    return w / (total(w.sum())[0] / X.whole if isinstance(X, Shard) else w.mean())

@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 from ..history import History
 from ..solve import Stop
 from ..theory.certificate import Certificate, digest_of
+from ..theory.shards import Shard, gathered, part_of, ranks
 from ..theory.streams import Input, Stream, as_data, as_input, parts
 from .augment import named
 from .callbacks import Callback, followed
 from .checkpoint import Checkpoints
-from .distributed import begin_together
+from .distributed import begin_together, cut
+from .environment import environment
 from .objective import as_objective, scores
 from .optimisers import Factory, make_optimiser
 from .projection import Projection
@@ -25,7 +27,7 @@ from .schedules import Schedule, as_schedule
 from .training_run import TrainingRun
 from .training_state import about, latest, restore
 
-Data = tuple[Tensor, Tensor]
+Data = tuple[Any, Tensor]
 
 
 class Trainer:
@@ -68,10 +70,11 @@ class Trainer:
             that are measured, and what a certificate is about, are of the images as they are.
         decrease: the share of F that every checkpoint must be proved to take off; 0 by default.
 
-    Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes, given the same
-    model, data and options, takes its samples of every batch; gradients are summed, so that the result is
-    that of one process. Only rank 0 writes and reports. If a process has other data, options or versions than
-    the rest, all of them say so at the start, by its rank, and none trains.
+    Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes holds a part of the
+    rows: its own, given as a `Shard`, or those it takes of data that every process was given. Gradients are
+    summed, so that the result is that of one process, and so is what a certificate rests on. Only rank 0
+    writes and reports. If a process has other data, options or versions than the rest, all of them say so at
+    the start, by its rank, and none trains.
     """
 
     def __init__(
@@ -180,8 +183,8 @@ class Trainer:
             with run.seeded():
                 for callback in callbacks:
                     callback.begin(self)
-                if saved is not None:
-                    restore(run, saved)
+                if saved is not None and checkpoints is not None:
+                    restore(run, saved, checkpoints)
                 else:
                     run.begin()
                     run.report(record, checkpoints)
@@ -207,18 +210,28 @@ class Trainer:
         from .. import __version__
 
         versions = {"version of equipoise": __version__, "version of torch": torch.__version__}
+        versions |= {name: environment()[name] for name in ("processor", "threads")}  # of the last bits
+        given: dict[str, str] = {}  # digests of what every rank has whole
         try:
             self.check(X, y)
             if validation is not None:
                 self.check(*validation)
-            run = TrainingRun(self, X, y, validation, sample_weight, measure)
+            if ranks() > 1 and validation is not None and not isinstance(validation[0], Shard):
+                held, targets, known = cut(*validation)
+                validation = held, targets
+                given |= {f"validation {name}": digest for name, digest in known.items()}
+            if ranks() > 1 and not isinstance(X, Shard):
+                if sample_weight is not None:
+                    sample_weight = sample_weight[part_of(len(X))]
+                X, y, known = cut(X, y)
+                given |= known
         except Exception as error:
             begin_together(versions, error)
             raise
-        if run.ranks > 1 and run.anchoring is not None:
-            raise ValueError(f"a certified run is that of one process. Got {run.ranks} instead.")
+        begin_together({**versions, **given})
+        run = TrainingRun(self, X, y, validation, sample_weight, measure)
         if run.ranks > 1:
-            begin_together({**versions, **about(run), "epochs": self.epochs, "measure": measure})
+            begin_together({**about(run), "epochs": self.epochs, "measure": measure})
         return run
 
     @torch.no_grad()
@@ -226,6 +239,8 @@ class Trainer:
         """ŷ of every row, in eval mode, batch by batch."""
         was_training = self.model.training
         self.model.eval()
+        if isinstance(X, Shard):  # each rank answers its own rows
+            X = X.rows
         size = 1024 if self.batch_size is None else max(self.batch_size, 1024)
         rows = as_input(X)
         rows = rows.contiguous() if isinstance(rows, Tensor) else rows
@@ -240,6 +255,8 @@ class Trainer:
         X, y = as_data(X, y)
         self.check(X, y)
         objective, yhat = as_objective(self.loss, self.model, y), self.predict(X)
+        if isinstance(X, Shard):
+            yhat, y = (torch.cat(parts) for parts in zip(*gathered((yhat, y)), strict=True))
         with torch.no_grad():
             return {"loss": float(objective.each(yhat, y).mean()), **scores(objective, yhat, y)}
 
@@ -254,10 +271,12 @@ class Trainer:
 
     def check(self, X: Input, y: Tensor) -> None:
         """A ValueError unless X and y are a row a sample each, finite, and not empty."""
+        first = X.first if isinstance(X, Shard) else 0
+        X = X.rows if isinstance(X, Shard) else X
         for name, T in (("X", X), ("y", y)):
             if not isinstance(T, Tensor | Stream) or T.ndim < 1:
                 raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(T).__name__} instead.")
-            before = 0
+            before = first
             for part in parts(T) if isinstance(T, Stream) else (T,) if len(T) else ():
                 bad = torch.nonzero(~torch.isfinite(part).reshape(len(part), -1).all(dim=1))
                 if len(bad):
@@ -294,8 +313,15 @@ class Trainer:
         if self.ridge or self.decay:
             found["penalty"] = [self.ridge, self.decay]
         if self.certificate is not None:
-            said = self.certificate.to_dict()  # its numbers may differ in the last bits on another machine
-            found["certificate"] = digest_of({name: said[name] for name in ("options", "fingerprint")})
+            found["certificate"] = self.about_certificate(("sample_weight",))  # weights are said apart
             found["checkpoints"] = [self.check_every, self.refit, self.decrease]
             found |= {} if self.start_at_best else {"start": "the model's own readout"}
         return found
+
+    def about_certificate(self, left_out: tuple[str, ...] = ()) -> str:
+        """A digest of what a certificate is about; its numbers may differ in the last bits elsewhere."""
+        assert self.certificate is not None
+        said = self.certificate.to_dict()
+        for name in left_out:
+            said["options"]["map"].pop(name, None)
+        return digest_of({name: said[name] for name in ("options", "fingerprint")})

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from ..history import History
 from ..solve import EquilibriumError
+from ..theory.shards import Shard, gathered, largest, part_of, rank, ranks, total, whole
 from ..theory.streams import Input
 from .anchoring import Anchoring, penalties
 from .augment import augmented
+from .batches import Batches
 from .checkpoint import Checkpoints
 from .distributed import any_rank_failed, sum_over_ranks
 from .objective import Custom, as_objective, weights_of
@@ -48,23 +50,26 @@ class TrainingRun:
         measure: int | None,
     ) -> None:
         self.trainer, self.model = trainer, trainer.model
+        self.rows, self.N = X, whole(X)  # as they were given, and how many all ranks have
+        X = X.rows if isinstance(X, Shard) else X
         # On the layout of a tensor the last bits may depend.
         self.X, self.y = X.contiguous() if isinstance(X, Tensor) else X, y.contiguous()
-        self.validation = None if validation is None else (validation[0].contiguous(), validation[1])
-        self.measure = measure if isinstance(X, Tensor) else 0
+        self.validation = validation
+        self.rank, self.ranks = rank(), ranks()
+        self.part = part_of(self.N)
+        self.measure = measure if isinstance(self.rows, Tensor) else 0
         self.anchoring: Anchoring | None = None
         if trainer.certificate is not None:
             self.anchoring = Anchoring(self, trainer.certificate, y)
             sample_weight = self.anchoring.weights(sample_weight)
-        self.weight = weights_of(sample_weight, X)
+        self.weight = weights_of(sample_weight, self.rows)
         self.objective = as_objective(trainer.loss, self.model, y)
         self.optimiser = trainer.make_optimiser()
         for group in self.optimiser.param_groups:
             group["initial_lr"] = group["lr"]
-        size = len(X) if trainer.batch_size is None else min(trainer.batch_size, len(X))
-        self.batch_size, self.batches = size, math.ceil(len(X) / size)
-        parallel = dist.is_available() and dist.is_initialized()
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
+        self.batch_size = self.N if trainer.batch_size is None else min(trainer.batch_size, self.N)
+        self.batches = math.ceil(self.N / self.batch_size)
+        self.order = Batches(self.N, self.batch_size, trainer.seed, self.part)
         extrapolated = trainer.warm_start == "extrapolate"
         warm = bool(trainer.warm_start) and isinstance(X, Tensor)
         self.starts = WarmStarts(self.model, len(X), extrapolated, warm, trainer.stop)
@@ -115,9 +120,8 @@ class TrainingRun:
         """The rest of the epoch, and what follows from it."""
         if self.position == 0:
             self.kept, self.sums = [self.kept[0], *self.kept[1:][-1:], self.weights()], {}
-        order = self._order()
-        for rows in order.split(self.batch_size)[self.position :]:
-            loss = self._step(rows)
+        for mine, count in self.order.of(self.epoch, self.position):
+            loss = self._step(mine, count)
             if self.failed:
                 break
             self.position, self.step = self.position + 1, self.step + 1
@@ -132,7 +136,8 @@ class TrainingRun:
             if self.ranks > 1:
                 for buffer in self.model.buffers():
                     dist.broadcast(buffer, 0)
-            mean = self.sums["loss"] / len(self.X)
+            self._share_steps()
+            mean = self.sums["loss"] / self.N
             self.epoch, self.position = self.epoch + 1, 0
             if self.anchoring is not None:
                 self.anchoring.epoch_ended()
@@ -163,21 +168,17 @@ class TrainingRun:
     def _loss(self) -> float:
         """The mean loss of the training set, in eval mode."""
         yhat = self.trainer.predict(self.X)
-        return float((self.weight.to(yhat) * self.objective.each(yhat, self.y.to(yhat.device))).mean())
+        each = self.weight.to(yhat) * self.objective.each(yhat, self.y.to(yhat.device))
+        return float(total(each.sum())[0] / self.N) if self.ranks > 1 else float(each.mean())
 
     def _sane(self, loss: float) -> bool:
         if isinstance(self.objective, Custom):
             return math.isfinite(loss)  # it may be negative, and has no scale
         return math.isfinite(loss) and loss <= _GROWN * max(self.series["loss"][0], 1.0)
 
-    def _order(self) -> Tensor:
-        """The samples in the order of this epoch: a function of the seed and its number."""
-        seed = (self.trainer.seed * 1_000_003 + self.epoch) % 2**63
-        return torch.randperm(len(self.X), generator=torch.Generator().manual_seed(seed))
-
-    def _step(self, rows: Tensor) -> float:
-        """One step of the optimiser; returns the mean loss of the batch."""
-        trainer, mine = self.trainer, rows[rows % self.ranks == self.rank]
+    def _step(self, mine: Tensor, count: int) -> float:
+        """One step of the optimiser on a batch of `count` rows over all ranks; returns its mean loss."""
+        trainer = self.trainer
         factor = trainer.schedule.factor(self.step, trainer.epochs * self.batches)
         for group in self.optimiser.param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -188,14 +189,13 @@ class TrainingRun:
         value, error = 0.0, None
         try:
             if len(mine):
-                value = self.differentiate(mine, len(rows), trainer.augment)
+                value = self.differentiate(mine, count, trainer.augment)
         except EquilibriumError as caught:
             error = caught
         if any_rank_failed(error is not None):
-            self._stop(
-                "no equilibrium; another rank names the rows." if error is None else _lost(error, mine),
-                self._lost_advice(),
-            )
+            said = gathered("" if error is None else _lost(error, mine + self.part.start))
+            named = [f"rank {r}: {why}" if self.ranks > 1 else why for r, why in enumerate(said) if why]
+            self._stop("; ".join(named), self._lost_advice())
             return math.nan
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         value = sum_over_ranks(parameters, value)
@@ -213,7 +213,7 @@ class TrainingRun:
             return value
         changed = 0 if trainer.projection is None else trainer.projection.after(self.step, self.model)
         for name, number in (
-            ("loss", value * len(rows)),
+            ("loss", value * count),
             ("times", self.optimiser.param_groups[0]["lr"]),
             ("projections", changed),
             ("work", self._work()),
@@ -301,6 +301,12 @@ class TrainingRun:
         """The most steps that a sample's last solve took, in any layer."""
         found = [getattr(layer.last, which) for layer in self.layers]
         return max((int(s.steps.max()) for s in found if s is not None and len(s.steps)), default=0)
+
+    def _share_steps(self) -> None:
+        """The most steps of any sample are those over all ranks."""
+        names = ("forward_steps", "adjoint_steps")
+        if self.ranks > 1:
+            self.sums |= zip(names, largest(*(self.sums[name] for name in names)), strict=True)
 
     def _work(self) -> int:
         """Evaluations of a row in the last solves, forward and adjoint, of all layers."""

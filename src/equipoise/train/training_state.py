@@ -11,12 +11,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..theory import fingerprint
+from ..theory.shards import BLOCKS, Shard, digest_of_rows, gathered, whole
 from . import optimisers
 from .checkpoint import Checkpoint, Checkpoints
+from .checkpoint_parts import cut_part, read_parts, remove_former_parts, save_part
 
 if TYPE_CHECKING:
     from .training_run import TrainingRun
@@ -29,12 +30,28 @@ _FACTS = (
 
 def about(run: TrainingRun) -> dict[str, Any]:
     """What a checkpoint must agree with to be one of this run."""
-    named = {"X": run.X, "y": run.y, "sample_weight": run.weight}
+    named: dict[str, Any] = {"X": run.X, "y": run.y, "sample_weight": run.weight}
+    sizes: dict[str, int] = {}
+    if run.validation is not None:
+        sizes |= dict.fromkeys(("validation X", "validation y"), whole(run.validation[0]))
+        held = run.validation[0]
+        named |= {"validation X": held.rows if isinstance(held, Shard) else held}
+        named |= {"validation y": run.validation[1]}
+    data = {name: digest_of_rows(T, sizes.get(name, run.N)) for name, T in named.items()}
+    network = re.sub(r" at 0x[0-9a-f]+", "", repr(run.model))
+    return {"network": network, **run.trainer.options(), **data}
+
+
+def _former(run: TrainingRun, name: str) -> str:
+    """A digest as earlier versions wrote it, of a run whose batches are as they were."""
+    named: dict[str, Any] = {"X": run.X, "y": run.y, "sample_weight": run.weight}
     if run.validation is not None:
         named |= {"validation X": run.validation[0], "validation y": run.validation[1]}
-    data = {name: fingerprint(torch.nn.Identity(), T)["X"] for name, T in named.items()}
-    network = re.sub(r" at 0x[0-9a-f]+", "", repr(run.model))
-    return {"network": network, **run.trainer.options(), **data, "ranks": run.ranks}
+    if run.ranks > 1 or run.N >= BLOCKS**2 or name not in (*named, "certificate"):
+        return ""
+    if name == "certificate":
+        return run.trainer.about_certificate()
+    return fingerprint(torch.nn.Identity(), named[name])["X"]
 
 
 def latest(checkpoints: Checkpoints, run: TrainingRun) -> Checkpoint | None:
@@ -43,7 +60,8 @@ def latest(checkpoints: Checkpoints, run: TrainingRun) -> Checkpoint | None:
     if found is None:
         return None
     then = found.facts.get("about", {})
-    if differ := [name for name, value in about(run).items() if then.get(name) != value]:
+    now = about(run)
+    if differ := [n for n, value in now.items() if then.get(n) not in (value, _former(run, n))]:
         raise ValueError(
             f"{found.path} must be a checkpoint of this run. It is of one with other {', '.join(differ)}: "
             f"begin with the data and options of that run, or save into another directory."
@@ -63,8 +81,11 @@ def save(run: TrainingRun, checkpoints: Checkpoints | None) -> None:
         groups["measured"] = {"Z0": run.Z0}
     if run.anchoring is not None:
         groups["anchor"] = run.anchoring.good.weights
-    for name, warm in (run.warm.states if run.warm else {}).items():
-        groups[f"warm.{name}"] = _gathered(run, warm.tensors())
+    warm = {f"warm.{name}": state.tensors() for name, state in (run.warm.states if run.warm else {}).items()}
+    if run.ranks > 1:
+        save_part(checkpoints, run.step, warm, run.part)
+    else:
+        groups |= warm
     if run.rank != 0:
         return
     tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
@@ -73,9 +94,10 @@ def save(run: TrainingRun, checkpoints: Checkpoints | None) -> None:
         facts["anchored"] = asdict(run.anchoring.state)
     facts |= {"about": about(run), "optimiser": numbers, "seconds": run.elapsed()}
     checkpoints.save(run.step, tensors, facts)
+    remove_former_parts(checkpoints, run.step)
 
 
-def restore(run: TrainingRun, saved: Checkpoint) -> None:
+def restore(run: TrainingRun, saved: Checkpoint, checkpoints: Checkpoints) -> None:
     """Go on from there."""
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in saved.tensors.items():
@@ -94,8 +116,14 @@ def restore(run: TrainingRun, saved: Checkpoint) -> None:
     kept = sorted(group for group in groups if group.startswith("kept."))
     run.kept = [{n: t.to(device) for n, t in groups[group].items()} for group in kept]
     run.Z0 = groups["measured"]["Z0"].to(device) if "measured" in groups else None
-    for name, warm in (run.warm.states if run.warm else {}).items():
-        warm.restore(groups[f"warm.{name}"], device)
+    if run.warm is not None:
+        held = {name: t for name, t in groups.items() if name.startswith("warm.")}
+        held = cut_part(held, run.part) if held else read_parts(checkpoints, saved.step, run.part)
+        for name, warm in run.warm.states.items():
+            if f"warm.{name}" in held:
+                warm.restore(held[f"warm.{name}"], device)
+    if str(run.rank) not in groups["rng"]:  # fewer ranks went before
+        return
     chance, size = groups["rng"][str(run.rank)], len(torch.get_rng_state())
     torch.set_rng_state(chance[:size])
     if device.type == "cuda":
@@ -107,19 +135,4 @@ def _rng_states(run: TrainingRun) -> list[Tensor]:
     mine, device = torch.get_rng_state(), run.trainer.device
     if device.type == "cuda":
         mine = torch.cat([mine, torch.cuda.get_rng_state(device)])
-    if run.ranks == 1:
-        return [mine]
-    states = [torch.empty_like(mine) for _ in range(run.ranks)]
-    dist.all_gather(states, mine)
-    return states
-
-
-def _gathered(run: TrainingRun, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The warm states of all samples: each rank has those of its own, and zeros for the others."""
-    if run.ranks == 1:
-        return tensors
-    tensors = {name: t.clone() for name, t in tensors.items()}
-    for name, t in tensors.items():
-        if name != "single":
-            dist.all_reduce(t)
-    return tensors
+    return gathered(mine)
