@@ -164,6 +164,7 @@ def _known() -> Iterator[tuple[type[BaseException], str, str, Code]]:
     from ..files import Damaged, OtherFormat
     from ..solve import EquilibriumError
     from ..tasks import DataChanged, NoRun, NotFinished, RunBusy, WrongOption
+    from ..tasks.spread import RankLost
 
     yield KeyboardInterrupt, "Interrupted", "", Code.INTERRUPTED
     yield DataChanged, "The data have changed", "", Code.DATA
@@ -177,6 +178,8 @@ def _known() -> Iterator[tuple[type[BaseException], str, str, Code]]:
     lost = "equipoise diagnose says which solver would do."
     yield EquilibriumError, "An equilibrium was lost", lost, Code.DIVERGED
     yield MemoryError, "More memory would be needed than there is", "", Code.FAILED
+    again = "equipoise fit --resume goes on, with as many processes as you like."
+    yield RankLost, "A process was lost", again, Code.FAILED
     yield ImportError, "A package is missing", "", Code.FAILED
 
 

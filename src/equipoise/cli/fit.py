@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..recipe import Recipe
-from .failures import Code, Failure, command, flag, option, parameters_of
+from .failures import Code, Ended, Failure, command, flag, option, parameters_of
 from .output import Output
 
 if TYPE_CHECKING:
@@ -84,12 +84,45 @@ def fit(
     lists = {"drop": drop, "categorical": categorical, "numeric": numeric}
     places |= {"weight": weight, "drop_missing_target": drop_missing_target or None}
     places |= {name: tuple(value) if value else None for name, value in lists.items()}
-    if resume is not None:
-        besides = {"out": out, **places, **given}
-        named = ["DATA"] * (data is not None)
-        named += [f"--{name.replace('_', '-')}" for name, value in besides.items() if value is not None]
-        _resume(resume, named, output, not no_report)
-        return
+    from ..tasks.spread import job
+
+    with job() as first:
+        if not first:
+            _take_part()
+        elif resume is not None:
+            besides = {"out": out, **places, **given}
+            named = ["DATA"] * (data is not None)
+            named += [f"--{name.replace('_', '-')}" for name, value in besides.items() if value is not None]
+            _resume(resume, named, output, not no_report)
+        else:
+            _begin(data, out, places, given, output, not no_report)
+
+
+def _take_part() -> None:
+    """The part of a process that torchrun started besides the first, which speaks for all."""
+    from ..tasks.fitting import take_part_in_fit
+
+    try:
+        take_part_in_fit()
+    except (Exception, KeyboardInterrupt) as error:
+        import sys
+
+        from ..plain import plain
+        from ..theory.shards import rank
+
+        told = str(error).splitlines() or [type(error).__name__]
+        print(plain(f"rank {rank()} ends: {told[0]}"), file=sys.stderr)
+        raise Ended(Code.FAILED) from None
+
+
+def _begin(
+    data: str | None,
+    out: Path | None,
+    places: dict[str, Any],
+    given: dict[str, Any],
+    output: Output,
+    report: bool,
+) -> None:
     if data is None:
         raise Failure(
             "What is to be trained on?",
@@ -103,7 +136,7 @@ def fit(
     recipe = _recipe(given)
     asked = Asked.of(data, seed=recipe.seed, **places)
     sample = read(asked, check=partial(check_memory, recipe))
-    train(_create(out, asked, recipe, sample), recipe, sample, output, not no_report, fresh=True)
+    train(_create(out, asked, recipe, sample), recipe, sample, output, report, fresh=True)
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:

@@ -42,6 +42,7 @@ from ..solve import Stop
 from ..solve.driver import Precision
 from ..theory import Certificate
 from ..theory.certify import certify
+from ..theory.shards import ranks
 from ..train.checkpoint import Checkpoints
 from ..train.projection import Projection
 from ..train.safeguarded import safeguarded_descent
@@ -51,11 +52,13 @@ from .choose import choose_sharpness, choose_slack
 from .preparation import Preparation
 from .raw import HELD_OUT, Rows, held_out
 from .scores import score
+from .spread import TrainingRows, take_part
 
 Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
 
 BATCH = 4096  # rows predicted at a time
+EVERY = 5  # steps or epochs from one checkpoint on disk to the next
 CHECKPOINTS = 4  # at which anchored training is held to its promise, the end among them
 GENTLE = 0.01  # a rate up to which weights stay near well-posed for a few steps, so that these need no bound
 GATHERED = 5_000_000  # numbers among which equal rows are looked for
@@ -178,12 +181,17 @@ def fit(
     data = Rows.of(X, y, kind, sample_weight, encoding)
     data = data.balanced() if recipe.class_weight else data
     whole = recipe.path == "safeguarded"
+    if whole and ranks() > 1:
+        raise ValueError(
+            f"safeguarded training is that of one process, which has every row at each step. Got {ranks()} "
+            f"processes: train by theorem='anchored', or certified=False."
+        )
     if whole or (recipe.certified and data.X.size <= GATHERED):
         data = data.gathered()
     recipe = recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
     check_memory(recipe, *data.X.shape)
     tested = None if test is None else Rows.of(*test, kind, encoding=data.encoding)
-    return (_fit_whole if whole else _fit_batches)(data, recipe, tested, {"every": 5, **watched})
+    return (_fit_whole if whole else _fit_batches)(data, recipe, tested, {"every": EVERY, **watched})
 
 
 # -- with every row at each step -----------------------------------------------------------------------------
@@ -320,22 +328,17 @@ def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched
     weights = None if bool((data.weights == 1).all()) else torch.from_numpy(data.weights)
     measured = held or test
     validation = None if measured is None else tensors(model, preparation, measured)
-    loss = "smoothed_hinge" if recipe.loss == "hinge" else recipe.loss
-    certificate = None
-    if begin := watched.get("begin"):
+    if (begin := watched.get("begin")) and ranks() == 1:
         begin(estimated(model, recipe, A, B))
-    if recipe.path == "anchored":
-        F: dict[str, Any] = {
-            "loss": loss,
-            "ridge": recipe.ridge,
-            "decay": recipe.decay,
-            "sample_weight": weights,
-        }
-        certificate = certify(model, A, B, theorem="anchored", **F)
-        if not certificate.proved:
-            raise NotProved(_not_proved(certificate, recipe), certificate)
-    trainer = _trainer(model, recipe, certificate)
-    history = trainer.fit(A, B, validation, sample_weight=weights, **_of_loop(watched))
+    rows = TrainingRows((A, B), weights, validation).spread(
+        recipe, (preparation.inputs, preparation.outputs), watched.get("checkpoints")
+    )
+    trainer, history = _train(model, recipe, rows, watched)
+    certificate = trainer.certificate
+    if certificate is not None and weights is not None and ranks() > 1:  # it is about the rows of all ranks
+        certificate = replace(
+            certificate, options={**certificate.options, "sample_weight": tuple(weights.tolist())}
+        )
     if preparation.classes is not None and recipe.loss not in ("logistic", "cross_entropy"):
         judged = held or data
         outputs = trainer.predict(tensors(model, preparation, judged)[0]).double()
@@ -353,6 +356,32 @@ def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched
         stopped=history.stopped,
         advice=history.advice,
     )
+
+
+def take_part_in_fit() -> None:
+    """What every process but the first does of a `fit` that several share: train on its part of the rows."""
+    recipe, sizes, checkpoints, rows = take_part()
+    _train(recipe.build(*sizes), recipe, rows, {"checkpoints": checkpoints, "every": EVERY})
+
+
+def _train(
+    model: EquilibriumModel, recipe: Recipe, rows: TrainingRows, watched: Watched
+) -> tuple[Trainer, History]:
+    """Certify where that is asked for, and train."""
+    (A, B), certificate = rows.train, None
+    if recipe.path == "anchored":
+        F: dict[str, Any] = {
+            "loss": "smoothed_hinge" if recipe.loss == "hinge" else recipe.loss,
+            "ridge": recipe.ridge,
+            "decay": recipe.decay,
+            "sample_weight": rows.weights,
+        }
+        certificate = certify(model, A, B, theorem="anchored", **F)
+        if not certificate.proved:
+            raise NotProved(_not_proved(certificate, recipe), certificate)
+    trainer = _trainer(model, recipe, certificate)
+    loop = _of_loop(watched)
+    return trainer, trainer.fit(A, B, rows.validation, sample_weight=rows.weights, **loop)
 
 
 def _trainer(model: EquilibriumModel, recipe: Recipe, certificate: Certificate | None) -> Trainer:

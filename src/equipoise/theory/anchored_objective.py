@@ -25,7 +25,7 @@ from .certificate import fingerprint
 from .convex_losses import ConvexLoss
 from .enclosure import product_rounding
 from .read_features import FeatureBlock, LinearReadout, ReadFeatures
-from .shards import Shard, bounded_total, enclosed_total, require_equal, total, whole
+from .shards import Shard, enclosed_total, ranks, require_equal, total, whole
 
 BLOCK = 2048  # rows that are solved for at once
 
@@ -191,10 +191,11 @@ class _Sum:
 
     def share(self) -> None:
         """The sums of this rank become those of all."""
-        self.value, self.slack = enclosed_total(self.value, self.slack)
+        own = Interval(0.0) if self.gradient is None else frobenius(self.gradient)
+        self.value, self.slack, sizes = enclosed_total(self.value, self.slack, own)
         if self.gradient is not None:
-            self.gradient, rounding = bounded_total(self.gradient)
-            self.slack = self.slack + rounding
+            (self.gradient,) = total(self.gradient)
+            self.slack = self.slack + gamma(2 * ranks()) * sizes  # in whatever order it is added
 
 
 def _weighed(w: Tensor, value: Tensor, error: Tensor) -> Interval:

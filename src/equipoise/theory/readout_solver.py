@@ -22,6 +22,7 @@ from .read_features import FeatureBlock
 
 _HELD = 1 << 28  # bytes of features that are held in memory; more are in a file that the system maps
 _NEWTON, _CONJUGATE = 40, 150  # steps at most
+_POLISH = 5  # steps without a line search
 _SAMPLE = 3000  # rows of which preconditioners are made
 _FACTORS = 1 << 25  # numbers that they may have
 _NEAR = 0.5  # a gap, as a share of F, from which on preconditioners of all rows pay
@@ -82,7 +83,7 @@ def solve_readout(held: HeldFeatures, a: Tensor, tolerance: float, steps: int = 
         share = float(G.square().sum()) / unit if unit > 0 else 0.0
         if share <= tolerance or not newton.step(F, G, share):
             break
-    return best
+    return best if newton.dtype != torch.float64 else newton.polished(best)
 
 
 class _Newton:
@@ -131,6 +132,19 @@ class _Newton:
                 return True
             t /= 2
         return False
+
+    def polished(self, a: Tensor) -> Tensor:
+        """The optimum near a, to rounding: whatever the order of sums, a network of float64 gets the same."""
+        self.a = a
+        F, G = self.value_and_gradient()
+        for _ in range(_POLISH):
+            share = float(G.square().sum()) / (2 * self.ridge * F) if F > 0 else 0.0
+            self.a = a + self._direction(G, share)
+            F, new = self.value_and_gradient()
+            if not float(new.norm()) < 0.1 * float(G.norm()):
+                break
+            a, G = self.a, new
+        return a
 
     def _along(self, t: float, D: Tensor, P: list[Tensor]) -> float:
         F = torch.zeros((), dtype=torch.float64)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..linalg import Interval, frobenius, gamma
+from ..linalg import Interval
 
 BLOCKS = 256  # into which rows are divided, whatever the number of ranks
 
@@ -131,18 +131,16 @@ def gathered(what: Any) -> list[Any]:
 
 def enclosed_total(*parts: Interval) -> list[Interval]:
     """Sums of intervals over the ranks, with outward rounding."""
-    found = gathered([(part.lo, part.hi) for part in parts])
+    mine = torch.tensor([[p.lo, p.hi] for p in parts], dtype=torch.float64)
+    everyone = [mine]
+    if ranks() > 1:
+        mine = mine.to(_device())
+        everyone = [torch.empty_like(mine) for _ in range(ranks())]
+        dist.all_gather(everyone, mine)
     sums = [Interval(0.0)] * len(parts)
-    for one in found:
-        sums = [s + Interval(lo, hi) for s, (lo, hi) in zip(sums, one, strict=True)]
+    for one in everyone:
+        sums = [s + Interval(lo, hi) for s, (lo, hi) in zip(sums, one.tolist(), strict=True)]
     return sums
-
-
-def bounded_total(part: Tensor) -> tuple[Tensor, Interval]:
-    """The sum of a matrix over the ranks, and a bound of its rounding in whatever order it is added."""
-    (found,) = total(part)
-    (sizes,) = enclosed_total(frobenius(part))
-    return found, gamma(2 * ranks()) * sizes
 
 
 def require_equal(what: str, mine: str) -> None:

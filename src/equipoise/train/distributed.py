@@ -13,6 +13,7 @@ from ..solve import EquilibriumError
 from ..theory.certificate import fingerprint
 from ..theory.shards import Shard, part_of, ranks, total
 from ..theory.streams import Stream
+from .environment import environment
 
 
 def any_rank_failed(failed: bool, group: dist.ProcessGroup | None = None) -> bool:
@@ -83,6 +84,15 @@ def begin_together(
         )
 
 
+def versions() -> dict[str, str]:
+    """What all ranks must have alike so that what they compute alike is alike to the last bit."""
+    from .. import __version__
+
+    now = environment()
+    found = {"version of equipoise": __version__, "version of torch": torch.__version__}
+    return found | {name: now[name] for name in ("processor", "threads")}
+
+
 def cut(X: Tensor | Stream, y: Tensor) -> tuple[Shard, Tensor, dict[str, str]]:
     """This rank's part of data that every rank has, and the digests of the whole."""
     known = {name: digest for name, digest in fingerprint(nn.Identity(), X, y).items() if name != "weights"}
@@ -90,12 +100,12 @@ def cut(X: Tensor | Stream, y: Tensor) -> tuple[Shard, Tensor, dict[str, str]]:
     return Shard(X[at], len(X), known), y[at], known
 
 
-def sum_over_ranks(parameters: list[nn.Parameter], value: float) -> float:
-    """Gradients summed over the ranks, in place; the value likewise."""
+def sum_over_ranks(parameters: list[nn.Parameter], *values: float) -> list[float]:
+    """Gradients summed over the ranks, in place; the values likewise."""
     if ranks() == 1:
-        return value
+        return list(values)
     own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    *sums, found = total(*own, torch.tensor(value, dtype=torch.float64))
+    *sums, found = total(*own, torch.tensor(values, dtype=torch.float64))
     for p, gradient in zip(parameters, sums, strict=True):
         p.grad = gradient
-    return float(found)
+    return [float(v) for v in found]

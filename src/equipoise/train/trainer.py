@@ -18,8 +18,7 @@ from ..theory.streams import Input, Stream, as_data, as_input, parts
 from .augment import named
 from .callbacks import Callback, followed
 from .checkpoint import Checkpoints
-from .distributed import begin_together, cut
-from .environment import environment
+from .distributed import begin_together, cut, versions
 from .objective import as_objective, scores
 from .optimisers import Factory, make_optimiser
 from .projection import Projection
@@ -207,10 +206,6 @@ class Trainer:
         self, X: Input, y: Tensor, validation: Data | None, sample_weight: Tensor | None, measure: int | None
     ) -> TrainingRun:
         """The run, once every process has made the same one."""
-        from .. import __version__
-
-        versions = {"version of equipoise": __version__, "version of torch": torch.__version__}
-        versions |= {name: environment()[name] for name in ("processor", "threads")}  # of the last bits
         given: dict[str, str] = {}  # digests of what every rank has whole
         try:
             self.check(X, y)
@@ -226,9 +221,9 @@ class Trainer:
                 X, y, known = cut(X, y)
                 given |= known
         except Exception as error:
-            begin_together(versions, error)
+            begin_together(versions(), error)
             raise
-        begin_together({**versions, **given})
+        begin_together({**versions(), **given})
         run = TrainingRun(self, X, y, validation, sample_weight, measure)
         if run.ranks > 1:
             begin_together({**about(run), "epochs": self.epochs, "measure": measure})

@@ -21,7 +21,7 @@ from .anchoring import Anchoring, penalties
 from .augment import augmented
 from .batches import Batches
 from .checkpoint import Checkpoints
-from .distributed import any_rank_failed, sum_over_ranks
+from .distributed import sum_over_ranks
 from .objective import Custom, as_objective, weights_of
 from .training_state import save
 from .warm_start import WarmStarts, startable
@@ -84,6 +84,7 @@ class TrainingRun:
         self.best: dict[str, Tensor] = {}
         self.best_epoch, self.best_loss = 0, math.inf
         self.stopped = self.advice = ""
+        self.about: dict[str, Any] = {}  # what a checkpoint of it agrees with
         self.failed = False  # stopped by what must not happen, not for want of progress
         self.Z0: Tensor | None = None
         self.reported = 0  # entries of the series that were told
@@ -192,13 +193,13 @@ class TrainingRun:
                 value = self.differentiate(mine, count, trainer.augment)
         except EquilibriumError as caught:
             error = caught
-        if any_rank_failed(error is not None):
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        value, failed = sum_over_ranks(parameters, value, float(error is not None))
+        if failed:
             said = gathered("" if error is None else _lost(error, mine + self.part.start))
             named = [f"rank {r}: {why}" if self.ranks > 1 else why for r, why in enumerate(said) if why]
             self._stop("; ".join(named), self._lost_advice())
             return math.nan
-        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        value = sum_over_ranks(parameters, value)
         for p, share in self.penalties:
             if p.grad is not None:
                 p.grad.add_(p.detach(), alpha=share)

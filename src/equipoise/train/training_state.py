@@ -29,7 +29,9 @@ _FACTS = (
 
 
 def about(run: TrainingRun) -> dict[str, Any]:
-    """What a checkpoint must agree with to be one of this run."""
+    """What a checkpoint must agree with to be one of this run; computed once, by all ranks together."""
+    if run.about:
+        return run.about
     named: dict[str, Any] = {"X": run.X, "y": run.y, "sample_weight": run.weight}
     sizes: dict[str, int] = {}
     if run.validation is not None:
@@ -39,7 +41,8 @@ def about(run: TrainingRun) -> dict[str, Any]:
         named |= {"validation y": run.validation[1]}
     data = {name: digest_of_rows(T, sizes.get(name, run.N)) for name, T in named.items()}
     network = re.sub(r" at 0x[0-9a-f]+", "", repr(run.model))
-    return {"network": network, **run.trainer.options(), **data}
+    run.about = {"network": network, **run.trainer.options(), **data}
+    return run.about
 
 
 def _former(run: TrainingRun, name: str) -> str:
@@ -86,13 +89,14 @@ def save(run: TrainingRun, checkpoints: Checkpoints | None) -> None:
         save_part(checkpoints, run.step, warm, run.part)
     else:
         groups |= warm
+    agreed = about(run)
     if run.rank != 0:
         return
     tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
     facts = {name: getattr(run, name) for name in _FACTS}
     if run.anchoring is not None:
         facts["anchored"] = asdict(run.anchoring.state)
-    facts |= {"about": about(run), "optimiser": numbers, "seconds": run.elapsed()}
+    facts |= {"about": agreed, "optimiser": numbers, "seconds": run.elapsed()}
     checkpoints.save(run.step, tensors, facts)
     remove_former_parts(checkpoints, run.step)
 
