@@ -1,0 +1,130 @@
+"""Training for certificates: losses of margins that hold for every input near a sample.
+
+`CertifiedMargin` counts a class j as ŷ_j + ε L_yj, with L_yj the Lipschitz constant of ŷ_y − ŷ_j by the
+ellipsoid of sym(I − W) (`theory.ellipsoid`), so that what the loss separates stays apart within ‖δ‖ ≤ ε.
+`box_margins` are those of |δ_i| ≤ ε, by bounds of every unit over the box and one dual bound a margin: for a
+loop of your own, in which ε is raised slowly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..models.affine import AffineFamily
+from .objective import CrossEntropy
+
+_LEAST = 1e-12  # of a squared distance whose root is differentiated
+_ROUNDS = 6  # of bounds, and of multipliers
+
+
+def pair_constants(model: AffineFamily) -> Tensor:
+    """(k, k): Lipschitz constants of ŷ_p − ŷ_q, to be differentiated; `pairwise_lipschitz` proves them."""
+    W, U = model.weight(), _input_matrix(model)
+    S = torch.eye(len(W), dtype=W.dtype, device=W.device) - (W + W.T) / 2
+    L, info = torch.linalg.cholesky_ex(S)
+    if int(info):
+        raise ValueError(
+            "robust training needs sym(I − W) ≻ 0, as Monotone has by construction, and other families "
+            "where Projection keeps ‖W‖ < 1. Got a W for which it is not."
+        )
+    G = torch.linalg.solve_triangular(L, U, upper=False)  # S^{−½}U, up to a rotation
+    a = model.readout_weight.reshape(model.width, model.outputs)
+    v = torch.linalg.solve_triangular(L, a, upper=False)  # S^{−½}a
+    steepest = torch.linalg.eigvalsh(G @ G.T)[-1].clamp_min(_LEAST).sqrt()
+    return (_distances(G.T @ v) + steepest * _distances(v)) / 2
+
+
+@dataclass(frozen=True)
+class CertifiedMargin(CrossEntropy):
+    """A loss for `Trainer`: the cross entropy of ŷ_j + ε L_yj, so that margins hold within ‖δ‖ ≤ ε.
+
+        loss = eq.train.CertifiedMargin(model, epsilon=0.45)
+        eq.Trainer(model, loss, optimiser="adam", schedule="cosine").fit(X, y)
+        eq.certified_radius(model, X_test, y_test).share(0.3)
+
+    Args:
+        model: that is trained, of a family z = σ(Wz + Ux + b): `Monotone` or `GaussianReLU`.
+        epsilon: > 0, in the units of the inputs. A half more than the radius that is wanted serves it well.
+    """
+
+    model: AffineFamily = field(repr=False)
+    epsilon: float
+
+    name = "certified_margin"
+
+    def __post_init__(self) -> None:
+        _input_matrix(self.model)
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be a finite number > 0. Got {self.epsilon!r} instead.")
+        if self.model.outputs < 2:
+            raise ValueError("a certified margin is that of classes: outputs must be ≥ 2. Got 1 instead.")
+
+    def each(self, yhat: Tensor, y: Tensor) -> Tensor:
+        """(N,)"""
+        if y.is_floating_point():
+            raise ValueError(f"a certified margin needs labels of integers. Got {y.dtype} instead.")
+        super().each(yhat.detach(), y)  # which checks the labels
+        L = pair_constants(self.model)
+        return super().each(yhat + self.epsilon * (L if yhat.requires_grad else L.detach())[y.long()], y)
+
+
+def box_margins(
+    model: AffineFamily, x: Tensor, y: Tensor, epsilon: float, box: tuple[float, float]
+) -> Tensor:
+    """(N, k): about ≤ ŷ_y − ŷ_j for every |δ_i| ≤ ε within the box, to be differentiated.
+
+    `verify_predictions` proves, and more: here nothing is tightened, climbed, split or rounded outward.
+    Units are bounded by intervals, iterated, and each margin by the multipliers of slopes h/(h − l).
+    """
+    W, U = model.weight(), _input_matrix(model)
+    low, high = (x - epsilon).clamp_min(box[0]), (x + epsilon).clamp_max(box[1])
+    reach = (high - low) / 2
+    b = model.injection((low + high) / 2)
+    far, size = reach @ U.abs().T, W.abs()
+    on_low = on_high = torch.relu(b)
+    lower = upper = b
+    for _ in range(_ROUNDS):
+        centre, width = (on_low + on_high) / 2, (on_high - on_low) / 2
+        p, r = centre @ W.T + b, width @ size.T + far
+        lower, upper = p - r, p + r
+        on_low, on_high = torch.relu(lower), torch.relu(upper)
+    a = model.readout_weight.reshape(model.width, model.outputs).T
+    w = a[y][:, None] - a  # (N, k, n)
+    may = ((lower < 0) & (upper > 0))[:, None]
+    lower, upper = lower[:, None], upper[:, None]
+    s = torch.where(may, upper / (upper - lower).clamp_min(1e-9), (lower >= 0).to(w))
+    nu = s * w
+    for _ in range(_ROUNDS):
+        nu = s * (w + nu @ W)
+    g = w + nu @ W
+    tau = torch.minimum(g * torch.relu(lower) - nu * lower, g * torch.relu(upper) - nu * upper)
+    tau = torch.where(may, tau.clamp_max(0.0), tau)
+    margins = tau.sum(dim=2) + (nu * b[:, None]).sum(dim=2) - ((nu @ U).abs() * reach[:, None]).sum(dim=2)
+    c = model.readout_bias
+    return margins if c is None else margins + c[y][:, None] - c
+
+
+def _input_matrix(model: AffineFamily) -> Tensor:
+    U = getattr(model, "U", None)
+    if (
+        not isinstance(model, AffineFamily)
+        or not isinstance(U, Tensor)
+        or U.shape != (model.width, model.inputs)
+    ):
+        raise TypeError(
+            f"robust training knows families with u(x) = Ux + b, Monotone and GaussianReLU. Got "
+            f"{type(model).__name__} instead."
+        )
+    return U
+
+
+def _distances(columns: Tensor) -> Tensor:
+    """(k, k): ‖column_p − column_q‖."""
+    G = columns.T @ columns
+    square = G.diagonal()[:, None] + G.diagonal() - 2 * G
+    apart = ~torch.eye(len(G), dtype=torch.bool, device=G.device)
+    return torch.where(apart, square.clamp_min(_LEAST).sqrt(), 0.0)
