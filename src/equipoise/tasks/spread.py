@@ -26,6 +26,7 @@ _ROWS = "equipoise/rows"  # in the store of the job: how many rows there are
 _NAMING = timedelta(seconds=2)  # in which those that are left find out who is missing
 
 Pair = tuple[Any, Tensor]  # of a Tensor or a Shard, and its targets
+Sizes = tuple[int | tuple[int, int, int], int]  # of inputs and outputs
 
 
 class RankLost(RuntimeError):
@@ -40,7 +41,7 @@ class TrainingRows:
     weights: Tensor | None = None
     validation: Pair | None = None
 
-    def spread(self, recipe: Recipe, sizes: tuple[int, int], checkpoints: Checkpoints | None) -> TrainingRows:
+    def spread(self, recipe: Recipe, sizes: Sizes, checkpoints: Checkpoints | None) -> TrainingRows:
         """On the first rank: hand every rank its part, and keep one. With one process: all, as it is."""
         if ranks() == 1:
             return self
@@ -59,7 +60,7 @@ class TrainingRows:
         )
 
 
-def take_part() -> tuple[Recipe, tuple[int, int], Checkpoints | None, TrainingRows]:
+def take_part() -> tuple[Recipe, Sizes, Checkpoints | None, TrainingRows]:
     """On another rank: the recipe, the sizes of the network, its checkpoints, and this rank's rows."""
     recipe, sizes, where, known, weighted, measured = _told(None)
     train = _received(known), _scatter(None)
