@@ -284,7 +284,8 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
 
 def _flat(X: Any) -> tuple[Any, tuple[int, ...]]:
     """Images as rows of numbers, and the shape of each; any other X as it is."""
-    if np.ndim(X) < 3 or len(X) == 0:
+    shape = np.asarray(X).shape if isinstance(X, list) else getattr(X, "shape", ())
+    if len(shape) < 3 or shape[0] == 0:
         return X, ()
     X = np.asarray(X)
     return X.reshape(len(X), -1), X.shape[1:]

@@ -17,7 +17,7 @@ from equipoise.explore import (
     random_directions,
     shifted,
 )
-from equipoise.models import GaussianReLU, LinearEquilibrium, LinearModel, Monotone, OptEq, ScaledReLU
+from equipoise.models import GaussianReLU, LinearEquilibrium, LinearModel, Monotone, ScaledReLU
 from equipoise.models.cell import Equilibrium
 from equipoise.solve import Picard, Stop
 from equipoise.train import Trainer
@@ -246,11 +246,11 @@ def test_the_share_below_a_level_counts_what_is_masked_as_high():
     assert found.reasons == {"loss not finite": 3}
 
 
-def test_another_model_than_an_affine_family_is_told_what_measures_it():
+def test_a_model_whose_equilibria_cannot_be_proved_unique_is_told_what_measures_it():
     X, y = problem()
-    model = OptEq(4, 5, 6, dtype=torch.float64)
+    model = LinearModel(4).double()
     directions = random_directions(model, 1, generator())
-    with pytest.raises(TypeError, match=r"affine families.* Got OptEq instead: module_loss"):
+    with pytest.raises(TypeError, match=r"proved unique.* Got LinearModel instead: module_loss"):
         landscape(model, affine_loss(X, y), directions, AXIS)
     loss = lambda m, state: (m(X).flatten() - y).square().sum().item()
     assert landscape(model, module_loss(loss), directions, [0.0]).loss[0] == pytest.approx(loss(model, None))

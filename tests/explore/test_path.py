@@ -82,7 +82,7 @@ def test_a_repeated_training_passes_through_the_weights_of_the_run(trained, kind
     assert (
         on_disk.steps()[0] == {"certified": 5, "free": 20}[kind]
     )  # of free training: epoch 5, 4 batches each
-    earlier = on_disk._read(on_disk.steps()[0]).tensors
+    earlier = on_disk.read(on_disk.steps()[0]).tensors
     assert all(torch.equal(w, earlier[PREFIX[kind] + n]) for n, w in weights[5].items())
 
 

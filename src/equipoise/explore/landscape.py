@@ -251,7 +251,8 @@ def affine_loss(
         else:
             objective = as_objective(loss, model, y)
             measure = lambda yhat, y: objective.each(yhat, y).sum()
-        if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        weight = getattr(model, "weight", None)  # which may hold products of parameters
+        if callable(weight) and not bool(torch.isfinite(weight()).all()):
             return Reading(reason="weights not finite")
         if not _unique(model, X):
             return Reading(reason="equilibrium not proved unique")

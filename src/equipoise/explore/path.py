@@ -65,6 +65,10 @@ class Moments(Checkpoints):
         """None: there is no checkpoint to go on from."""
         return []
 
+    def parts(self) -> list[Path]:
+        """None: nothing is written."""
+        return []
+
 
 def training_path(
     X: Any,

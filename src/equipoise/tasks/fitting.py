@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import memory
 from ..data.encoding import Encoding
 from ..data.errors import DataError
 from ..history import History
@@ -49,6 +48,7 @@ from ..train.safeguarded import safeguarded_descent
 from ..train.trainer import Trainer
 from .arrays import Array
 from .choose import choose_sharpness, choose_slack
+from .forecast import Forecast, check_memory, memory_needed
 from .preparation import Preparation
 from .raw import HELD_OUT, Rows, held_out
 from .scores import score
@@ -143,14 +143,6 @@ class Watched(TypedDict, total=False):
     record: Record | None
     progress: Progress | None
     begin: Callable[[Forecast], None] | None
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a training will take, from the time of a few steps: seconds, and bytes beside the data."""
-
-    seconds: float
-    bytes: float
 
 
 def fit(
@@ -271,29 +263,6 @@ def _left_out_score(preparation: Preparation, left_out: Tensor, data: Rows) -> d
     """Accuracy or R² of the leave-one-out predictions."""
     found = score(preparation.answers(left_out), data.y, preparation.classes is not None, data.weights)
     return {name: value for name, value in found.items() if name in ("accuracy", "r2")}
-
-
-def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
-    """A MemoryError where training would not fit into memory, before anything large is made of the rows."""
-    need, have = memory_needed(recipe.resolved(rows), rows, columns), memory.available()
-    if lacking := memory.shortage(need, have):
-        raise MemoryError(
-            f"Training on {rows} rows at width {recipe.resolved(rows).width or columns} needs about "
-            f"{lacking}. About {int(rows * 0.5 * have / need)} rows would fit."
-        )
-
-
-def memory_needed(recipe: Recipe, rows: int, columns: int) -> float:
-    """Bytes that training needs beside the raw rows.
-
-    With every row at each step: about a dozen equilibria and adjoints, (N, m) each. In batches: the inputs,
-    each row's last equilibrium, features of a checkpoint while they fit, and a few matrices (m, m).
-    """
-    width = recipe.built.numbers(recipe.width, columns)
-    if recipe.path == "safeguarded":
-        return 8.0 * rows * width * 12
-    size = 4.0 if recipe.dtype == "float32" else 8.0
-    return size * rows * (2 * columns + width) + min(8.0 * rows * width, 2**28) + 80.0 * width * width
 
 
 def _not_proved(certificate: Certificate, recipe: Recipe) -> str:

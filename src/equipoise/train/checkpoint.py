@@ -102,6 +102,10 @@ class Checkpoints:
         found = (_NAME.fullmatch(p.name) for p in self.directory.iterdir())
         return sorted({int(match[1]) for match in found if match})
 
+    def parts(self) -> list[Path]:
+        """The directories in which the ranks of a run keep checkpoints of their own rows."""
+        return sorted((self.directory / "rows").glob("*"))
+
     def latest(self) -> Checkpoint | None:
         """The newest that is intact, or None; a CheckpointWarning names each newer one."""
         return next(self._intact(), None)

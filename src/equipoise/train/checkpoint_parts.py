@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,11 +19,6 @@ from .checkpoint import Checkpoint, Checkpoints, CheckpointWarning
 
 Groups = dict[str, dict[str, Tensor]]
 _SINGLE = "single"  # the one entry that has no row for a sample
-
-
-def _parts(checkpoints: Checkpoints) -> Iterator[tuple[Path, Checkpoints]]:
-    for path in sorted((checkpoints.directory / "rows").glob("*")):
-        yield path, Checkpoints(path)
 
 
 def save_part(checkpoints: Checkpoints, step: int, groups: Groups, at: slice) -> None:
@@ -38,8 +32,8 @@ def save_part(checkpoints: Checkpoints, step: int, groups: Groups, at: slice) ->
 
 def remove_former_parts(checkpoints: Checkpoints, step: int) -> None:
     """Remove the parts of another number of ranks, which went before this step."""
-    for path, part in _parts(checkpoints):
-        if step not in part.steps():
+    for path in checkpoints.parts():
+        if step not in Checkpoints(path).steps():
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -78,7 +72,7 @@ def read_parts(checkpoints: Checkpoints, step: int, at: slice) -> Groups:
 
 
 def _at_step(checkpoints: Checkpoints, step: int) -> Iterator[Checkpoint]:
-    for _, part in _parts(checkpoints):
+    for part in map(Checkpoints, checkpoints.parts()):
         if step in part.steps():
             try:
                 yield part.read(step)

@@ -122,7 +122,10 @@ def restore(run: TrainingRun, saved: Checkpoint, checkpoints: Checkpoints) -> No
     run.Z0 = groups["measured"]["Z0"].to(device) if "measured" in groups else None
     if run.warm is not None:
         held = {name: t for name, t in groups.items() if name.startswith("warm.")}
-        held = cut_part(held, run.part) if held else read_parts(checkpoints, saved.step, run.part)
+        if len(groups["rng"]) == 1:  # one process wrote it, with the rows of all
+            held = cut_part(held, run.part)
+        elif run.warm.states:
+            held = read_parts(checkpoints, saved.step, run.part)
         for name, warm in run.warm.states.items():
             if f"warm.{name}" in held:
                 warm.restore(held[f"warm.{name}"], device)

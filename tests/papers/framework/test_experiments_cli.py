@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said(tmp_path):
     assert unknown.exit_code == 2
     assert "gao2022.fig1" in unknown.output
     for asked, said in (
-        (("--scale", "huge"), "tiny, small, medium, paper"),
+        (("--scale", "huge"), "'tiny', 'small'"),
         (("--data", "digits,mnst"), "did you mean 'mnist'"),
         (("--data", ""), "no data set is called ''"),
         (("--data-dir", tmp_path / "nodir"), "must be one that exists"),

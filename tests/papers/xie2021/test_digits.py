@@ -120,10 +120,17 @@ def test_the_legend_of_seven_columns_covers_no_curve(monkeypatch, tmp_path):
     assert len(ax.get_legend().get_texts()) == len(digits.COLUMNS)
     assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1
     assert len(drawn["sizes"].axes) == len(digits.SWEEPS)
-    assert len(ax.collections) == len(digits.COLUMNS)  # a band each, of the seeds
-    for line, band, column in zip(ax.get_lines(), ax.collections, digits.COLUMNS, strict=True):
+    assert len(ax.collections) == len(digits.COLUMNS)  # whiskers each, of the seeds
+    for line, whiskers, column in zip(ax.get_lines(), ax.collections, digits.COLUMNS, strict=True):
         scores = np.array([100 * np.array(r[column]["accuracies"]) for r in grid()["cells"].values()])
         assert line.get_ydata() == pytest.approx(scores.mean(axis=1))
-        assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(
-            (scores.mean(axis=1) + scores.std(axis=1, ddof=1)).max()
-        )
+        ends = {
+            a: (m - sd, m + sd)
+            for a, m, sd in zip(
+                line.get_xdata(), scores.mean(axis=1), scores.std(axis=1, ddof=1), strict=True
+            )
+        }
+        assert whiskers.get_paths()
+        for path in whiskers.get_paths():
+            (a, low), (_, high) = path.vertices
+            assert (low, high) == pytest.approx(ends[a])
