@@ -74,8 +74,10 @@ def test_margins_of_boxes_are_below_those_of_their_inputs_and_exact_without_a_bo
 
 
 def test_what_robust_training_does_not_know_is_refused():
-    with pytest.raises(TypeError, match="Monotone and GaussianReLU"):
+    with pytest.raises(TypeError, match=r"Ux \+ b"):
         CertifiedMargin(eq.ScaledReLU(3, 4, outputs=2), 0.1)
+    with pytest.raises(TypeError, match="Got LinearEquilibrium"):
+        CertifiedMargin(eq.LinearEquilibrium(3, outputs=2), 0.1)
     with pytest.raises(ValueError, match="> 0"):
         CertifiedMargin(_model(), 0.0)
     with pytest.raises(ValueError, match="≥ 2"):

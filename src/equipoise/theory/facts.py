@@ -105,6 +105,7 @@ class AffineFacts(Facts):
 
     affine = True
     spans_injection: ClassVar[bool] = False  # whether col(Z) = col(u(X)) for all hidden weights
+    linear_injection: ClassVar[bool] = False  # whether u(x) = Ux + b, with U the `input_map`
 
     @property
     def obstacle(self) -> str:

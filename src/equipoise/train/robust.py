@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..models.affine import AffineFamily
+from ..theory.facts import AffineFacts, find_facts
 from .objective import CrossEntropy
 
 _LEAST = 1e-12  # of a squared distance whose root is differentiated
@@ -47,7 +48,7 @@ class CertifiedMargin(CrossEntropy):
         eq.certified_radius(model, X_test, y_test).share(0.3)
 
     Args:
-        model: that is trained, of a family z = σ(Wz + Ux + b): `Monotone` or `GaussianReLU`.
+        model: that is trained, of a family z = σ(Wz + Ux + b), such as `Monotone`.
         epsilon: > 0, in the units of the inputs. A half more than the radius that is wanted serves it well.
     """
 
@@ -109,17 +110,13 @@ def box_margins(
 
 
 def _input_matrix(model: AffineFamily) -> Tensor:
-    U = getattr(model, "U", None)
-    if (
-        not isinstance(model, AffineFamily)
-        or not isinstance(U, Tensor)
-        or U.shape != (model.width, model.inputs)
-    ):
+    known = find_facts(model)
+    if not isinstance(known, AffineFacts) or not known.linear_injection:
         raise TypeError(
-            f"robust training knows families with u(x) = Ux + b, Monotone and GaussianReLU. Got "
+            f"robust training knows families with u(x) = Ux + b, such as Monotone. Got "
             f"{type(model).__name__} instead."
         )
-    return U
+    return known.input_map()
 
 
 def _distances(columns: Tensor) -> Tensor:

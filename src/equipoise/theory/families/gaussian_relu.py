@@ -29,6 +29,7 @@ class GaussianReLUFacts(ContractingFacts):
 
     family = "GaussianReLU"
     remedy = "a smaller W (sigma_w2)"
+    linear_injection = True
 
     def norms(self, of: Singular) -> tuple[Interval, dict[str, Interval]]:
         """‖W‖ itself."""

@@ -66,6 +66,7 @@ class MonotoneFacts(AffineFacts):
     """What is known of Monotone."""
 
     family = "Monotone"
+    linear_injection = True
 
     def enclosure(self, X: Tensor) -> Enclosure:
         """With the rounding of every part of W."""
