@@ -173,13 +173,12 @@ def test_teacher_targets():
 
 def test_targets():
     y = np.array([0, 1, 1, 0])
-    assert prepare.plus_minus(y).tolist() == [-1, 1, 1, -1]
     assert prepare.zero_one(y).tolist() == [0, 1, 1, 0]
-    assert prepare.plus_minus(np.array([3, 8]), (8, 3)).tolist() == [1, -1]
+    assert prepare.zero_one(np.array([3, 8]), (8, 3)).tolist() == [1, 0]
     assert prepare.one_hot(np.array([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert prepare.plus_minus(y).dtype == np.float64
+    assert prepare.zero_one(y).dtype == np.float64
     with pytest.raises(DataError, match=r"row 2 has a label outside \[0, 1\]"):
-        prepare.plus_minus(np.array([0, 1, 2]))
+        prepare.zero_one(np.array([0, 1, 2]))
     with pytest.raises(DataError, match="row 1 has a label outside"):
         prepare.one_hot(np.array([0, -1]), 2)
     with pytest.raises(DataError, match="row 0 has a label outside"):

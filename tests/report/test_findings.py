@@ -14,7 +14,7 @@ import equipoise as eq
 from equipoise import report
 from equipoise.files import strict
 from equipoise.recipe import Recipe
-from equipoise.report.findings import evenly
+from equipoise.tasks.arrays import evenly
 from equipoise.tasks.fitting import Fitted, fit
 
 RNG = np.random.default_rng(0)

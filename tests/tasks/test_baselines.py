@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import Ridge
 
+from equipoise.recipe import Recipe
 from equipoise.report.words import beside, kept
-from equipoise.tasks.baselines import baselines
+from equipoise.tasks.baselines import baselines, frozen
+from equipoise.tasks.fitting import fit
 from equipoise.tasks.preparation import Preparation
 
 RNG = np.random.default_rng(0)
@@ -42,3 +45,28 @@ def test_what_was_kept_is_counted():
     told = {"checkpoints": [{"accepted": True}, {"accepted": False}], "F_end": [1.0, 2.0], "gap": 1e-6}
     assert kept(told).startswith("1 of 2 checkpoints were kept. F ended at 2,")
     assert kept({"checkpoints": 3}) == ""
+
+
+@pytest.mark.parametrize("how", [{}, {"certified": False}, {"theorem": "safeguarded"}])
+def test_frozen_features_are_those_of_the_start_with_the_readout_of_least_squares(how):
+    y = np.sin(2 * X[:, 0]) + X[:, 1] ** 2
+    epochs = {"steps": 2} if "theorem" in how else {"epochs": 1}
+    fitted = fit(X[:40], y[:40], "regression", Recipe(width=64, dtype="float64", **epochs, **how))
+    ridge = Recipe().resolved(40).ridge
+    start, prepared = fitted.start(), fitted.preparation
+    with torch.no_grad():
+        Z = start.equilibrium(prepared.apply(X)).numpy()
+    a = np.linalg.solve(Z[:40].T @ Z[:40] + ridge * np.eye(64), Z[:40].T @ prepared.targets(y[:40]).numpy())
+    said = prepared.answers(torch.from_numpy(Z[40:] @ a))
+    by_hand = 1 - ((said - y[40:]) ** 2).sum() / ((y[40:] - y[40:].mean()) ** 2).sum()
+    found = frozen(fitted, (X[:40], y[:40]), (X[40:], y[40:]))
+    assert found == {"frozen": pytest.approx(by_hand, abs=1e-6)}
+
+
+def test_images_have_every_rival_too():
+    images, labels = RNG.normal(size=(40, 6, 6)), np.arange(40) % 2
+    fitted = fit(images, labels, "classification", Recipe(model="conv-opteq", width=2, epochs=1))
+    rows = images.reshape(40, -1), labels
+    known = baselines(fitted.preparation, rows, rows) | frozen(fitted, rows, rows)
+    assert set(known) == {"constant", "linear", "frozen"}
+    assert known["constant"] == 0.5 <= known["frozen"]

@@ -333,7 +333,7 @@ def mnist(per_class, classes=(0, 1)):
         pytest.skip("MNIST is not there: set EQUIPOISE_DATA")
     part = eq.data.prepare.two_classes(raw, classes=classes, per_class=per_class)
     rows = lambda x: torch.from_numpy(eq.data.prepare.unit_norm(eq.data.prepare.flatten(x), "sqrt_d"))
-    signs = lambda v: torch.from_numpy(eq.data.prepare.plus_minus(v))
+    signs = lambda v: torch.from_numpy(2 * eq.data.prepare.zero_one(v) - 1)
     return rows(part.x_train), signs(part.y_train), rows(part.x_test), signs(part.y_test)
 
 

@@ -149,7 +149,9 @@ def _bring_up(run: Run) -> None:
 def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
     results, certificate = run.status["results"], fitted.certificate
     output.result({"run": str(run.path), "report": str(page) if page else None, **run.status})
-    facts = {"network": repr(fitted.model), **_scores(results["scores"])}
+    model = fitted.model
+    network = f"{type(model).__name__}({model.extra_repr()})"  # without the modules within
+    facts = {"network": network, **_scores(results["scores"])}
     if results["score"] is not None:
         facts["beside it"] = beside(results["score_name"], results["score"], results["baselines"])
     if certificate is not None:

@@ -162,11 +162,6 @@ def teacher_targets(X: Array, gamma: float = 0.8, seed: int = 0) -> Array:
     return Z @ B.T + rng.standard_normal((len(X), 1))
 
 
-def plus_minus(y: Array, classes: tuple[int, int] = (0, 1)) -> Array:
-    """−1 for the first class, +1 for the second, (N,) float64"""
-    return 2.0 * zero_one(y, classes) - 1.0
-
-
 def zero_one(y: Array, classes: tuple[int, int] = (0, 1)) -> Array:
     """0 for the first class, 1 for the second, (N,) float64"""
     _labels(y, classes)

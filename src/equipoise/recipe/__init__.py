@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .checks import integer, number, one_of
+from ..checks import integer, one_of
 from .families import DEFAULT, FAMILIES, OWN, Family, Inputs, build
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..models.base import EquilibriumModel
 
-__all__ = ["FAMILIES", "Family", "Inputs", "Kind", "Recipe", "integer", "number", "of_panel", "one_of"]
+__all__ = ["FAMILIES", "Family", "Inputs", "Kind", "Recipe", "of_panel"]
 
 Kind = Literal["classification", "regression"]
 
@@ -37,7 +37,6 @@ SMALLEST = 64
 USUAL: dict[str, Any] = {"optimiser": "adam", "rate": 5e-3, "schedule": "cosine", "weight_decay": 0.0}
 RIDGE = 30.0, 0.1  # λ of the readout: this much, but no more than a share of the rows
 DECAY = 10.0, 0.03  # κ of the hidden weights, likewise
-AUGMENTATIONS = "shifts", "flips"  # of images
 
 
 def _option(panel: str, words: str, default: Any = None) -> Any:
@@ -91,14 +90,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         from ..losses import LOSSES
+        from ..train.augment import named
         from ..train.optimisers import OPTIMISERS
         from ..train.schedules import SCHEDULES
 
         one_of("model", self.model, ("auto", *FAMILIES))
-        one_of("certified", self.certified, (True, False))
+        if not isinstance(self.certified, bool):
+            raise ValueError(f"certified must be one of True, False. Got {self.certified!r} instead.")
         integer("seed", self.seed, 0)
         for name in ("width", "layers", "steps", "epochs", "batch_size", "patience"):
-            integer(name, getattr(self, name), 0 if name == "steps" else 1, optional=True)
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), 0 if name == "steps" else 1)
         for name, low, high in (
             ("gamma", 0.0, 1.0),
             ("margin", 0.0, math.inf),
@@ -107,11 +109,11 @@ class Recipe:
             ("ridge", 0.0, math.inf),
             ("clip", 0.0, math.inf),
         ):
-            number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
-        number("eta", self.eta, lambda v: 0 < v <= 1, "in (0, 1]")
-        number("momentum", self.momentum, lambda v: 0 <= v < 1, "in [0, 1)")
+            _number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
+        _number("eta", self.eta, lambda v: 0 < v <= 1, "in (0, 1]")
+        _number("momentum", self.momentum, lambda v: 0 <= v < 1, "in [0, 1)")
         for name in ("slack", "weight_decay", "decay"):
-            number(name, getattr(self, name), lambda v: v >= 0, "≥ 0")
+            _number(name, getattr(self, name), lambda v: v >= 0, "≥ 0")
         for name, known in (
             ("readout", ("gauss-newton", "gradient")),
             ("loss", (*LOSSES, "hinge", "cross_entropy")),
@@ -123,8 +125,7 @@ class Recipe:
         ):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)
-        for name in (self.augment or "").split(",") if self.augment is not None else ():
-            one_of("augment", name, AUGMENTATIONS)
+        named(self.augment)
         self._check_path()
         self._check_family()
 
@@ -250,6 +251,13 @@ class Recipe:
     def build(self, inputs: Inputs, outputs: int) -> EquilibriumModel:
         """The network of a resolved recipe at its start, with a readout of 0 for safeguarded training."""
         return build(self, inputs, outputs)
+
+
+def _number(name: str, value: Any, allowed: Any, words: str) -> None:
+    """A ValueError unless the value is None or a finite number for which `allowed` is true."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (plain and math.isfinite(value) and allowed(value)):
+        raise ValueError(f"{name} must be a finite number {words}. Got {value!r} instead.")
 
 
 def of_panel(panel: str) -> list[str]:

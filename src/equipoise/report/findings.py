@@ -12,8 +12,8 @@ from torch import Tensor
 from ..files import strict
 from ..kernels import tangent_kernel
 from ..plots.plane import principal_plane
-from ..tasks.arrays import as_labels
-from ..tasks.baselines import baselines
+from ..tasks.arrays import as_labels, evenly, rows_at
+from ..tasks.baselines import baselines, frozen
 from ..tasks.calibration import calibration
 from ..tasks.fitting import Fitted
 from ..tasks.importance import importance
@@ -54,16 +54,23 @@ def findings(
     parts = {"training": train} | ({"test": test} if test is not None else {})
     if classes is not None:
         parts = {name: (X, as_labels(y)) for name, (X, y) in parts.items()}
-    said = attempt("scores", lambda: {n: _score(fitted, X, y) for n, (X, y) in parts.items()})
-    if said is not None:
+    said: dict[str, Tensor] = {}
+    if attempt("scores", lambda: _scores(fitted, parts, said)) is not None:
         last = list(parts)[-1]
-        attempt("baselines", lambda: baselines(fitted.preparation, parts["training"], parts[last]))
+        compared = parts["training"], parts[last]
+        attempt("baselines", lambda: baselines(fitted.preparation, *compared) | frozen(fitted, *compared))
         if classes is None:
-            attempt("residuals", lambda: {n: _residuals(fitted, X, y) for n, (X, y) in parts.items()})
+            attempt("residuals", lambda: {n: _residuals(fitted, said[n], y) for n, (_, y) in parts.items()})
         else:
-            attempt("calibration", lambda: {"part": last, **_calibration(fitted, *parts[last], classes)})
+            attempt(
+                "calibration",
+                lambda: {"part": last, **_calibration(fitted, said[last], parts[last][1], classes)},
+            )
             if len(classes) <= MOST_CLASSES:
-                attempt("confusion", lambda: {"part": last, **_confusion(fitted, *parts[last], classes)})
+                attempt(
+                    "confusion",
+                    lambda: {"part": last, **_confusion(fitted, said[last], parts[last][1], classes)},
+                )
         attempt("importance", lambda: {"part": last, **importance(fitted, *parts[last], image_shape)})
     attempt("plane", lambda: _plane(fitted, *parts["training"], classes))
     attempt("kernel", lambda: _kernel(fitted, train[0]))
@@ -116,29 +123,23 @@ def _width(fitted: Fitted) -> Any:
     return fitted.recipe.width or fitted.preparation.inputs
 
 
-def evenly(n: int, most: int) -> np.ndarray:
-    """At most `most` of n rows, evenly spaced: the same ones every time, from every part of the file."""
-    return np.arange(n) if n <= most else np.linspace(0, n - 1, most).round().astype(int)
-
-
-def _rows(X: Any, at: np.ndarray) -> Any:
-    return X.iloc[at] if hasattr(X, "iloc") else np.asarray(X)[at]
-
-
 # -- scores and errors ---------------------------------------------------------------------------------------
 
 
-def _score(fitted: Fitted, X: Any, y: Any) -> dict[str, Any]:
-    return {"rows": len(y), **score(fitted.predict(X), y, fitted.preparation.classes is not None)}
+def _scores(fitted: Fitted, parts: dict[str, Data], said: dict[str, Tensor]) -> dict[str, Any]:
+    """Of each part; `said` then holds the network's outputs, so that it answers every row once."""
+    said |= {name: fitted.decide(X) for name, (X, _) in parts.items()}
+    answers, labels = fitted.preparation.answers, fitted.preparation.classes is not None
+    return {n: {"rows": len(y), **score(answers(said[n]), y, labels)} for n, (_, y) in parts.items()}
 
 
-def _calibration(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
-    return calibration(fitted.predict_proba(X), _index(y, classes))
+def _calibration(fitted: Fitted, outputs: Tensor, y: Any, classes: Any) -> dict[str, Any]:
+    return calibration(fitted.preparation.probabilities(outputs), _index(y, classes))
 
 
-def _confusion(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
+def _confusion(fitted: Fitted, outputs: Tensor, y: Any, classes: Any) -> dict[str, Any]:
     counts = np.zeros((len(classes), len(classes)), dtype=int)
-    np.add.at(counts, (_index(y, classes), _index(fitted.predict(X), classes)), 1)
+    np.add.at(counts, (_index(y, classes), _index(fitted.preparation.answers(outputs), classes)), 1)
     return {"names": [str(name) for name in classes.tolist()], "counts": counts.tolist()}
 
 
@@ -150,11 +151,11 @@ def _index(labels: Any, classes: Any) -> np.ndarray:
     return at
 
 
-def _residuals(fitted: Fitted, X: Any, y: Any) -> dict[str, Any]:
+def _residuals(fitted: Fitted, outputs: Tensor, y: Any) -> dict[str, Any]:
     """Of the first target, at evenly spaced rows."""
     at = evenly(len(y), RESIDUAL_ROWS)
-    said = np.asarray(fitted.predict(_rows(X, at)), dtype=float).reshape(len(at), -1)[:, 0]
-    was = np.asarray(_rows(y, at), dtype=float).reshape(len(at), -1)[:, 0]
+    said = fitted.preparation.answers(outputs[torch.from_numpy(at)]).reshape(len(at), -1)[:, 0]
+    was = np.asarray(rows_at(y, at), dtype=float).reshape(len(at), -1)[:, 0]
     return {"target": was.tolist(), "predicted": said.tolist()}
 
 
@@ -164,14 +165,14 @@ def _residuals(fitted: Fitted, X: Any, y: Any) -> dict[str, Any]:
 def _plane(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
     at = evenly(len(y), PLANE_ROWS)
     with torch.no_grad():
-        Z = fitted.model.equilibrium(fitted.preparation.apply(_rows(X, at)))
+        Z = fitted.model.equilibrium(fitted.preparation.apply(rows_at(X, at)))
     points, shares, frame = _view(Z.flatten(1).double().cpu().numpy())
     found: dict[str, Any] = {
         "points": np.round(points, 6).tolist(),
         "shares": shares.tolist(),
         "frame": frame,
     }
-    was = np.asarray(_rows(y, at))
+    was = np.asarray(rows_at(y, at))
     if classes is None:
         return found | {"targets": was.astype(float).reshape(len(at), -1)[:, 0].tolist()}
     names = [str(name) for name in classes.tolist()]
@@ -196,7 +197,7 @@ def _kernel(fitted: Fitted, X: Any) -> dict[str, Any]:
     if not (model.structured or getattr(model, "kernel_formula", False)):
         raise ValueError(f"the tangent kernel of {type(model).__name__} has no formula that is known here.")
     at = evenly(len(X), min(KERNEL_ROWS, max(2, KERNEL_SIZE // outputs)))
-    kernel = tangent_kernel(model, fitted.preparation.apply(_rows(X, at)))
+    kernel = tangent_kernel(model, fitted.preparation.apply(rows_at(X, at)))
     total = kernel.eigenvalues().flip(0).double().cpu()
     size = max(float(total.sum()), 1e-300)
     # The trace by block: how much of what a step can do is done by which weights.

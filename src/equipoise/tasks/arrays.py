@@ -113,6 +113,16 @@ def refuse_nonfinite(rows: Array, what: str, column: str = "column", first: int 
         raise DataError(f"{where}: {rows[i, j]} {what}.")
 
 
+def evenly(n: int, most: int) -> Array:
+    """At most `most` of n rows, evenly spaced: the same ones every time, from every part of the file."""
+    return np.arange(n) if n <= most else np.linspace(0, n - 1, most).round().astype(int)
+
+
+def rows_at(X: Any, at: Array) -> Any:
+    """Some rows of an array or of a data frame."""
+    return X.iloc[at] if hasattr(X, "iloc") else np.asarray(X)[at]
+
+
 def moments(X: Array, weights: Array, what: str, names: Sequence[str] = ()) -> tuple[Array, Array]:
     """Mean and deviation of each column; a deviation within rounding of a constant column is 0."""
     share = weights / weights.sum()

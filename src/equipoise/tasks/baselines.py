@@ -1,18 +1,27 @@
-"""How well the same rows are predicted without a network: by one answer for all of them, and linearly."""
+"""How well the same rows are predicted by less: one answer for all of them, a linear model, and the network
+with its hidden layer untrained."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from ..recipe import Kind, Recipe
+from ..theory.anchored import Anchor
+from ..theory.certify import certify
+from ..theory.register import facts
+from .arrays import evenly, rows_at
+from .fitting import Fitted, tensors
 from .preparation import Preparation
+from .raw import Rows
 from .scores import score
 
-_ROWS = 10_000  # at most, evenly spaced, that the linear model is fitted to
+_ROWS = 10_000  # at most, evenly spaced, that simpler models are fitted to
 
 
 def baselines(preparation: Preparation, train: tuple[Any, Any], judged: tuple[Any, Any]) -> dict[str, float]:
@@ -29,13 +38,33 @@ def baselines(preparation: Preparation, train: tuple[Any, Any], judged: tuple[An
     else:
         y = np.asarray(y, dtype=float)
         constant = np.broadcast_to(y.mean(axis=0), np.shape(judged[1]))
-    at = np.linspace(0, len(y) - 1, min(len(y), _ROWS)).round().astype(int)
-    rows = X.iloc[at] if hasattr(X, "iloc") else np.asarray(X)[at]
+    at = evenly(len(y), _ROWS)
     linear: Any = LogisticRegression(max_iter=200) if labels else Ridge()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # near its optimum it scores as well
-        linear.fit(preparation.apply(rows).numpy(), np.asarray(y)[at])
-    said = {"constant": constant, "linear": linear.predict(preparation.apply(judged[0]).numpy())}
+        linear.fit(preparation.apply(rows_at(X, at)).flatten(1).numpy(), np.asarray(y)[at])
+    said = {"constant": constant, "linear": linear.predict(preparation.apply(judged[0]).flatten(1).numpy())}
     found = {name: score(answers, judged[1], labels) for name, answers in said.items()}
     values = {name: each["accuracy" if labels else "r2"] for name, each in found.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def frozen(fitted: Fitted, train: tuple[Any, Any], judged: tuple[Any, Any]) -> dict[str, float]:
+    """{"frozen"}: the score of the network at its start with the best readout of its features.
+
+    Anchored training began by solving for that readout on every row. For another training it is that of
+    least squares, or of cross-entropy, on some of the rows. Empty where no such readout can be found.
+    """
+    start, certificate, labels = fitted.start(), fitted.certificate, fitted.preparation.classes is not None
+    found = None if certificate is None else certificate._witness
+    if not isinstance(found, Anchor):
+        X, y = (rows_at(part, evenly(len(part), _ROWS)) for part in train)
+        kind: Kind = "classification" if labels else "regression"
+        A, B = tensors(start, fitted.preparation, Rows.of(X, y, kind, None, fitted.preparation.encoding))
+        found = certify(start, A, B, theorem="anchored", ridge=Recipe().resolved(len(A)).ridge)._witness
+    if found is None:
+        return {}
+    facts(start).reads().readout_of(start).store(found.a)
+    said = score(replace(fitted, model=start).predict(judged[0]), judged[1], labels)
+    value = said["accuracy" if labels else "r2"]
+    return {} if value is None else {"frozen": value}

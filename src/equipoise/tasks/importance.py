@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, as_rows
+from .arrays import Array, as_rows, evenly
 from .fitting import BATCH, Fitted
 from .scores import score
 
@@ -39,7 +39,7 @@ def importance(
         raise ValueError(f"shuffled are at most {COLUMNS} columns, one by one. The data have {len(groups)}.")
     rows = min(len(X), ROWS, max(FEWEST, ANSWERS // len(groups)))
     repeats = int(np.clip(ANSWERS // (rows * len(groups)), 1, REPEATS))
-    at = np.linspace(0, len(X) - 1, rows).round().astype(int)
+    at = evenly(len(X), rows)
     judge = _judge(fitted, y[at], surprise=grid is not None)
     before = judge(fitted.decide(X[at]))
     worse = np.array(_shuffled(fitted, X[at], groups, repeats, judge, seed)).reshape(repeats, len(groups))

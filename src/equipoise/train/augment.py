@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..checks import one_of
+
 REACH = 2  # pixels to each side
 
 
@@ -34,8 +36,8 @@ AUGMENTATIONS = {"shifts": shifts, "flips": flips}
 def named(augment: str | None) -> tuple[str, ...]:
     """The names in "shifts,flips"; a ValueError names one that is not known."""
     names = () if augment is None else tuple(augment.split(","))
-    if unknown := [name for name in names if name not in AUGMENTATIONS]:
-        raise ValueError(f"augment must be of {', '.join(AUGMENTATIONS)}. Got {unknown[0]!r} instead.")
+    for name in names:
+        one_of("augment", name, AUGMENTATIONS)
     return names
 
 
