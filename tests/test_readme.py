@@ -43,7 +43,7 @@ def test_there_are_examples():
 
 def _commands(text: str) -> list[list[str]]:
     """The arguments of every line of a block of code that calls `equipoise`, without its comment."""
-    blocks = "".join(re.findall(r"^ *```(?!python).*?^ *```", text, flags=re.DOTALL | re.MULTILINE))
+    blocks = "".join(re.findall(r"^ *```\w*\n(.*?)^ *```", text, flags=re.DOTALL | re.MULTILINE))
     lines = re.findall(r"^ *(?:\$ )?equipoise (.*)$", blocks, flags=re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
