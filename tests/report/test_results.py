@@ -51,11 +51,13 @@ def test_every_model_has_its_row(records):
         "This network",
         "Linear model",
         "One answer for all rows",
+        "Hidden layer untrained",
         "This network",
     ]
-    assert [row["Rows"] for row in table] == ["100 test"] * 3 + ["200 training"]
-    expected = [known["scores"]["test"]["accuracy"], *(known["baselines"][n] for n in ("linear", "constant"))]
-    shown = [float(re.sub(r"[^\d.]", "", row["Accuracy"])) for row in table[:3]]
+    assert [row["Rows"] for row in table] == ["100 test"] * 4 + ["200 training"]
+    rivals = (known["baselines"][name] for name in ("linear", "constant", "frozen"))
+    expected = [known["scores"]["test"]["accuracy"], *rivals]
+    shown = [float(re.sub(r"[^\d.]", "", row["Accuracy"])) for row in table[:4]]
     assert shown == pytest.approx([100 * v for v in expected], abs=0.05)
 
 

@@ -158,7 +158,7 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
         facts["training"] = f"{certificate.verdict}: {certificate.promise} {kept(fitted.history.anchored)}"
     facts["equilibria"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"
     steps, loss = results["steps"], number(results["loss"], 4)
-    unit = f"{fitted.recipe.unit}s"
+    unit = fitted.recipe.unit if steps == 1 else f"{fitted.recipe.unit}s"
     facts["took"] = f"{steps} {unit}, {duration(results['seconds'])}; loss {loss}"
     if fitted.stopped:
         facts["stopped"] = fitted.stopped + (f" To try: {fitted.advice}" if fitted.advice else "")
