@@ -108,7 +108,7 @@ CEILINGS = {
     "files that name GaussianReLU": 8,
     "public functions without a docstring": 0,
 }
-LINES = 53_525
+LINES = 53_546
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 
 
 def plain_json(written: str) -> str:
-    """JSON as it was written, with hidden characters in its strings as \\uXXXX: it means the same."""
+    """JSON of the same meaning, in which hidden characters of strings are written as \\u and four digits."""
     return "".join(json.dumps(c)[1:-1] if hidden(c) and c not in _KEPT else c for c in written)
 
 

@@ -379,23 +379,3 @@ def test_free_training_broken_off_ends_where_a_whole_run_does(tmp_path, wine):
     resumed = fit(X, y, "classification", recipe, checkpoints=checkpoints, every=1)
     assert same(whole, resumed)
     assert np.array_equal(whole.history.loss, resumed.history.loss)
-
-
-# -- anchored training, the default --------------------------------------------------------------------------
-
-
-def test_anchored_training_keeps_its_promise_and_is_certified_again(wine):
-    X, y, Xt, yt = wine
-    seen = []
-    recipe = Recipe(width=24, epochs=8, batch_size=32)
-    found = fit(X, y, "classification", recipe, test=(Xt, yt), begin=seen.append)
-    assert found.recipe.theorem == found.certificate.theorem == "anchored"
-    assert found.certificate.proved
-    told = found.history.anchored
-    assert told["F_end"][1] <= told["F_start"] <= found.certificate.constants["F_zero"]
-    assert [c["epoch"] for c in told["checkpoints"]] == [2, 4, 6, 8]
-    found.certificate.verify(found.start(), *found.training(X, y))
-    assert found.wellposed.proved
-    assert np.mean(found.predict(Xt) == yt) > 0.9
-    assert seen[0].seconds > 0
-    assert seen[0].bytes > 0

@@ -46,7 +46,7 @@ _SPLITTING = "a splitting solver if f is monotone"
 _MEANING: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.converged: ("the residual met the tolerance", ("nothing",)),
     Status.max_steps: (
-        "the residual was still falling when max_steps was reached",
+        "the residual had not met the tolerance when max_steps was reached",
         ("Anderson()", "Newton()", "a larger max_steps", "a looser rtol", "a nearer start"),
     ),
     Status.diverged: (

@@ -25,6 +25,7 @@ from ..theory.instance import Instance
 from ..theory.watch import FeatureWatch, WeightWatch
 from .last_good import LastGood
 from .readout import Readout
+from .stride import Stride
 
 Direction = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
@@ -327,41 +328,6 @@ class GuardedRun:
             if name in facts:
                 bounds = SingularBounds(Interval(*facts[name][:2]), Interval(*facts[name][2:]))
                 watch.witness = SpectralWitness(tensors[f"witness.{name}"], bounds)
-
-
-@dataclass
-class Stride:
-    """The hidden step to try next: what the last ones would have borne. Steps that all fail make it rest."""
-
-    cap: float
-    h: float | None = None
-    growth: float = 4.0
-    rest: int = 0
-    failures: int = 0
-
-    def due(self) -> bool:
-        """Whether a hidden update is to be tried at this step."""
-        self.rest -= 1
-        return self.cap > 0 and self.rest < 0
-
-    def first(self, guess: float) -> float:
-        """The hidden step to try first; `guess` is that of the first step of all."""
-        self.h = min(self.h or guess, self.cap)
-        return self.h
-
-    def accepted(self, h: float, reach: float) -> None:
-        """Learn from a step that passed."""
-        self.h, self.failures = min(h * min(max(reach, 0.5), self.growth), self.cap), 0
-
-    def rejected(self, h: float, reach: float) -> float:
-        """Learn from a step that did not pass, and return the next one to try."""
-        self.growth, self.h = 1.5, h * reach
-        return self.h
-
-    def failed(self) -> None:
-        """Rest for a while, and longer each time."""
-        self.failures += 1
-        self.rest = min(2**self.failures, 16)
 
 
 def _feature_watch(point: GuardedPoint, known: Mapping[str, Any]) -> FeatureWatch:

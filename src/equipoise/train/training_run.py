@@ -22,6 +22,7 @@ from .augment import augmented
 from .batches import Batches
 from .checkpoint import Checkpoints
 from .distributed import sum_over_ranks
+from .early_end import lost, lost_advice, slower
 from .objective import Custom, as_objective, weights_of
 from .training_state import save
 from .warm_start import WarmStarts, startable
@@ -196,9 +197,9 @@ class TrainingRun:
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         value, failed = sum_over_ranks(parameters, value, float(error is not None))
         if failed:
-            said = gathered("" if error is None else _lost(error, mine + self.part.start))
+            said = gathered("" if error is None else lost(error, mine + self.part.start))
             named = [f"rank {r}: {why}" if self.ranks > 1 else why for r, why in enumerate(said) if why]
-            self._stop("; ".join(named), self._lost_advice())
+            self._stop("; ".join(named), lost_advice(self))
             return math.nan
         for p, share in self.penalties:
             if p.grad is not None:
@@ -206,11 +207,11 @@ class TrainingRun:
         limit = math.inf if trainer.clip is None else trainer.clip
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
         if not (math.isfinite(value) and math.isfinite(norm)):
-            self._stop("the loss or its gradient is not finite.", self._slower())
+            self._stop("the loss or its gradient is not finite.", slower(self))
             return value
         self.optimiser.step()
         if not all(bool(torch.isfinite(p).all()) for p in parameters):
-            self._stop("the weights are not finite after the step.", self._slower())
+            self._stop("the weights are not finite after the step.", slower(self))
             return value
         changed = 0 if trainer.projection is None else trainer.projection.after(self.step, self.model)
         for name, number in (
@@ -254,7 +255,7 @@ class TrainingRun:
         series["loss"][-1] = loss
         series["learning_rate"][-1] = self.optimiser.param_groups[0]["lr"]
         if not (self.failed or self._sane(loss)):
-            self._stop(f"the loss has grown from {series['loss'][0]:.4g} to {loss:.4g}.", self._slower())
+            self._stop(f"the loss has grown from {series['loss'][0]:.4g} to {loss:.4g}.", slower(self))
         judged = loss
         try:
             if self.validation is not None and not self.failed:
@@ -262,7 +263,7 @@ class TrainingRun:
             if self._due(k) and not self.failed:
                 self._measure(k)
         except EquilibriumError as error:
-            self._stop(f"no equilibrium when measured. {error}", self._lost_advice())
+            self._stop(f"no equilibrium when measured. {error}", lost_advice(self))
         if self.failed or self.trainer.patience is None:
             return
         kept = self.anchoring is None or self.anchoring.state.fresh
@@ -383,21 +384,3 @@ class TrainingRun:
         self.failed = True
         self.stopped = f"epoch {self.epoch + bool(self.position)}, step {self.step}: {reason}"
         self.advice = advice
-
-    def _slower(self) -> str:
-        rate = self.optimiser.param_groups[0]["initial_lr"]
-        clip = "" if self.trainer.clip is not None else ", clip=1.0"
-        return (
-            f"a smaller rate (it was {rate:g}, try {rate / 10:g}){clip}, or inputs scaled to unit variance."
-        )
-
-    def _lost_advice(self) -> str:
-        projected = "" if self.trainer.projection is not None else "projection=True, which keeps ‖W‖ < 1; "
-        return f"{projected}{self._slower()} A solver with more steps helps where the reason says max_steps."
-
-
-def _lost(error: EquilibriumError, mine: Tensor) -> str:
-    """Which samples have no equilibrium, by their rows in the training set; the error counts in the batch."""
-    at = [int(mine[i]) for i in error.solution.failed_rows if i < len(mine)]
-    more = f" and {len(at) - 5} more" if len(at) > 5 else ""
-    return f"no equilibrium of {', '.join(f'row {i}' for i in at[:5])}{more}. In the batch: {error}"

@@ -1,0 +1,32 @@
+"""What a run that ends early says: which samples were lost, and what to try."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..solve import EquilibriumError
+
+if TYPE_CHECKING:
+    from .training_run import TrainingRun
+
+
+def slower(run: TrainingRun) -> str:
+    """What helps where steps were too long."""
+    rate = run.optimiser.param_groups[0]["initial_lr"]
+    clip = "" if run.trainer.clip is not None else ", clip=1.0"
+    return f"a smaller rate (it was {rate:g}, try {rate / 10:g}){clip}, or inputs scaled to unit variance."
+
+
+def lost_advice(run: TrainingRun) -> str:
+    """What helps where equilibria were not found."""
+    projected = "" if run.trainer.projection is not None else "projection=True, which keeps ‖W‖ < 1; "
+    return f"{projected}{slower(run)} A solver with more steps helps where the reason says max_steps."
+
+
+def lost(error: EquilibriumError, mine: Tensor) -> str:
+    """Which samples have no equilibrium, by their rows in the training set; the error counts in the batch."""
+    at = [int(mine[i]) for i in error.solution.failed_rows if i < len(mine)]
+    more = f" and {len(at) - 5} more" if len(at) > 5 else ""
+    return f"no equilibrium of {', '.join(f'row {i}' for i in at[:5])}{more}. In the batch: {error}"
