@@ -1,12 +1,9 @@
-"""The documentation is whole: every public name has a place and an example, and the site builds strictly."""
+"""The documentation is whole: every public name has a place and an example."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,14 +36,3 @@ def test_every_page_is_in_the_navigation():
     for page in (ROOT / "docs").rglob("*.md"):
         path = str(page.relative_to(ROOT / "docs"))
         assert f": {path}\n" in navigation, f"{path} cannot be reached from the navigation"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="the extra `docs` is not installed")
-def test_the_site_builds_without_a_warning(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    home = (tmp_path / "site" / "index.html").read_text()
-    assert "<math" in home
-    assert "http" not in "".join(re.findall(r'<(?:script|link)[^>]*(?:src|href)="([^"]*)"', home))

@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import shutil
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
+import browser as chromium
 from equipoise import report
 from equipoise.tasks import Run
 
 pytestmark = pytest.mark.slow  # what the page holds, test_page.py asks without a browser
 KINDS = ("classification", "anchored", "regression", "lost", "killed", "hostile", "compared")
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-# Text on the page's own background: every element that has words of its own, with its colour.
-CONTRAST = """() => {
-  const channels = (c) => c.match(/[\\d.]+/g).slice(0, 3).map(Number).map((v) => {
-    v /= 255;
-    return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  });
-  const light = (c) => { const [r, g, b] = channels(c); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const paper = light(getComputedStyle(document.body).backgroundColor);
-  return [...document.querySelectorAll("body *")].filter((e) =>
-    e.getClientRects().length && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())
-  ).map((e) => {
-    const style = getComputedStyle(e);
-    const ink = light(e instanceof SVGElement ? style.fill : style.color);
-    const [low, high] = [paper, ink].sort((a, b) => a - b);
-    return [(high + 0.05) / (low + 0.05), e.tagName, e.textContent.slice(0, 40)];
-  });
-}"""
 # What sticks out of the window on either side, though the page itself may hide it.
 STICKS_OUT = """() => [...document.querySelectorAll("main *, header *, footer *")].filter((e) => {
   const r = e.getBoundingClientRect();
@@ -50,13 +23,8 @@ STICKS_OUT = """() => [...document.querySelectorAll("main *, header *, footer *"
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"there is no {CHROMIUM}")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield opened
-        opened.close()
+    with chromium.opened() as started:
+        yield started
 
 
 @pytest.fixture
@@ -127,7 +95,7 @@ def test_figures_have_a_size_and_readable_words(show, width):
 @pytest.mark.parametrize("kind", ["classification", "regression", "lost", "compared"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_stand_out(show, kind, scheme):
-    found = show(kind, 1280, scheme).evaluate(CONTRAST)
+    found = show(kind, 1280, scheme).evaluate(chromium.CONTRAST)
     assert len(found) > 60
     assert [entry for entry in found if entry[0] < 4.5] == []
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
+import browser as chromium
 from equipoise.papers.framework import gallery
 from equipoise.papers.framework.experiments import Experiment, Settings
 from equipoise.papers.framework.gallery import read_result, write_gallery, write_page
 from equipoise.papers.framework.runner import run_one
 from equipoise.papers.framework.verdicts import UNDECIDED, judged
 
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 RIGHTMOST = """() => Math.max(
   document.documentElement.scrollWidth,
   ...[...document.querySelectorAll(".badge, .cards td")].map((part) => part.getBoundingClientRect().right))"""
 
 
 def test_verdicts_are_in_sight_on_a_narrow_screen(tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"there is no {CHROMIUM}")
     long = {
         "paper": "as the paper says it " * 5,
         "measured": "m = 25: 0.001231, " * 9,
@@ -35,13 +27,11 @@ def test_verdicts_are_in_sight_on_a_narrow_screen(tmp_path):
     run_one(entry, Settings("tiny"), tmp_path)
     write_page(read_result(tmp_path / entry.key), tmp_path)
     write_gallery(tmp_path)
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+    with chromium.opened() as browser:
         page = browser.new_page(viewport={"width": 390, "height": 800})
         for path in (tmp_path / "index.html", tmp_path / entry.key / "index.html"):
             page.goto(path.as_uri())
             assert page.evaluate(RIGHTMOST) <= 390
-        browser.close()
 
 
 def test_a_test_is_stated_once_however_many_claims_it_judged():
