@@ -88,8 +88,8 @@ CARDS = """\
 
 Four small networks, trained by one command and read by `eq.load`. The certificate beside each says that
 every input has exactly one equilibrium; it was proved of the weights in the file. *Certified* is the share of
-the first {rows} test rows (wine has 45) whose class is proved right although every entry of the input may
-move by ε.
+the first {rows} test rows (wine has 45) for which the class is right and is proved to stay so while every
+entry of the input moves by up to ε.
 
 | network | data | kB | accuracy | ε | certified |
 | --- | --- | --- | --- | --- | --- |
