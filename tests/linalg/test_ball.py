@@ -9,12 +9,11 @@ import torch
 
 from equipoise import linalg
 from equipoise.linalg.ball import (
-    eigenvalues_above,
     lambda_min_lower_ball,
     norm_upper_ball,
     sigma_min_lower_ball,
-    singular_values_above,
 )
+from exact_spectra import eigenvalues_above, singular_values_above
 
 flint = pytest.importorskip("flint")
 

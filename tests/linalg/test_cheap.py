@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise import linalg
-from equipoise.linalg.ball import singular_values_above
+from exact_spectra import singular_values_above
 
 
 def draw(*shape, seed=0):

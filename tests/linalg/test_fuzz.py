@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equipoise import linalg
-from equipoise.linalg.ball import eigenvalues_above, singular_values_above
+from exact_spectra import eigenvalues_above, singular_values_above
 
 pytest.importorskip("flint")
 N = 12

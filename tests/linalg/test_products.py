@@ -20,7 +20,7 @@ from equipoise.linalg import (
     row_norms_upper,
     vector_norm_upper,
 )
-from equipoise.linalg.ball import singular_values_above
+from exact_spectra import singular_values_above
 
 
 def draw(*shape, seed=0):

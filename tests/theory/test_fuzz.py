@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.linalg.ball import eigenvalues_above, singular_values_above
 from equipoise.theory import equilibrium_error
 from equipoise.theory.instance import Instance
+from exact_spectra import eigenvalues_above, singular_values_above
 
 flint = pytest.importorskip("flint")
 F64 = torch.float64

@@ -9,10 +9,10 @@ import torch
 
 import equipoise as eq
 from equipoise.linalg import singular_bounds
-from equipoise.linalg.ball import singular_values_above
 from equipoise.theory.hieu2022 import certified_start
 from equipoise.theory.instance import Instance
 from equipoise.theory.rigorous import RigorousInstance, frobenius, singular
+from exact_spectra import singular_values_above
 
 flint = pytest.importorskip("flint")
 
