@@ -123,7 +123,9 @@ class _EquilibriumEstimator(BaseEstimator):
     def _calibrated(self) -> tuple[Conformal, float]:
         check_is_fitted(self)
         if self._coverage is None:
-            raise ValueError("a promise of coverage needs rows kept for it: fit(X, y, coverage=0.9).")
+            raise ValueError(
+                "a promise of coverage needs rows held out for it: call fit(X, y, coverage=0.9) first."
+            )
         return self.conformal_, self._coverage
 
     def _rows(self, X: Any) -> Array:
@@ -161,19 +163,19 @@ _PARAMETERS = f"""
     ----------
 {_DESCRIBED}
     random_state : int, RandomState or None
-        Of the weights at the start, and of batches.
+        Seed of the weights at the start and of the batches.
 
     Attributes
     ----------
     certificate_ : Certificate
-        What is proved: of certified training the rate at which the loss fell, from its start; of free
-        training that the trained network has one equilibrium for every input.
+        What is proved. For certified training it is the promise about the training, as it was proved before
+        the first step; otherwise that the trained network has exactly one equilibrium for every input.
     model_ : EquilibriumModel
         The trained network.
     history_ : History
-        What was measured, next to what was promised.
+        What was measured at each step, beside what was promised.
     fitted_ : Fitted
-        All of these with the preparation of the data, the choices made and what they rest on.
+        All of these, with the preparation of the data and the choices that were made.
     n_features_in_, feature_names_in_, n_iter_
         As everywhere in scikit-learn.
 
@@ -188,12 +190,12 @@ _PARAMETERS = f"""
 class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimator):
     __doc__ = f"""Regression by an equilibrium network, ŷ = a·z with z = relu(W z + U x), and a certificate.
 
-    Inputs and targets are standardised within; several targets are fitted at once.
+    Inputs and targets are standardised inside of the estimator. Several targets are fitted at once.
 {_PARAMETERS}
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, coverage: float | None = None) -> Self:
-        """Train on rows X (n, d) and numbers y, (n,) or (n, k); for a coverage on three quarters of them."""
+        """Train on rows X (n, d) and numbers y, (n,) or (n, k); on three quarters of them for a coverage."""
         X, y = self._checked(X, y, multi_output=True, y_numeric=True)
         rows, targets, weight, kept = self._held_out(X, y, sample_weight, coverage)
         self._train(rows, targets, "regression", weight)
@@ -204,7 +206,7 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
     def predict_interval(self, X: Any) -> Array:
         """(n, 2), or (n, k, 2): an interval that holds a new y with the probability asked for in `fit`.
 
-        The promise is on average over rows like those of `fit`, and for each of k targets alone.
+        The promise holds on average over rows like those of `fit`, and for each of the k targets by itself.
         """
         conformal, coverage = self._calibrated()
         return conformal.intervals(self.predict(X), coverage)
@@ -218,7 +220,8 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
 class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
     __doc__ = f"""Classification by an equilibrium network, z = relu(W z + U x), and a certificate.
 
-    Certified training is by least squares on ±1, or on indicators of more than two classes.
+    By default the loss is the cross entropy. `theorem="safeguarded"` trains by least squares on ±1, or on
+    indicators of more than two classes.
 {_PARAMETERS}
     classes_ : array
         The labels, sorted.
@@ -227,7 +230,7 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
     classes_: Array
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, coverage: float | None = None) -> Self:
-        """Train on rows X (n, d) and labels y (n,); for a coverage on three quarters of them."""
+        """Train on rows X (n, d) and labels y (n,); with a coverage, on three quarters of them."""
         X, y = self._checked(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -248,13 +251,13 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
         return self.classes_[self.fitted_.predict(rows)]
 
     def predict_proba(self, X: Any) -> Array:
-        """softmax(s·ŷ), (n, classes), with s fitted to rows left out: see `Fitted.predict_proba`."""
+        """softmax(s·ŷ), (n, classes), where s is fitted on held-out rows: see `Fitted.predict_proba`."""
         return self._shares(self._rows(X))
 
     def predict_set(self, X: Any) -> Array:
-        """(n, classes): the classes of each row's set, which holds the right one as often as `fit` was asked.
+        """(n, classes): the set of classes of each row, which holds the right one as often as asked in `fit`.
 
-        The promise is on average over rows like those of `fit`.
+        The promise holds on average over rows like those of `fit`.
         """
         conformal, coverage = self._calibrated()
         return conformal.sets(self.predict_proba(X), coverage)

@@ -1,4 +1,4 @@
-"""The command `equipoise`: a file a command; nothing heavy is imported before one runs."""
+"""The command `equipoise`. Each command has a file, and nothing heavy is imported before it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EPILOG = f"""[bold]Start here[/bold]
 
 app = typer.Typer(
     name="equipoise",
-    help="Equilibrium networks you can trust: trained with a guarantee that says what it rests on.",
+    help="Equilibrium networks you can trust: trained with guarantees that say what they rest on.",
     epilog=EPILOG,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -67,7 +67,7 @@ for _panel, _names in COMMANDS.items():
 
 
 def _show_error(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """What --debug shows of an error, whose words may quote labels and names of files."""
+    """Show an error for --debug; it may quote labels and names of files, so its words are made plain."""
     from ..plain import plain
 
     sys.stderr.write(plain("".join(traceback.format_exception(kind, error, where))))

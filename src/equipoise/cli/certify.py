@@ -25,7 +25,7 @@ def certify(
         ),
     ] = None,
     printed: Annotated[
-        bool, option("Show the paper's own conditions too, where they differ.", "--printed")
+        bool, option("Also show the conditions as the paper prints them, if they differ.", "--printed")
     ] = False,
     tier: Annotated[
         str | None,
@@ -33,11 +33,11 @@ def certify(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Prove again, from the run's files and data alone, what is guaranteed.
+    """Prove again, from the files and data of the run alone, what is guaranteed.
 
-    Without --theorem: the certificate that training was begun with is proved once more of the start's
-    weights, and the weights at the end are shown to give every input one equilibrium. With --theorem: that
-    theorem, at the weights of the end. Exits with 1 where it is not proved.
+    Without --theorem the certificate of the start is proved once more of the weights that training began
+    with, and the final weights are proved to give every input exactly one equilibrium. With --theorem that
+    theorem is tried on the final weights. The exit code is 1 if anything is not proved.
     """
     from ..tasks import Stored
 
@@ -62,9 +62,10 @@ def certify(
 
 
 def _of_the_start(stored: Stored, output: Output) -> Certificate:
-    """The certificate of the run, proved anew of the network the recipe builds; refused if it differs.
+    """The certificate of the run, proved again for the network that the recipe builds.
 
-    An earlier version may have bounded something otherwise: then it is said what, and the new one counts.
+    It is refused if it differs from the one on file. An earlier version of equipoise may have bounded
+    something differently: then the difference is reported, and the new certificate counts.
     """
     from ..theory.verification import certified_again, differences
 
@@ -87,7 +88,7 @@ def _of_the_end(stored: Stored, theorem: str, how: dict[str, Any]) -> Certificat
 
 
 def named_theorem(name: str, **constants: Any) -> None:
-    """A Failure unless there is a theorem of this name that takes these constants."""
+    """Raise a Failure unless a theorem of this name exists and takes these constants."""
     from ..theory.certify import make_theorem
 
     try:

@@ -1,4 +1,4 @@
-"""equipoise claims [PAPER]: what the papers assert, and what became of it when it was checked."""
+"""equipoise claims [PAPER]: what the papers assert, and whether it holds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def claims(
         ),
     ] = None,
     check: Annotated[
-        bool, option("Run every check now (a minute), and compare with the verdict.", "--check")
+        bool, option("Run every check now (it takes a minute) and compare with the verdict.", "--check")
     ] = False,
 ) -> None:
     """List the papers' claims with their verdicts: holds, holds corrected, or fails as printed.
 
-    With --check each is measured anew; exits with 1 where a verdict is not confirmed.
+    With --check each claim is measured again, and the exit code is 1 if a verdict is not confirmed.
     """
     from ..papers import claims as registered
 

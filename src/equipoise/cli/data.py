@@ -1,4 +1,4 @@
-"""equipoise data: the named data sets, and which of them are here."""
+"""equipoise data: the named data sets, and which of them are on this machine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def data(
     output: Output,
     data_dir: Annotated[Path | None, option("Folder to look in; by default $EQUIPOISE_DATA.")] = None,
 ) -> None:
-    """List the data sets that equipoise knows by name, and whether each is here.
+    """List the data sets that equipoise knows by name, and whether each is on this machine.
 
-    Your own tables (.csv, .tsv, .parquet, .npz) and folders of images need no name: give fit their path.
+    Your own tables (.csv, .tsv, .parquet, .npz) and folders of images need no name: give their path to fit.
     """
     from rich.text import Text
 

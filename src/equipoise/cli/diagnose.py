@@ -1,4 +1,4 @@
-"""equipoise diagnose RUN: why the network's equilibria are found, or are not."""
+"""equipoise diagnose RUN: why the equilibria of a network are found, or why they are not."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def diagnose(
     rows: Annotated[int, typer.Option(min=1, help="Rows to look at.")] = 64,
     data_dir: DataDir = None,
 ) -> None:
-    """Look at the network on its own data: residuals, contraction, every solver, and an audit of gradients.
+    """Measure the network on its own data: residuals, contraction, every solver, and an audit of gradients.
 
-    Nothing here is a proof: certify is. Exits with 1 where a row did not converge or the audit failed.
+    These are measurements, not proofs; certify proves. The exit code is 1 if a row did not converge or the
+    audit failed.
     """
     from ..models.diagnose import diagnose as look
     from ..tasks import Stored

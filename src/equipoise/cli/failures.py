@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -22,8 +22,12 @@ def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
-RunPath = Annotated[Path, typer.Argument(help="Directory of a finished run.", show_default=False)]
-DataDir = Annotated[Path | None, option("Folder of the named data; by default as in training.")]
+RunPath = Annotated[
+    Path, typer.Argument(help="Directory of a finished run.", metavar="RUN", show_default=False)
+]
+DataDir = Annotated[
+    Path | None, option("Folder of the named data sets; by default the one used in training.")
+]
 Out = Annotated[Path | None, option("Folder to write to; by default one inside of RUN.")]
 
 
@@ -46,7 +50,7 @@ EXIT_CODES = (
 
 
 class Failure(Exception):
-    """An error that is explained already: a title, what is the matter, and what to try."""
+    """An error that explains itself: a title, what is the matter, and what to try."""
 
     def __init__(self, title: str, message: str, advice: str = "", code: Code = Code.FAILED) -> None:
         super().__init__(message)
@@ -54,7 +58,7 @@ class Failure(Exception):
 
 
 class Ended(Exception):
-    """The end of a command whose result is not a success and is shown already."""
+    """The end of a command that was not a success and has shown why."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code)
@@ -94,6 +98,8 @@ def command(examples: str, more: Sequence[inspect.Parameter] = ()) -> Callable[[
                 raise typer.Exit(failure.code) from None
 
         every = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *more, *_OUTPUT)]
+        for flagged in (p.annotation for p in every if get_args(p.annotation)[:1] == (bool,)):
+            flagged.__metadata__[0].metavar = ""  # a flag takes no value, so none is shown
         guarded.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         guarded.__annotations__ = {p.name: p.annotation for p in every}
         guarded.__doc__ = "\n\n".join(
@@ -140,7 +146,7 @@ def explain(error: BaseException) -> Failure:
         return error
     said = str(error) or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
-        said = "It was stopped before there was anything to save."
+        said = "The command was stopped before there was anything to save."
     for kind, title, advice, code in _known():
         if isinstance(error, kind):
             said, _, own = said.partition("\n\n")  # its advice, if it brings one, is a paragraph of its own
@@ -148,7 +154,9 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
         advice = (
-            "Make room on the disk. A run that was begun goes on with equipoise fit --resume." if full else ""
+            "Make room on the disk. Then equipoise fit --resume continues a run that was begun."
+            if full
+            else ""
         )
         said = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else said
         return Failure("The disk is full" if full else "A file cannot be used", said, advice)
@@ -175,10 +183,10 @@ def _known() -> Iterator[tuple[type[BaseException], str, str, Code]]:
     yield NoRun, "There is no such run", "equipoise runs lists those in a directory.", Code.USAGE
     yield NotFinished, "The run is not finished", "", Code.FAILED
     yield WrongOption, "An option does not fit", "", Code.USAGE
-    lost = "equipoise diagnose says which solver would do."
+    lost = "equipoise diagnose says which solver finds it."
     yield EquilibriumError, "An equilibrium was lost", lost, Code.DIVERGED
     yield MemoryError, "More memory would be needed than there is", "", Code.FAILED
-    again = "equipoise fit --resume goes on, with as many processes as you like."
+    again = "equipoise fit --resume continues the run, with any number of processes."
     yield RankLost, "A process was lost", again, Code.FAILED
     yield ImportError, "A package is missing", "", Code.FAILED
 
@@ -203,7 +211,7 @@ def _show(failure: Failure, to_programs: bool) -> None:
 
 @contextmanager
 def _told_warnings() -> Iterator[None]:
-    """Warnings meant for the user are one line each, once; those of other packages are for developers."""
+    """Show each warning that is meant for the user once, on one line; hide those of other packages."""
     from rich.text import Text
 
     from ..data.errors import DataWarning

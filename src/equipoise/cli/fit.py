@@ -44,38 +44,44 @@ def fit(
     data: Annotated[str | None, typer.Argument(help=_ANY, metavar="DATA", show_default=False)] = None,
     target: Annotated[str | None, of_data("Column to predict, or several of them (a,b).")] = None,
     kind: Annotated[
-        str | None, of_data("classification or regression; otherwise told from the target.")
+        str | None, of_data("classification or regression; by default the target decides.")
     ] = None,
-    delimiter: Annotated[str | None, of_data("What divides the cells of a text; a comma by default.")] = None,
-    test_share: Annotated[float | None, of_data("Share of the table held out; 0.2 by default.")] = None,
+    delimiter: Annotated[
+        str | None, of_data("Character between the cells of a text file; a comma by default.")
+    ] = None,
+    test_share: Annotated[
+        float | None, of_data("Share of the rows to hold out for testing; 0.2 by default.")
+    ] = None,
     test: Annotated[Path | None, of_data("Another table, to test on.")] = None,
-    rows: Annotated[int | None, of_data("Train on about so many rows, drawn at random.", min=2)] = None,
-    weight: Annotated[str | None, of_data("Column that holds the weight of each row.")] = None,
-    drop: Annotated[list[str] | None, of_data("Column not to use; may be repeated.")] = None,
+    rows: Annotated[int | None, of_data("Train on about this many rows, drawn at random.", min=2)] = None,
+    weight: Annotated[str | None, of_data("Column with the weights of the rows.")] = None,
+    drop: Annotated[list[str] | None, of_data("Column to leave out; may be repeated.")] = None,
     categorical: Annotated[
-        list[str] | None, of_data("Column of codes, not numbers; may be repeated.")
+        list[str] | None, of_data("Column of categories, even if they look like numbers; may be repeated.")
     ] = None,
-    numeric: Annotated[list[str] | None, of_data("Column to take as numbers; may be repeated.")] = None,
+    numeric: Annotated[list[str] | None, of_data("Column to read as numbers; may be repeated.")] = None,
     drop_missing_target: Annotated[
         bool, of_data("Leave out rows without a target.", "--drop-missing-target")
     ] = False,
-    data_dir: Annotated[Path | None, of_data("Folder of named data; by default $EQUIPOISE_DATA.")] = None,
+    data_dir: Annotated[
+        Path | None, of_data("Folder of the named data sets; by default $EQUIPOISE_DATA.")
+    ] = None,
     out: Annotated[
         Path | None, of_output("Directory of the run; runs/<data>-<model>-<n> by default.")
     ] = None,
     resume: Annotated[
-        Path | None, of_output("Go on with an interrupted run as if nothing had happened.", metavar="RUN")
+        Path | None, of_output("Continue an interrupted run as if nothing had happened.", metavar="RUN")
     ] = None,
     no_report: Annotated[bool, of_output("Write no report.html.", "--no-report")] = False,
 ) -> None:
-    """Train an equilibrium network on DATA and say what is guaranteed of it.
+    """Train an equilibrium network on DATA and say what is guaranteed.
 
-    The data are checked first: whatever is wrong with them is said at once, by row and column, and nothing is
-    written. By default everything is chosen and training is certified: a theorem is proved of this network on
-    these data before the first step, and held throughout.
+    The data are checked first. If something is wrong with them, the rows and columns are named and nothing is
+    written. By default all settings are chosen for you and training is certified: before the first step a
+    theorem is proved for this network and these data, and every step of the training keeps to it.
 
-    A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C it goes on with --resume,
-    bit for bit where threads, processor and versions are the same; where they are not, it says so.
+    A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C, --resume continues it: with
+    the same results, bit for bit, if threads, processor and versions are the same. If not, it says so.
     """
     if given.pop("uncertified"):
         given["certified"] = False
@@ -99,7 +105,7 @@ def fit(
 
 
 def _take_part() -> None:
-    """The part of a process that torchrun started besides the first, which speaks for all."""
+    """What a process does that torchrun started beside the first one; the first speaks for all."""
     from ..tasks.fitting import take_part_in_fit
 
     try:
@@ -170,7 +176,7 @@ def _resume(path: Path, besides: list[str], output: Output, report: bool) -> Non
 
     if besides:
         raise Failure(
-            "Nothing can be changed on the way",
+            "A run cannot be changed while it is resumed",
             f"--resume takes everything from the run. Got {', '.join(besides)} besides.",
             "Leave these out, or begin another run.",
             Code.USAGE,

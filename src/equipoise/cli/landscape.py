@@ -1,4 +1,4 @@
-"""equipoise landscape RUN: the loss around a trained network or along its training, on a slice of weights."""
+"""equipoise landscape RUN: the loss on a line or plane through a network, or along its training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _KINDS = "contours", "surface", "line", "path"  # figures
 _PATH = (
-    "The plane of the training's own path. Costs the training once more, which is repeated in memory and "
-    "writes nothing into the run."
+    "Draw the plane that the training itself took. The training is repeated in memory for this, which takes "
+    "as long as it did, and nothing is written into the run."
 )
 
 
@@ -32,7 +32,7 @@ def landscape(
     path: Annotated[bool, option(_PATH, "--path")] = False,
     line: Annotated[bool, option("Draw along one random direction instead of two.", "--line")] = False,
     radius: Annotated[
-        float | None, option("Distance to go, relative to the filters' norms; 1 by default.", min=1e-6)
+        float | None, option("How far to go, relative to the norms of the filters; 1 by default.", min=1e-6)
     ] = None,
     grid: Annotated[int, typer.Option(help="Points along each direction.", min=3)] = 21,
     rows: Annotated[
@@ -42,22 +42,23 @@ def landscape(
     out: Out = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw the loss around a trained network, on filter-normalised random directions.
+    """Draw the loss around a trained network, along random directions that are scaled to its filters.
 
-    Weights that are not proved to give every row one equilibrium, or whose equilibria are not found, have no
-    loss to show: they are crossed out and counted. Writes landscape.json, and figures as SVG and PNG, over
-    those of an earlier call.
+    Some weights have no loss to show: they are not proved to give every row one equilibrium, or their
+    equilibria are not found. Such points are crossed out and counted. The command writes landscape.json and
+    figures as SVG and PNG, and replaces those of an earlier call.
 
-    The loss is the one that the run logs: the sum over rows for safeguarded training (its plain_loss, without
-    slack), the mean otherwise. It is measured at the final weights, on --rows of the training rows.
+    The loss is the one that the run records: the sum over rows for safeguarded training (its plain_loss,
+    without slack), otherwise the mean. It is measured on --rows of the training rows.
 
-    On the line to another run nothing but weights may differ: both must be of one model with the same
-    constants, trained with one loss on the same rows, prepared alike.
+    With --to the loss is drawn along the line to another run. Only the weights of the two runs may differ:
+    both must have the same model with the same constants, and be trained with the same loss on the same rows,
+    prepared in the same way.
 
     With --path the plane goes through the trained network along the first two principal components of the
-    weights at about 30 moments of the training, and the training is drawn in it. The colours are the loss of
-    the plane's own points: where the training left the plane, its loss was another. It must lead to the run's
-    own weights again.
+    weights at about 30 moments of the training, and the path of the training is drawn in it. The colours show
+    the loss in the plane; where the path leaves the plane, the loss of the training was a different one. For
+    this the training is repeated, and it must arrive at the weights of the run again.
     """
     given = {"--radius": radius is not None, "--line": line, "--seed": seed is not None}
     _check_options(path, to, radius, given)
@@ -106,7 +107,7 @@ def _refuse_useless(option: str, shows: str, given: dict[str, bool]) -> None:
 
 
 def _repeated(stored: Stored, output: Output) -> TrainingPath:
-    """The training once more, as it is on record; refused unless it leads to the weights that are there."""
+    """Repeat the training as it is on record; refuse it unless it arrives at the weights of the run."""
     from ..explore import Unrepeated, last_moment, repeated_path
     from ..explore.path import AGREES
     from ..tasks import Recipe

@@ -21,7 +21,7 @@ from ..plain import plain, plain_json, spreadsheet_cell
 
 
 class PlainConsole(Console):
-    """A console that shows text of others by `plain`, wherever in a table or a panel it stands."""
+    """A console that passes all text through `plain`, also inside of tables and panels."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Words, made plain before their width is measured."""
@@ -34,7 +34,7 @@ class PlainConsole(Console):
 
 
 class Output:
-    """stdout for one command: `say` speaks to people, `result` to programs; quiet says neither."""
+    """Standard output of one command: `say` is for people, `result` for programs; quiet prints neither."""
 
     def __init__(self, quiet: bool = False, json: bool = False) -> None:
         self.quiet, self.json = quiet, json
@@ -46,7 +46,7 @@ class Output:
         return not (self.quiet or self.json)
 
     def say(self, *what: RenderableType) -> None:
-        """Strings are shown as they are: a [bracket] is a bracket."""
+        """Print for people. Strings are shown as they are: a [bracket] is a bracket."""
         if self.talks:
             for part in what:
                 self.console.print(Text(plain(part)) if isinstance(part, str) else part)
@@ -56,7 +56,7 @@ class Output:
         self.say(Text.assemble((title, "bold"), f"  {rest}" if rest else ""))
 
     def facts(self, pairs: Mapping[str, str]) -> None:
-        """Names on the left, what they are on the right."""
+        """Print two columns: names on the left, their values on the right."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -76,7 +76,7 @@ def as_json(content: Any, indent: int | None = None) -> str:
 
 
 def as_csv(columns: Mapping[str, Sequence[Any]]) -> str:
-    """A header and rows, each text as `spreadsheet_cell` has it; numbers stay numbers."""
+    """CSV with a header. Every text goes through `spreadsheet_cell`; numbers stay numbers."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for row in (columns, *zip(*columns.values(), strict=True)):
@@ -85,7 +85,7 @@ def as_csv(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def table(*columns: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
-    """A table with these columns; those in `right` are set to the right, those in `fold` may be broken."""
+    """A table with these columns; those in `right` are aligned right, those in `fold` may be broken."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
         justify = "right" if name in right else "left"

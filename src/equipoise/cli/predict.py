@@ -31,16 +31,21 @@ def predict(
     out: Annotated[
         Path | None, option("File for the answers, .csv or .npz. Without it they are printed as CSV.")
     ] = None,
-    delimiter: Annotated[str | None, option("What divides the cells of a text; a comma by default.")] = None,
-    data_dir: Annotated[Path | None, option("Folder of the named data; as in training by default.")] = None,
+    delimiter: Annotated[
+        str | None, option("Character between the cells of a text file; a comma by default.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, option("Folder of the named data sets; by default the one used in training.")
+    ] = None,
 ) -> None:
-    """Answer new rows with a trained network: a label and probabilities, or a number, for each.
+    """Predict new rows with a trained network: a label with probabilities, or a number, for each.
 
-    Where DATA holds the targets too, the answers are scored. The column p(CLASS) holds the probability of a
-    class; it is called probability(CLASS) where a target is called p(CLASS).
+    If DATA also holds the targets, the predictions are scored. The column p(CLASS) holds the probability of a
+    class; it is called probability(CLASS) if the target itself is called p(CLASS).
 
-    In CSV, text that a spreadsheet would run as a formula (it begins with =, +, − or @ and is no number) is
-    preceded by an apostrophe. In .npz, what a file's name cannot hold, and %, is written as in %2F.
+    In CSV an apostrophe is put before text that a spreadsheet would run as a formula (text that begins with
+    =, +, − or @ and is not a number). In .npz the characters that a file name cannot hold, and %, are written
+    as in %2F.
     """
     import numpy as np
 
@@ -85,7 +90,7 @@ def predict(
 
 
 def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
-    """Columns: the target as predicted, and for classes the probability of each."""
+    """The columns of the answers: the predicted target and, for classes, the probability of each."""
     said = fitted.predict(X)
     if fitted.preparation.classes is None:
         if said.ndim == 1:
@@ -111,7 +116,7 @@ def _score(fitted: Fitted, answers: dict[str, Array], y: Array) -> dict[str, flo
 
 
 def _npz(answers: dict[str, Array]) -> bytes:
-    """An .npz of safe names: numpy's own writer cannot hold an array called `file`."""
+    """An .npz with safe names; numpy's own writer cannot store an array that is called `file`."""
     import zipfile
 
     import numpy as np

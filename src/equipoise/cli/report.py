@@ -18,19 +18,19 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Directory of a run, finished or not; several to compare them.", show_default=False
+            help="Directory of a run, finished or not. Give several to compare them.", show_default=False
         ),
     ],
     out: Annotated[
         Path | None,
-        option("The file of the comparison; it is comparison.html beside the first run by default."),
+        option("File of the comparison; by default comparison.html beside the first run."),
     ] = None,
 ) -> None:
     """Write report.html: one file that opens anywhere, without a network.
 
-    It is made from the files of the run alone, each checked against its seal. A file that has changed is
-    named on the page and on stderr, nothing of it is shown, and the command exits with 5. Of several runs a
-    page is written that sets them side by side: scores, options that differ, losses and certificates.
+    The page is made from the files of the run alone, and each is checked against its seal. A file that was
+    changed is named on the page and on stderr, nothing of it is shown, and the exit code is 5. For several
+    runs one page sets them side by side: scores, the options that differ, losses and certificates.
     """
     from ..files import Damaged
     from ..plain import plain

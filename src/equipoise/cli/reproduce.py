@@ -40,20 +40,22 @@ def reproduce(
     ] = "small",
     data: Annotated[
         str | None,
-        option("Names of data sets, divided by commas. By default those of the paper that are here."),
+        option(
+            "Names of data sets, separated by commas; by default those of the paper that are on this machine."
+        ),
     ] = None,
-    seeds: Annotated[int | None, option("Number of seeds; by default the scale's own.", min=1)] = None,
+    seeds: Annotated[int | None, option("Number of seeds; by default that of the scale.", min=1)] = None,
     out: Annotated[Path, option("Folder to write to; gallery by default.")] = _OUT,
     data_dir: Annotated[Path | None, option("Folder of the data; by default $EQUIPOISE_DATA.")] = None,
     jobs: Annotated[
         int | None,
-        option("Experiments at a time; by default as many as cores, up to 8.", min=1),
+        option("How many experiments to run at a time; by default one for each core, up to 8.", min=1),
     ] = None,
 ) -> None:
-    """Run the papers' figures, tables and numerical claims again; each gets a verdict from its numbers.
+    """Run the figures, tables and numerical claims of the papers again, and judge each by its numbers.
 
-    What was computed before, under the same settings and by the same code, is not computed again: an
-    interrupted run goes on. What is computed again is named, with the reason.
+    What was computed before with the same settings and the same code is not computed again, so that an
+    interrupted run can be continued. What must be computed again is named, with the reason.
     """
     from ..papers import catalogue
     from ..papers.framework.gallery import check_place
@@ -78,14 +80,14 @@ def reproduce(
         raise Failure("Interrupted", _kept(out), code=Code.INTERRUPTED) from None
     except OSError as error:
         told = explain(error)  # that the disk is full, say
-        advice = "With that put right, the same command goes on from what is stored."
+        advice = "When that is put right, the same command continues from what is stored."
         raise Failure(told.title, told.message, advice, told.code) from error
     output.say(f"\nThe gallery: {out / 'index.html'}")
     _tell(results, output)
 
 
 def _tell(results: Sequence[Result], output: Output) -> None:
-    """What came of each experiment; the command fails if one did."""
+    """Print what came of each experiment; the command fails if an experiment did."""
     output.result(
         [
             {"key": r.key, "verdict": r.verdict, "seconds": r.seconds, "error": r.error}
@@ -118,7 +120,7 @@ def _list(entries: Sequence[Experiment], output: Output) -> None:
 
 
 class _Bar:
-    """A bar of experiments and one of each unit at work; a line for each experiment that is done."""
+    """Progress bars of the experiments and of each unit at work, and a line when an experiment is done."""
 
     def __init__(self, output: Output, out: Path) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -16,9 +16,10 @@ def suggest(
     theorem: Annotated[str, option("Theorem to aim for; certify --help lists them.")] = "two_timescale",
     data_dir: DataDir = None,
 ) -> None:
-    """Say what would make a theorem hold of the trained network on its data, and what it would then promise.
+    """Say what would make a theorem hold for the trained network, and what it would then promise.
 
-    A change that is suggested was made on a copy, and proved. Exits with 1 where none was found.
+    Every suggested change was tried on a copy of the network and proved there. The exit code is 1 if none was
+    found.
     """
     from ..tasks import Stored
     from ..theory import suggest as find

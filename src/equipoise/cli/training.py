@@ -1,4 +1,4 @@
-"""Training into a run's directory: watched, kept, finished and told; interrupted or failed without loss."""
+"""Training into the directory of a run: progress, saving, summary, and what an interrupt does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MANY = 10_000  # rows beyond which a certified step takes minutes
 
 
 def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
-    """Train and keep what came out; a run that is not `fresh` goes on from its last checkpoint."""
+    """Train and save the result; a run that is not `fresh` continues from its last checkpoint."""
     X, y = sample.shaped, sample.train[1]
     chosen = recipe.resolved(len(X), sample.kind, len(sample.provenance["classes"]))
     watch = Watch(chosen.total, chosen.unit, shown=not output.quiet, batches=_batches(chosen, len(X)))
@@ -129,7 +129,7 @@ def _interrupted(run: Run) -> Failure:
 
 
 def _failed(run: Run, error: Exception, fresh: bool) -> None:
-    """Of a run that failed before its first step nothing is left; of another one the reason is kept."""
+    """Remove a run that failed before its first step; otherwise keep it, with the reason."""
     if fresh and not run.checkpoints.steps() and not run.metrics.path.exists():
         run.discard()
         return
@@ -140,7 +140,7 @@ def _failed(run: Run, error: Exception, fresh: bool) -> None:
 
 
 def _bring_up(run: Run) -> None:
-    """Let a page that followed the run say how it ended."""
+    """Write the page of a run that was followed once more, so that it says how the run ended."""
     with suppress(OSError):
         if left_behind(run.path / "report.html"):
             write_report(run)
@@ -169,7 +169,7 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
 
 
 def _scores(scores: dict[str, Any]) -> dict[str, str]:
-    """The test part first, for it is what counts."""
+    """The scores, those of the test part first, since they count."""
     found: dict[str, list[str]] = {}
     for part in ("test", "training"):
         if score := scores.get(part):

@@ -1,4 +1,4 @@
-"""equipoise trajectory RUN: the way of the solver to the equilibria of a trained network."""
+"""equipoise trajectory RUN: the path of the solver to the equilibria of a trained network."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ _KINDS = "paths", "residuals", "training"  # figures
 def trajectory(
     output: Output,
     run: RunPath,
-    rows: Annotated[
-        int, typer.Option(help="How many training rows to follow, from the first on.", min=1)
-    ] = 8,
+    rows: Annotated[int, typer.Option(help="How many of the first training rows to follow.", min=1)] = 8,
     grid: Annotated[int, typer.Option(help="Arrows along each side of the phase portrait.", min=2)] = 15,
     out: Out = None,
     data_dir: DataDir = None,
 ) -> None:
     """Follow the solver: its path in the plane of principal components, residuals, and steps over training.
 
-    Writes trajectory.json, and figures as SVG and PNG. The paths start at 0 and are those of the family's own
-    solver; the arrows are f(z) − z of the first row. The figures name up to 8 rows; more
-    than that are drawn alike.
+    The command writes trajectory.json and figures as SVG and PNG. The paths start at 0 and are those of the
+    solver that the family uses by default; the arrows show f(z) − z for the first row. The figures name the
+    rows if they are 8 or fewer; otherwise all are drawn alike.
     """
     from ..explore.followed import follow
     from ..report.published import publish

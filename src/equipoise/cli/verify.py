@@ -1,4 +1,4 @@
-"""equipoise verify RUN|MODEL --data DATA --epsilon 2/255: which predictions hold around every row."""
+"""equipoise verify RUN|MODEL --data DATA --epsilon 2/255: which predictions hold for all nearby inputs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ def verify(
     epsilon: Annotated[list[str], option("How far each entry may move, such as 2/255; may be repeated.")],
     norm: Annotated[str, option("Norm of the perturbation: linf (the default) or l2.")] = "linf",
     box: Annotated[str, option("Range of the inputs, LOW,HIGH (by default 0,1), or none.")] = "0,1",
-    rows: Annotated[int | None, option("Look at the first so many rows only.")] = None,
-    nodes: Annotated[int, option("Give a row up after its box was divided into so many parts.")] = 2000,
-    mean: Annotated[float, option("Mean by which a checkpoint's inputs were normalised.")] = 0.0,
-    std: Annotated[float, option("Deviation by which a checkpoint's inputs were normalised.")] = 1.0,
+    rows: Annotated[int | None, option("Look at this many rows only, from the first on.")] = None,
+    nodes: Annotated[int, option("Give a row up after its box was split into this many parts.")] = 2000,
+    mean: Annotated[float, option("Mean that the inputs of a checkpoint were normalised with.")] = 0.0,
+    std: Annotated[
+        float, option("Standard deviation that the inputs of a checkpoint were normalised with.")
+    ] = 1.0,
     out: Annotated[Path | None, option("Folder to write to; by default SOURCE-verified.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Prove of each row that no input near it gets another class, or find one that does.
+    """Prove for each row that no input near it gets another class, or find an input that does.
 
-    Results are saved every few rows, and the same command goes on from there. The folder holds verified.json
-    and a page, verified.html.
+    Results are saved every few rows, and the same command continues from there. The folder holds
+    verified.json and a page, verified.html.
     """
     from ..report.verified import write_page
     from ..tasks import WrongOption

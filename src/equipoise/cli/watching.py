@@ -1,4 +1,4 @@
-"""A progress bar with loss, rate, solver steps and remaining time; and Ctrl-C that waits for a whole step."""
+"""A progress bar with loss, rate, solver steps and remaining time; Ctrl-C waits until a step is complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINES = 10  # of progress, where there is no terminal to draw a bar on
 
 
 class Watch:
-    """Shows a run as it goes: `record` takes what was measured, `progress` hands on an interrupt."""
+    """Show a run while it goes on: `record` takes what was measured, `progress` passes on an interrupt."""
 
     def __init__(self, total: int, unit: str, shown: bool, batches: int = 1) -> None:
         self.total, self.unit, self.shown, self.batches = total, unit, shown, batches
@@ -65,9 +65,9 @@ class Watch:
         self._began = self._told = time.monotonic()
 
     def progress(self, step: int, loss: float) -> None:
-        """Between two steps: if Ctrl-C came during the last, raise KeyboardInterrupt now.
+        """Called between two steps: raise KeyboardInterrupt if Ctrl-C came during the last one.
 
-        Says how long it will still take; without a terminal in a line, when none was written for a while.
+        It shows how long the run will still take; without a terminal it prints a line from time to time.
         """
         if self.interrupted:
             raise KeyboardInterrupt
@@ -81,14 +81,15 @@ class Watch:
             self.console.print(f"{100 * done:.0f} %  loss {number(loss)}  {words}")
 
     def _due(self, at: int) -> bool:
-        """A line at the first and the last step, and at every tenth part between."""
+        """Whether a line is due: at the first and the last step, and at every tenth of the way."""
         return at in (0, self.total) or at % max(1, self.total // _LINES) == 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Draw the bar; Ctrl-C, SIGTERM and SIGHUP ask to stop after this step, a second one stops at once.
+        """Draw the bar. Ctrl-C, SIGTERM and SIGHUP ask to stop after this step; a second one stops at once.
 
-        A hangup takes the terminal away: nothing is drawn after it. Where it is ignored (nohup) it stays so.
+        A hangup takes the terminal away: nothing is drawn after it. If it is ignored (nohup), it stays
+        ignored.
         """
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -116,7 +117,7 @@ class Watch:
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
-    """The loss, the rate (of certified training: the hidden step), the solver's steps forward and back."""
+    """The loss, the rate (in certified training the hidden step), and solver steps forward and backward."""
     parts = [f"loss {number(record.get('loss'))}"]
     rate = record.get("learning_rate", record.get("hidden"))
     if rate is not None:

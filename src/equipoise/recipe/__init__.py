@@ -1,4 +1,4 @@
-"""Recipe: what is to be trained and how. None means: chosen from the data.
+"""Recipe: what is to be trained and how. An option that is None is chosen from the data.
 
 The options of `equipoise fit`, the parameters of the estimators and the [recipe] of a config.toml are made
 from the fields of this one class. The command line imports it, so nothing heavy is imported
@@ -46,20 +46,23 @@ def _option(panel: str, words: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the [recipe] of a run's config.toml holds. An option of another path or family is an error.
+    """The options of a training, as the [recipe] of a run's config.toml holds them.
 
-    The words beside each field explain it; `equipoise fit --help` shows them.
+    An option that does not belong to the chosen way of training or family is an error. `equipoise fit --help`
+    shows the words beside each field.
     """
 
     model: str = _option(NETWORK, f"Family: {', '.join(FAMILIES)} or auto.", "auto")
     width: int | None = _option(
-        NETWORK, "Units of the hidden layer (linear has one for each input), or channels of one of images."
+        NETWORK, "Units of the hidden layer (linear: one for each input); channels, for images."
     )
-    gamma: float | None = _option(NETWORK, "γ of a linear or scaled-relu network, in (0, 1).")
-    margin: float | None = _option(NETWORK, "μ > 0 of a monotone or conv-monotone network.")
-    layers: int | None = _option(NETWORK, "Layers of a deep-opteq or conv-opteq network.")
-    sigma_w2: float | None = _option(NETWORK, "σ_w² of a gaussian-relu network, in (0, 1/8).")
-    certified: bool = _option(PROMISE, "Whether to train under a proved certificate, or freely.", True)
+    gamma: float | None = _option(NETWORK, "Constant γ of a linear or scaled-relu network, in (0, 1).")
+    margin: float | None = _option(NETWORK, "Margin μ > 0 of a monotone or conv-monotone network.")
+    layers: int | None = _option(NETWORK, "Number of layers of a deep-opteq or conv-opteq network.")
+    sigma_w2: float | None = _option(
+        NETWORK, "Variance σ_w² of the weights of a gaussian-relu network, in (0, 1/8)."
+    )
+    certified: bool = _option(PROMISE, "Whether to train under a proved certificate or freely.", True)
     theorem: str | None = _option(PROMISE, "anchored (in batches, the default) or safeguarded (with a rate).")
     ridge: float | None = _option(
         PROMISE, "Penalty λ > 0 of the readout; by default 30, or a tenth of the rows."
@@ -68,8 +71,8 @@ class Recipe:
         PROMISE, "Penalty κ ≥ 0 of the hidden weights; by default 10, or 3 % of the rows."
     )
     readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
-    eta: float | None = _option(WHOLE, "Share of the largest readout step, in (0, 1].")
-    slack: float | None = _option(WHOLE, "Ridge penalty λ ≥ 0; by default chosen by leave-one-out.")
+    eta: float | None = _option(WHOLE, "Readout step as a share of the largest allowed one, in (0, 1].")
+    slack: float | None = _option(WHOLE, "Ridge penalty λ ≥ 0; by default chosen by leave-one-out errors.")
     steps: int | None = _option(WHOLE, "How many steps to take.")
     loss: str | None = _option(BATCHES, "Loss: square, half_square, logistic, hinge or cross_entropy.")
     optimiser: str | None = _option(BATCHES, "Optimiser: sgd, adam, adamw, rmsprop or adagrad.")
@@ -79,12 +82,18 @@ class Recipe:
     epochs: int | None = _option(BATCHES, "Passes over the data.")
     batch_size: int | None = _option(BATCHES, "Rows in each step.")
     weight_decay: float | None = _option(BATCHES, "Weight decay of the optimiser, ≥ 0.")
-    clip: float | None = _option(BATCHES, "Largest norm of a gradient; longer ones are shortened.")
-    patience: int | None = _option(BATCHES, "Stop after so many epochs without progress.")
-    augment: str | None = _option(BATCHES, "Changes of images: shifts, flips, or both as shifts,flips.")
-    class_weight: str | None = _option(NETWORK, "balanced lets every class weigh as much as any other.")
-    dtype: str | None = _option(NETWORK, "float32 (default in batches) or float64 (otherwise).")
-    seed: int = _option(NETWORK, "Seed of weights, batches and split; 0 by default.", 0)
+    clip: float | None = _option(
+        BATCHES, "Largest norm of a gradient; longer gradients are scaled down to it."
+    )
+    patience: int | None = _option(BATCHES, "Stop after this many epochs without progress.")
+    augment: str | None = _option(
+        BATCHES, "Random changes of training images: shifts, flips, or both as shifts,flips."
+    )
+    class_weight: str | None = _option(NETWORK, "balanced gives every class the same weight.")
+    dtype: str | None = _option(
+        NETWORK, "float32 (the default in batches) or float64 (the default otherwise)."
+    )
+    seed: int = _option(NETWORK, "Seed of the weights, the batches and the split; 0 by default.", 0)
 
     DTYPES: ClassVar = ("float64", "float32")
 
@@ -171,7 +180,7 @@ class Recipe:
 
     @property
     def path(self) -> Literal["anchored", "safeguarded", "free"]:
-        """The way of training. An option of safeguarded training alone asks for it."""
+        """The way of training. An option that only safeguarded training has asks for that."""
         if not self.certified:
             return "free"
         asked = any(getattr(self, name) is not None for name in of_panel(WHOLE))
@@ -200,7 +209,7 @@ class Recipe:
     # -- to and from a file ---------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """What was given, as TOML and JSON hold it: None is left out."""
+        """The options that were given, for TOML and JSON; those that are None are left out."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @classmethod
@@ -216,12 +225,12 @@ class Recipe:
     # -- the choices ----------------------------------------------------------------------------------------
 
     def resolved(self, rows: int, kind: Kind = "regression", classes: int = 2) -> Recipe:
-        """With the choices that the size of the data decides; a slack is chosen later, from the features.
+        """The recipe with the options that the size of the data decides; the slack is chosen later.
 
-        In batches: the width grows with the cube root of the rows from 64 to 400, batches from 32 to 256, and
-        epochs fall from 60 to 12, so that time grows with the rows; Adam with a cosine schedule, the loss of
-        maximal likelihood. With every row at each step: N/2 units within 512 to 1024, or 4N where that is
-        less; steps go on until the readout has left a twentieth of the residual.
+        In batches the width grows with the cube root of the rows from 64 to 400, batches from 32 to 256, and
+        epochs fall from 60 to 12, so that time grows with the rows. Adam has a cosine schedule and the loss
+        of maximum likelihood. With every row at each step there are N/2 units, from 512 to 1024, or 4N if
+        that is less; steps go on until the readout has left a twentieth of the residual.
         """
         family = self.built
         chosen: dict[str, Any] = {"model": self.family}
@@ -254,7 +263,7 @@ class Recipe:
 
 
 def _number(name: str, value: Any, allowed: Any, words: str) -> None:
-    """A ValueError unless the value is None or a finite number for which `allowed` is true."""
+    """Raise a ValueError unless the value is None or a finite number for which `allowed` is true."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (plain and math.isfinite(value) and allowed(value)):
         raise ValueError(f"{name} must be a finite number {words}. Got {value!r} instead.")

@@ -17,7 +17,7 @@ SIDE = 8  # of a state of images: convolutions of stride 2 come first until it i
 
 @dataclass(frozen=True)
 class Family:
-    """One family. Its facts decide what a recipe of it may say; nothing else asks which family it is."""
+    """What is known of one family, such as the options that it takes."""
 
     kind: str  # the name of its class in `equipoise.models`
     sizes: Callable[[Any, Any], dict[str, Any]]  # its keywords, from a resolved recipe and the inputs
@@ -60,7 +60,7 @@ def build(recipe: Recipe, inputs: Inputs, outputs: int) -> Any:
 
 
 def _of_images(recipe: Recipe, inputs: tuple[int, int, int]) -> dict[str, Any]:
-    """Convolutions of stride 2 before the state until no side is longer than `SIDE`, and all of it read."""
+    """Convolutions of stride 2 in front, until no side of the state is longer than `SIDE`."""
     strides, side = [1], max(inputs[1:])
     while side > SIDE:
         strides, side = [*strides, 2], (side - 1) // 2 + 1
