@@ -19,6 +19,8 @@ HOUSE = [
     "memory",
     "plain",
     "checks",
+    "engines",
+    "filling",
     "linalg",
     "solve",
     "differentiate",

@@ -10,7 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise import memory
-from equipoise.kernels import population_gram, tangent_kernel
+from equipoise.kernels import population_gram, tangent_kernel, tangent_operator
 from equipoise.kernels.population import population_tangent_kernel
 
 
@@ -121,6 +121,14 @@ def test_the_memory_beside_the_result_is_that_of_a_few_tiles(monkeypatch):
         total = kernel.total
     result = sum(block.nbytes for block in kernel.blocks.values()) + total.nbytes
     assert measured.most < 1.2 * result
+
+
+def test_no_tensor_of_a_product_has_as_many_entries_as_the_kernel():
+    N = 400
+    H = tangent_operator(model(), rows(N))
+    with _Largest() as measured:
+        H.product(torch.ones(N, dtype=torch.float64))
+    assert measured.most < 8 * N * N / 5
 
 
 def test_the_memory_there_is_is_a_number_of_bytes():

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from ..differentiate import Implicit
-from ..models.affine import pairs, readout_block, squeeze_blocks
+from ..models.affine import pairs, readout_block, squeeze_blocks, weigh
 from ..models.proximal import OptEq
 from ..solve import Stop
-from .tiles import Tile
 
 
 def has_formula(model: Any) -> bool:
@@ -33,6 +32,7 @@ def has_formula(model: Any) -> bool:
 class Adjoints:
     """What the blocks are made of, for N samples and k outputs."""
 
+    model: OptEq
     X: Tensor  # (N, d)
     Z: Tensor  # (N, m)
     H: Tensor  # (N, n)
@@ -41,7 +41,38 @@ class Adjoints:
 
     def take(self, rows: slice) -> Adjoints:
         """The adjoints of some of the samples."""
-        return Adjoints(self.X[rows], self.Z[rows], self.H[rows], self.w[rows], self.Q[rows])
+        parts = (T[rows] for T in (self.X, self.Z, self.H, self.w, self.Q))
+        return Adjoints(self.model, *parts)
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    @property
+    def outputs(self) -> int:
+        """k."""
+        return self.model.outputs
+
+    def blocks(self, two: Adjoints) -> dict[str, Tensor]:
+        """⟨∂ŷ_ip/∂θ, ∂ŷ_jq/∂θ⟩ by parameter: (N, N2), or (N, k, N2, k) for k > 1."""
+        mu = self.model.mu
+        QQ = pairs(self.Q, two.Q)
+        cross = pairs(self.H, two.Q) * pairs(self.w, two.Z) / mu
+        other = pairs(self.Q, two.H) * pairs(self.Z, two.w) / mu
+        own = pairs(self.H, two.H) * pairs(self.w, two.w) / mu**2
+        return squeeze_blocks(
+            {
+                "W": own + cross + other + QQ * pairs(self.Z, two.Z),
+                "U": QQ * pairs(self.X, two.X),
+                "b": QQ,
+                "V": readout_block(self.Z, two.Z, self.outputs),
+            }
+        )
+
+    def pull(self, R: Tensor) -> dict[str, Tensor]:
+        """Σ_ip R_ip ∂ŷ_ip/∂θ by parameter, R (N, k): ∂ŷ/∂W = H wᵀ/μ + Q zᵀ."""
+        q, w = weigh(self.Q, R), weigh(self.w, R)
+        found = {"W": self.H.T @ w / self.model.mu + q.T @ self.Z, "U": q.T @ self.X}
+        return found | {"b": q.sum(dim=0), "V": self.Z.T @ R}
 
 
 def adjoints(model: OptEq, X: Tensor, stop: Stop, rows: int = 256) -> Adjoints:
@@ -58,27 +89,4 @@ def adjoints(model: OptEq, X: Tensor, stop: Stop, rows: int = 256) -> Adjoints:
     ]
     w = torch.cat(parts) if parts else X.new_zeros(0, k, m)
     Q = D[:, None, :] * (w @ W.T) / mu
-    return Adjoints(X, Z, model.activation(pre), w, Q)
-
-
-def blocks(model: OptEq, one: Adjoints, two: Adjoints) -> dict[str, Tensor]:
-    """⟨∂ŷ_ip/∂θ, ∂ŷ_jq/∂θ⟩ by parameter: (N, N2), or (N, k, N2, k) for k > 1."""
-    mu = model.mu
-    QQ = pairs(one.Q, two.Q)
-    cross = pairs(one.H, two.Q) * pairs(one.w, two.Z) / mu
-    other = pairs(one.Q, two.H) * pairs(one.Z, two.w) / mu
-    return squeeze_blocks(
-        {
-            "W": pairs(one.H, two.H) * pairs(one.w, two.w) / mu**2 + cross + other + QQ * pairs(one.Z, two.Z),
-            "U": QQ * pairs(one.X, two.X),
-            "b": QQ,
-            "V": readout_block(one.Z, two.Z, model.outputs),
-        }
-    )
-
-
-def opteq_tiles(model: OptEq, X: Tensor, X2: Tensor | None, stop: Stop) -> Tile:
-    """The blocks between some rows of X and some of X2 (by default X itself)."""
-    one = adjoints(model, X, stop)
-    two = one if X2 is None else adjoints(model, X2, stop)
-    return lambda at, over: blocks(model, one.take(at), two.take(over))
+    return Adjoints(model, X, Z, model.activation(pre), w, Q)

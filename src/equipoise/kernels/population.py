@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from ..solve.norms import row_norms
-from .tiles import require_memory
+from .tiles import Progress, TileFile, digest_of, require_memory, to_file
 
 _BLOCK = 1 << 16  # entries of a row block: its few buffers stay in a core's cache
 _DEGREE = 8  # of the polynomial that starts the iteration
@@ -53,20 +54,51 @@ def dual_relu_derivative(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def population_gram(X: Tensor, sigma_w2: float, depth: int | None = None, X2: Tensor | None = None) -> Tensor:
+def population_gram(
+    X: Tensor,
+    sigma_w2: float,
+    depth: int | None = None,
+    X2: Tensor | None = None,
+    *,
+    out: str | Path | TileFile | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
     """K_ij^(l) = 2 E[relu(u) relu(v)],  (u, v) ~ N(0, σ_w² K^(l−1) + C) at i, j;  C = X Xᵀ/d, K^(0) = 0.
 
     The limit of `Z Zᵀ/m` as the width m grows, [ling2023, Def. 1 and Thm 3]: after `depth` layers, or at the
     equilibrium (`depth=None`). `X` is (N, d) with rows of any norm; with `X2` (N2, d) it is the cross-Gram
     (N, N2). The error of an entry is a few units of rounding of √(K_ii K_jj), for every σ_w² in (0, 1).
+
+    With `out`, a .npy file or a `TileFile`, it is computed tile by tile into that file, from which it is
+    mapped; `progress` is called with the tiles done and those there are. The same call goes on after a kill.
     """
     require_rows(X, "X")
     _require_variance(sigma_w2)
     _require_depth(depth)
+    if out is not None:
+        known = {"kernel": "population_gram", "sigma_w2": sigma_w2, "depth": depth, "X": digest_of(X)}
+        known |= {} if X2 is None else {"X2": digest_of(X2)}
+        shape = len(X), None if X2 is None else len(X2), 1
+        return to_file(_Tiles(X, sigma_w2, depth, X2), shape, X.dtype, out, known, progress)
     if depth is None:
         excess = _limit(float(sigma_w2), X.dtype, X.device)
         return _assemble(X, X2, lambda c, scratch: (excess(c, scratch).add_(c).mul_(1 / (1 - sigma_w2)),))[0]
     return _assemble(X, X2, lambda c, _: (_gram_after(c, sigma_w2, depth),))[0]
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tiles of the Gram matrix: each is one between fewer rows."""
+
+    X: Tensor
+    sigma_w2: float
+    depth: int | None
+    X2: Tensor | None
+
+    def __call__(self, at: slice, over: slice) -> dict[str, Tensor]:
+        alone = self.X2 is None and at == over
+        other = None if alone else (self.X if self.X2 is None else self.X2)[over]
+        return {"total": population_gram(self.X[at], self.sigma_w2, self.depth, other)}
 
 
 def population_lambda_min(X: Tensor, sigma_w2: float, depth: int | None = None) -> float:

@@ -1,25 +1,23 @@
 """H_ij = ⟨∂ŷ_i/∂θ, ∂ŷ_j/∂θ⟩: the exact tangent kernel, by parameter block.
 
-For an affine family every block is a Hadamard product of Gram matrices of Z, X and the adjoint V
-(`AffineFamily.gram`): O(N(m + N)) memory, no Jacobian; those of OptEq are in `opteq.py`. For any other module
-the Jacobian is contracted in chunks of samples. All are computed by `tiles`.
+Its rows are those of `rows`: by formula, without a Jacobian, in O(N(m + N)) memory, or for any other module
+by Jacobians in chunks of samples. All are computed by `tiles`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..models.affine import AffineFamily, squeeze_blocks
-from ..models.altered import altered
-from ..models.base import EquilibriumModel
-from ..models.places import call_with
+from ..models.saving import Saved
 from ..solve import Stop
-from .opteq import has_formula, opteq_tiles
-from .tiles import Progress, Tile, by_tiles, require_memory, sides
+from .rows import has_rows, options_of, rows_of
+from .tiles import PairTiles, Progress, TileFile, by_tiles, digest_of, require_memory, sides, to_file
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class TangentKernel:
     def total(self) -> Tensor:
         """The sum of the blocks, (N, N2)."""
         first, *others = self.blocks.values()
-        total = first.clone()
+        total = first.clone() if others else first
         for block in others:
             total += block
         return total
@@ -76,6 +74,7 @@ def tangent_kernel(
     stop: Stop | None = None,
     block: int | None = None,
     progress: Progress | None = None,
+    out: str | Path | TileFile | None = None,
 ) -> TangentKernel:
     """The tangent kernel of a model between the rows of X and of X2 (by default X itself).
 
@@ -85,105 +84,39 @@ def tangent_kernel(
         stop: of the equilibria behind it, and of the adjoints unless the model's `gradient` has its own; by
             default tight for the dtype. A module of your own keeps its tolerance, and is refused one here.
         block: rows of X at a time, by default chosen by size. The result is the same up to rounding.
-        progress: called with (rows done, rows in all).
+        progress: called with (rows done, rows in all); with `out`, with tiles.
+        out: a .npy file to write the total to, tile by tile; a `TileFile` says by how many workers. The
+            kernel has one block then, "total", (N k, N2 k), which is mapped from the file. The same call goes
+            on after a kill, and reads a file that is whole; one of another model or other rows is refused.
 
     Beyond the result, (N k, N2 k) for each parameter, it holds the equilibria and adjoints, (N, m) and
-    (N, k, m), and tiles of some 8 MB. A kernel that does not fit into memory is refused with a MemoryError
-    before anything is computed.
+    (N, k, m), and tiles of some 8 MB (34 MB with `out`, a few for each worker). A kernel that fits neither
+    into memory nor, with `out`, on the disk is refused before anything is computed.
     """
-    family: Any = model
-    tiles = _affine_tiles if getattr(model, "structured", False) else opteq_tiles
-    if (tiles is _affine_tiles or has_formula(model)) and not altered(model, patched=False):
-        for inputs in (X,) if X2 is None else (X, X2):
-            family._check_inputs(inputs)
-        N, N2 = len(X), None if X2 is None else len(X2)
+    N, N2 = len(X), None if X2 is None else len(X2)
+    formula = has_rows(model)
+    if formula and out is None:
         names = [name for name, _ in model.named_parameters()]
-        require_memory(X, N, N if N2 is None else N2, family.outputs, names)
-        tile = tiles(family, X, X2, stop or _tight(X.dtype))
-        return TangentKernel(by_tiles(tile, N, N2, *sides(block, family.outputs), progress))
-    return _jacobian_kernel(model, X, X2, _options(model, stop), block, progress)
+        require_memory(X, N, N if N2 is None else N2, int(model.outputs), names)  # type: ignore[arg-type]
+    one = rows_of(model, X, stop)
+    tile = PairTiles(one, None if X2 is None else rows_of(model, X2, stop))
+    if out is not None:
+        shape, known = (N, N2, one.outputs), _identity(model, X, X2, stop)
+        return TangentKernel({"total": to_file(tile, shape, X.dtype, out, known, progress)})
+    at_a_time = sides(block, one.outputs) if formula else (block or 32, block or 32)
+    return TangentKernel(by_tiles(tile, N, N2, *at_a_time, progress))
 
 
-def _tight(dtype: torch.dtype, share: float = 1.0) -> Stop:
-    """`share`: the part α of the way that a step of the solved map leads, where it is no whole step."""
-    least = 2 * Stop.reach(dtype) / share
-    return Stop(rtol=max(1e-12 if dtype == torch.float64 else 2e-6, least), max_steps=5000)
+def _identity(model: nn.Module, X: Tensor, X2: Tensor | None, stop: Stop | None) -> dict[str, str]:
+    """What a kernel in a file is of: digests of the network and of the rows."""
+    from .. import __version__
 
-
-def _options(model: nn.Module, stop: Stop | None) -> dict[str, Stop]:
-    """What `forward` is called with besides X: the stop, where the model has equilibria."""
-    if not isinstance(model, EquilibriumModel):
-        if stop is None:
-            return {}
-        raise ValueError(
-            f"stop is for the equilibrium models of the library, which take one at each call. Got "
-            f"{type(model).__name__}: leave it out, and give the layers inside a tolerance of their own."
-        )
-    if stop is not None:
-        return {"stop": stop}
-    return {"stop": _tight(next(model.parameters()).dtype, model.share)}
-
-
-def _affine_tiles(model: AffineFamily, X: Tensor, X2: Tensor | None, stop: Stop) -> Tile:
-    other = X if X2 is None else X2
-    V, Z = _adjoint(model, X, stop)
-    V2, Z2 = (V, Z) if X2 is None else _adjoint(model, X2, stop)
-
-    def tile(at: slice, over: slice) -> dict[str, Tensor]:
-        return model.gram(V[at], Z[at], X[at], V2[over], Z2[over], other[over])
-
-    return tile
-
-
-def _adjoint(model: AffineFamily, X: Tensor, stop: Stop) -> tuple[Tensor, Tensor]:
-    Z = model.equilibrium(X, stop=stop)
-    return model.adjoint(Z, X, stop=stop), Z
-
-
-def _jacobian_kernel(
-    model: nn.Module,
-    X: Tensor,
-    X2: Tensor | None,
-    options: dict[str, Stop],
-    block: int | None,
-    progress: Progress | None,
-) -> TangentKernel:
-    tile, rows = _jacobian_tiles(model, X, X2, options), block or 32
-    return TangentKernel(by_tiles(tile, len(X), None if X2 is None else len(X2), rows, rows, progress))
-
-
-def _jacobian_tiles(model: nn.Module, X: Tensor, X2: Tensor | None, options: dict[str, Stop]) -> Tile:
-    """J J2ᵀ by parameter, the Jacobians formed for the samples of a tile at a time."""
-    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    rest = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-    if not parameters:
-        raise ValueError("the model must have parameters that require a gradient. Got none.")
-
-    def outputs(some: dict[str, Tensor], x: Tensor) -> Tensor:
-        out = call_with(model, {**some, **rest}, (x,), options)
-        if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != len(x):
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(
-                f"the model must return (N,) or (N, k) for N inputs. Got {got} for {len(x)} instead."
-            )
-        return out
-
-    def jacobian(x: Tensor) -> dict[str, Tensor]:  # name -> (n, k, parameters)
-        rows = torch.func.jacrev(outputs)(parameters, x)
-        return {name: J.reshape(len(x), -1, parameters[name].numel()) for name, J in rows.items()}
-
-    other = X if X2 is None else X2
-    left: dict[int, dict[str, Tensor]] = {}  # of the rows last asked for, which many tiles share
-
-    def tile(at: slice, over: slice) -> dict[str, Tensor]:
-        if at.start not in left:
-            left.clear()
-            left[at.start] = jacobian(X[at])
-        J = left[at.start]
-        J2 = J if X2 is None and at == over else jacobian(other[over])
-        return squeeze_blocks({n: torch.einsum("ikp,jlp->ikjl", J[n], J2[n]) for n in parameters})
-
-    return tile
+    settings = model.config() if isinstance(model, Saved) else repr(model)
+    weights = hashlib.sha256(f"{type(model).__name__}|{json.dumps(settings, sort_keys=True)}|{stop}".encode())
+    for name, value in sorted(model.state_dict().items()):
+        weights.update(f"{name}|{digest_of(value)}|".encode())
+    found = {"kernel": "tangent", "version": __version__, "model": weights.hexdigest(), "X": digest_of(X)}
+    return found if X2 is None else found | {"X2": digest_of(X2)}
 
 
 def kernel_prediction(
@@ -204,7 +137,7 @@ def kernel_prediction(
     H = tangent_kernel(model, X, stop=stop).matrix
     cross = tangent_kernel(model, X_test, X, stop=stop).matrix
     with torch.no_grad():
-        options = _options(model, stop)
+        options = options_of(model, stop)
         start, at_test = model(X, **options), model(X_test, **options)
         residual = (y.reshape(start.shape) - start).reshape(-1)
         values, vectors = torch.linalg.eigh((H + H.T) / 2)

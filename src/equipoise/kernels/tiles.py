@@ -1,18 +1,63 @@
-"""A kernel by tiles: its memory is asked for once, and each pair of rows is computed once."""
+"""A kernel by tiles: its memory is asked for once, and each pair of rows is computed once.
+
+In memory it is computed here and now. In a file it is computed by as many workers as one likes, holds its
+total alone, and a run that was killed goes on with the tiles that are not there yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import integer
+from ..engines import Workers, each
+from ..filling import Filling
 from ..memory import shortage
 
 ENTRIES = 1 << 20  # of a tile: its few temporaries are 8 MB each
+SIDE = 2048  # of the square tiles of a file, over the outputs: 34 MB in float64
 
 Progress = Callable[[int, int], None]
 Tile = Callable[[slice, slice], dict[str, Tensor]]  # rows, columns -> blocks (n, n2), or (n, k, n2, k)
+
+
+class KernelRows(Protocol):
+    """What a kernel is made of, for the rows of a data set; any slice of them can be taken."""
+
+    @property
+    def outputs(self) -> int:
+        """k."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: slice) -> Any:
+        """Some of the rows."""
+
+    def blocks(self, two: Any) -> dict[str, Tensor]:
+        """⟨∂ŷ_ip/∂θ, ∂ŷ_jq/∂θ⟩ by parameter: (N, N2), or (N, k, N2, k) for k > 1."""
+
+    def pull(self, R: Tensor) -> dict[str, Tensor]:
+        """Σ_ip R_ip ∂ŷ_ip/∂θ by parameter, for R (N, k)."""
+
+
+@dataclass(frozen=True)
+class PairTiles:
+    """Tiles between rows and others, by default themselves."""
+
+    one: KernelRows
+    two: KernelRows | None = None
+
+    def __call__(self, at: slice, over: slice) -> dict[str, Tensor]:
+        with torch.no_grad():
+            rows = self.one.take(at)
+            return rows.blocks(rows if self.two is None and at == over else (self.two or self.one).take(over))
 
 
 def by_tiles(
@@ -38,6 +83,81 @@ def by_tiles(
             for name, block in part.items():
                 _place(found[name], block, at, over, symmetric)
     return found
+
+
+@dataclass(frozen=True)
+class TileFile:
+    """The .npy file that a kernel is written to by tiles, and who computes them.
+
+    Args:
+        path: of the file. A former one of the same kernel is gone on with, or read where it is whole.
+        workers: processes of this machine, or tasks of Ray at a time.
+        engine: "local" or "ray".
+        side: rows and columns of a tile.
+    """
+
+    path: str | Path
+    workers: int = 1
+    engine: str = "local"
+    side: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("side", 1 if self.side is None else self.side, other=", or None")
+        Workers(self.workers, self.engine)
+
+    @classmethod
+    def of(cls, out: str | Path | TileFile) -> TileFile:
+        """A path alone is a file that this process fills."""
+        return out if isinstance(out, TileFile) else cls(out)
+
+
+def to_file(
+    tile: Tile,
+    shape: tuple[int, int | None, int],
+    dtype: torch.dtype,
+    out: str | Path | TileFile,
+    identity: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> Tensor:
+    """The total of the blocks between N and N2 rows of k outputs, (N k, N2 k), mapped from the file.
+
+    `shape` is (N, N2, k), N2 None for rows that are paired with themselves: then tiles below the diagonal are
+    those above it, transposed. `progress` hears of tiles.
+    """
+    file, (N, N2, k) = TileFile.of(out), shape
+    side = file.side or max(1, SIDE // k)
+    symmetric, columns = N2 is None, N if N2 is None else N2
+    if not (N and columns):
+        raise ValueError(f"a kernel in a file needs rows. Got {N} and {columns}.")
+    pairs = [
+        (at, over)
+        for at in slices(0, N, side)
+        for over in slices(at.start if symmetric else 0, columns, side)
+    ]
+    like = torch.empty(0, dtype=dtype).numpy().dtype
+    filling = Filling(file.path, (N * k, columns * k), like, len(pairs), {"side": side, **identity})
+    left = filling.left()
+    workers = Workers(file.workers, file.engine)
+    for index, matrix in each(_total, tile, (pairs[number] for number in left), workers):
+        at, over = (slice(k * s.start, k * s.stop) for s in pairs[left[index]])
+        places = [((at, over), matrix)]
+        if symmetric and at == over:
+            places = [((at, over), np.triu(matrix) + np.triu(matrix, 1).T)]
+        elif symmetric:
+            places.append(((over, at), matrix.T))
+        filling.put(left[index], *places)
+        if progress is not None:
+            progress(len(filling.done), len(pairs))
+    return torch.from_numpy(filling.finish())
+
+
+def _total(tile: Tile, pair: tuple[slice, slice]) -> np.ndarray:
+    """The sum of the blocks of one tile, as a matrix."""
+    with torch.no_grad():
+        first, *others = tile(*pair).values()
+        for block in others:
+            first = first + block
+    return first.reshape(first.shape[0] * (first.shape[1] if first.ndim == 4 else 1), -1).cpu().numpy()
 
 
 def _place(whole: Tensor, block: Tensor, at: slice, over: slice, symmetric: bool) -> None:
@@ -82,3 +202,10 @@ def require_memory(like: Tensor, N: int, N2: int, outputs: int, names: Sequence[
             f"{kernels} of {N} × {N2} pairs of rows{each}, {dtype}, would need {lacking}. "
             "Take fewer rows, or a part of the pairs at a time (X2), or float32."
         )
+
+
+def digest_of(T: Tensor) -> str:
+    """The SHA-256 of a tensor: of its dtype, its shape and its entries."""
+    digest = hashlib.sha256(f"{T.dtype}|{tuple(T.shape)}|".encode())
+    digest.update(T.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

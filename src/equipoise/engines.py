@@ -1,0 +1,219 @@
+"""Where work is done: in this process, in several processes of this machine, or as tasks of a Ray cluster.
+
+    for number, result in each(work, shared, tasks, Workers(4)): ...
+
+`work(shared, task)` is a function of a module; `shared` reaches every worker once. Processes are those of
+`concurrent.futures`; what is scheduled, sent again or begun anew after a node was lost is Ray's business.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from .checks import integer, one_of
+
+Engine = Literal["local", "ray"]
+Work = Callable[[Any, Any], Any]  # of what is shared and of a task
+
+AHEAD = 2  # tasks a worker is given before it is done with the first: what waits takes memory
+RETRIES = 16  # of a Ray task whose node or process was lost
+
+
+class WorkerLost(RuntimeError):
+    """A process that worked for this one was killed."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How many workers there are, and whose: one is this process itself, unless Ray is asked for."""
+
+    count: int = 1
+    engine: str = "local"
+    threads: int = 1  # of each
+
+    def __post_init__(self) -> None:
+        integer("workers", self.count)
+        one_of("engine", self.engine, ("local", "ray"))
+        if self.engine == "ray":
+            require_ray()
+
+
+def require_ray() -> Any:
+    """The package ray, or an ImportError that says how it is installed."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(
+            "The engine ray needs the package ray, which is not installed. The engine local needs none."
+            "\n\nInstall it with: pip install 'equipoise[ray]'"
+        ) from None
+    return ray
+
+
+def each(work: Work, shared: Any, tasks: Iterable[Any], workers: Workers) -> Generator[tuple[int, Any]]:
+    """The number of each task and its result, as they are done; of more workers in any order.
+
+    An error of a task is raised here, and ends the others.
+    """
+    numbered = enumerate(tasks)
+    if workers.engine == "ray":
+        return _by_ray(work, shared, numbered, workers)
+    if workers.count == 1:
+        return ((number, work(shared, task)) for number, task in numbered)
+    return _by_processes(work, shared, numbered, workers)
+
+
+def in_order(found: Iterable[tuple[int, Any]]) -> Iterator[Any]:
+    """The results of `each` in the order of the tasks; those that come early wait."""
+    early: dict[int, Any] = {}
+    following = 0
+    for number, result in found:
+        early[number] = result
+        while following in early:
+            yield early.pop(following)
+            following += 1
+
+
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def _by_processes(
+    work: Work, shared: Any, numbered: Iterator[tuple[int, Any]], workers: Workers
+) -> Generator[tuple[int, Any]]:
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    begin = (work, shared, workers.threads)
+    with ProcessPoolExecutor(workers.count, mp_context=context, initializer=_start, initargs=begin) as pool:
+        pending: dict[Any, int] = {}
+        try:
+            while True:
+                with _no_interrupt():  # which a worker keeps, also before it comes to `_start`
+                    for number, task in islice(numbered, AHEAD * workers.count - len(pending)):
+                        pending[pool.submit(_call, task)] = number
+                if not pending:
+                    return
+                for future in wait_for(pending, return_when=FIRST_COMPLETED).done:
+                    yield pending.pop(future), future.result()
+        except BrokenProcessPool:
+            raise WorkerLost(
+                "a process of the run was killed, perhaps for want of memory: what was computed is kept, and "
+                "the same command with fewer workers goes on from there."
+            ) from None
+        except BaseException:  # such as Ctrl-C: nothing goes on in the background
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; processes that are started in it never hear of it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_mine: tuple[Work, Any] | None = None  # of a worker: what it does, and what all share
+
+
+def _start(work: Work, shared: Any, threads: int) -> None:
+    global _mine
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _mine = work, shared
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed could not end its workers. What they keep is written whole or not at all."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _call(task: Any) -> Any:
+    assert _mine is not None
+    work, shared = _mine
+    return work(shared, task)
+
+
+# -- Ray -----------------------------------------------------------------------------------------------------
+
+
+def connect() -> Any:
+    """The package ray, with a cluster: the one at RAY_ADDRESS or of `ray start`, or one of this process."""
+    ray = require_ray()
+    if not ray.is_initialized():
+        # A worker finds the library where this process has it.
+        path = os.pathsep.join(p for p in (_home(), os.environ.get("PYTHONPATH", "")) if p)
+        ray.init(log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    return ray
+
+
+def _home() -> str:
+    from pathlib import Path
+
+    return str(Path(__file__).parents[1])
+
+
+def _by_ray(
+    work: Work, shared: Any, numbered: Iterator[tuple[int, Any]], workers: Workers
+) -> Generator[tuple[int, Any]]:
+    ray = connect()
+    task_of = ray.remote(_ray_task).options(num_cpus=1, max_retries=RETRIES)
+    held = ray.put((work, shared, workers.threads))
+    pending: dict[Any, int] = {}
+    try:
+        while True:
+            for number, task in islice(numbered, AHEAD * workers.count - len(pending)):
+                pending[task_of.remote([held], task)] = number
+            if not pending:
+                return
+            for done in ray.wait(list(pending), num_returns=1)[0]:
+                yield pending.pop(done), ray.get(done)
+    except BaseException:
+        for reference in pending:
+            ray.cancel(reference, force=True)
+        raise
+
+
+_known: dict[str, Any] = {}  # on a worker of Ray: what was shared last, which many tasks have in common
+
+
+def _ray_task(held: list[Any], task: Any) -> Any:
+    """`held` is a list so that Ray hands on the reference, and what it stands for is unpacked once."""
+    import ray
+    import torch
+
+    name = held[0].hex()
+    if name not in _known:
+        _known.clear()
+        _known[name] = ray.get(held[0])
+    work, shared, threads = _known[name]
+    torch.set_num_threads(threads)
+    return work(shared, task)
