@@ -30,6 +30,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import tomli_w
+
 from .. import __version__
 from ..files import (
     Damaged,
@@ -46,7 +48,6 @@ from ..train.environment import changes, environment
 from .keeping import FILES
 from .lock import locked
 from .metrics import Metrics
-from .toml import to_toml
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed"]
 KILLED = "the process was killed, or the machine went down: nothing says how the run ended"
@@ -343,6 +344,18 @@ def free_directory(root: str | Path, stem: str) -> Path:
     while (path := Path(root) / f"{stem}-{number}").exists():
         number += 1
     return path
+
+
+def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables of plain values, for tomllib to read back exactly. None, which TOML has not, is left out."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, str):  # halves of surrogate pairs, as in paths, are in no file
+            return value.encode("utf-8", "backslashreplace").decode()
+        return list(map(known, value)) if isinstance(value, list | tuple) else value
+
+    named = {n: {k: known(v) for k, v in t.items() if v is not None} for n, t in tables.items()}
+    return tomli_w.dumps(named)
 
 
 def _now() -> str:
