@@ -47,11 +47,9 @@ def fit(
         str | None, of_data("classification or regression; by default the target decides.")
     ] = None,
     delimiter: Annotated[
-        str | None, of_data("Character between the cells of a text file; a comma by default.")
+        str | None, of_data("Separator of the cells of a text file; by default ','.")
     ] = None,
-    test_share: Annotated[
-        float | None, of_data("Share of the rows to hold out for testing; 0.2 by default.")
-    ] = None,
+    test_share: Annotated[float | None, of_data("Share of the rows to test on; 0.2 by default.")] = None,
     test: Annotated[Path | None, of_data("Another table, to test on.")] = None,
     rows: Annotated[int | None, of_data("Train on about this many rows, drawn at random.", min=2)] = None,
     weight: Annotated[str | None, of_data("Column with the weights of the rows.")] = None,

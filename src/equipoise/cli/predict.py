@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .failures import Code, Failure, RunPath, command, option
+from .failures import Code, DataDir, Failure, RunPath, command, option
 from .output import Output, as_csv
 
 if TYPE_CHECKING:
@@ -27,16 +27,12 @@ predict runs/digits-auto-1 digits --json""")
 def predict(
     output: Output,
     run: RunPath,
-    data: Annotated[str, typer.Argument(help=_NEW, show_default=False)],
+    data: Annotated[str, typer.Argument(help=_NEW, metavar="DATA", show_default=False)],
     out: Annotated[
         Path | None, option("File for the answers, .csv or .npz. Without it they are printed as CSV.")
     ] = None,
-    delimiter: Annotated[
-        str | None, option("Character between the cells of a text file; a comma by default.")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, option("Folder of the named data sets; by default the one used in training.")
-    ] = None,
+    delimiter: Annotated[str | None, option("Separator of the cells of a text file; by default ','.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Predict new rows with a trained network: a label with probabilities, or a number, for each.
 

@@ -40,9 +40,7 @@ def reproduce(
     ] = "small",
     data: Annotated[
         str | None,
-        option(
-            "Names of data sets, separated by commas; by default those of the paper that are on this machine."
-        ),
+        option("Names of data sets, separated by commas; by default all of the paper that can be found."),
     ] = None,
     seeds: Annotated[int | None, option("Number of seeds; by default that of the scale.", min=1)] = None,
     out: Annotated[Path, option("Folder to write to; gallery by default.")] = _OUT,

@@ -1,4 +1,4 @@
-"""Gradients through z*: exact, unrolled, or cheap and labelled so."""
+"""Gradients through an equilibrium z*: exact, unrolled, or cheap and inexact."""
 
 from .affine import StructuredAdjoint
 from .equation import Equation

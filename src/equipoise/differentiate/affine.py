@@ -57,7 +57,7 @@ def _projection(mask: Tensor) -> Activation:
 
 
 def transposed(cache: dict[Any, Any]) -> dict[Any, Any]:
-    """What was derived of W, as of Wᵀ: numbers are shared, and rational functions of W transpose with it."""
+    """What was derived from W, turned into the same for Wᵀ: numbers are shared, matrices are transposed."""
     square = {k: v.T for k, v in cache.items() if isinstance(v, Tensor) and v.ndim == 2}
     return square | {k: v for k, v in cache.items() if isinstance(v, float)}
 
@@ -65,8 +65,8 @@ def transposed(cache: dict[Any, Any]) -> dict[Any, Any]:
 class AffineEquation(Equation):
     """z = σ(W z + u), in rows Z = σ(Z Wᵀ + u), with u (N, m) and W (m, m) in the open.
 
-    `solver(problem)` is the family's choice where the method names none, and `masks(problem, Z, f(Z))` reads
-    D = σ'(Z Wᵀ + u) at an equilibrium, ties included.
+    `solver(problem)` is the solver of the family, used if the method names none, and `masks(problem, Z,
+    f(Z))` gives D = σ'(Z Wᵀ + u) at an equilibrium, ties included.
     """
 
     batched = 1
@@ -95,7 +95,7 @@ class AffineEquation(Equation):
 
     @cached_property
     def problem(self) -> AffineMap:
-        """f as the solvers take it; what they derive of W is kept in it, for the adjoint too."""
+        """f in the form that solvers take; what they derive from W is kept and serves the adjoint too."""
         u, weight = self.tensors
         return AffineMap(weight.detach(), u.detach(), self.activation)
 
@@ -118,14 +118,14 @@ class AffineEquation(Equation):
 class StructuredAdjoint(SolvedGradient):
     """Λ = D ∘ (G + Λ W), ∇u = Λ, ∇W = ΛᵀZ: the exact gradient of Z = σ(Z Wᵀ + u), by one masked linear solve.
 
-    It is the gradient of the affine families: the adjoint is solved by the solver, to the tolerance and with
-    the derived quantities (norms, factorisations) of the forward solve. Exact to every order.
+    This is the gradient of the affine families. The adjoint is solved by the same solver as the equilibrium,
+    to the same tolerance, and reuses its norms and factorisations. It is exact to every order.
     """
 
     def equilibrium(
         self, equation: Equation, start: Tensor | None, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
-        """Z with the gradient of the masked linear solve; below a transform, where one is at work."""
+        """Z with the gradient of the masked linear solve, also under a torch.func transform."""
         assert isinstance(equation, AffineEquation)
         if under_transform():  # the solve itself must happen below the transform
             u, weight = tensors

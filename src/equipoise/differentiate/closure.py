@@ -1,4 +1,4 @@
-"""Tensors that a cell reads without having been given them: named, and refused where they would be lost."""
+"""Find tensors that a cell reads without having been given them, and refuse those whose gradient is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .equation import Equation
 
 
 def closed_over(cell: Any, which: Callable[[Tensor], bool]) -> list[str]:
-    """Names under which a cell holds such tensors, or modules with such parameters, in no register."""
+    """The names of such tensors, and of modules with such parameters, that the cell does not register."""
 
     def tracked(value: Any) -> bool:
         if isinstance(value, nn.Module):
@@ -49,7 +49,7 @@ def _held(cell: Any) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_closed_over(equation: Equation, start: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Under a transform, a tensor that f reads without having been given it would lose its derivative."""
+    """Refuse tensors that f reads without having been given them: a transform loses their derivative."""
     level = torch._C._functorch.maybe_get_level
     with torch.no_grad():
         reached = level(equation(start, *tensors))

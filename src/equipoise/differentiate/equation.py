@@ -1,4 +1,4 @@
-"""z = f(z, *tensors): an equation with every tensor it depends on in the open."""
+"""z = f(z, *tensors): an equation, together with every tensor it depends on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEAR = 1000.0  # the error of an equilibrium in multiples of its residual, of a
 class Equation(ABC):
     """z = f(z, *tensors) on flat rows (N, D), a pure function of what it is given.
 
-    The first `batched` tensors are batch-first, one row a sample; the others are shared by all samples.
+    The first `batched` tensors are batch-first, with one row for each sample; all samples share the others.
     """
 
     tensors: tuple[Tensor, ...]
@@ -38,7 +38,7 @@ class Equation(ABC):
         """f(z, *tensors), (N, D) like z. Differentiable in everything."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Evaluations inside may share what depends on no state, such as a parametrised weight."""
+        """A context in which evaluations share what no state changes, such as a parametrised weight."""
         return nullcontext()
 
     def name(self, index: int) -> str:
@@ -46,7 +46,7 @@ class Equation(ABC):
         return f"tensor {index}"
 
     def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
-        """The equilibrium by `method`, unjudged and without a gradient; `ahead`, to be confirmed."""
+        """Find the equilibrium, without a gradient or a judgement; with `ahead` it must be confirmed."""
         method, parts = self.method, (tensors[: self.batched], tensors[self.batched :])
         with self.held():
             if ahead and method.precision != "mixed":
@@ -59,10 +59,10 @@ class Equation(ABC):
 
     @torch.no_grad()
     def _settled(self, start: Tensor, found: Solution, tensors: Sequence[Tensor]) -> Solution:
-        """What was found, with the entries that are 0 at the equilibrium, and those alone, exactly 0.
+        """What was found, with exactly those entries set to 0 that are 0 at the equilibrium.
 
-        An entry that starts at 0 and belongs there has never left it; and without a zero among the tensors
-        there is none.
+        An entry that starts at 0 and belongs there never leaves it, and there is no such entry unless some
+        tensor holds a zero.
         """
         z = found.value
         assert isinstance(z, Tensor)

@@ -16,7 +16,7 @@ from .equation import Equation
 
 @dataclass
 class Record:
-    """What the last call of a layer did: detached, for reading only."""
+    """What the last call of a layer did. The tensors are detached and only for reading."""
 
     forward: Solution | None = None
     adjoint: Solution | None = None  # of the last backward pass, in flat rows (N, D)
@@ -43,7 +43,7 @@ class SolvedGradient(Gradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
-        """The equilibrium, judged by the failure policy, with a gradient of the rows that it keeps."""
+        """The equilibrium, with a gradient for the rows that the failure policy keeps."""
         solution = record.forward = self.solve(equation, start, tensors, record)
         kept = equation.method.on_failure.judge(solution, equation.what)
         value = solution.value

@@ -67,7 +67,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Pullback(RowMap):
-    """u ↦ (∂f/∂z)ᵀ u at an equilibrium. Some of its rows are had by recording f at them once more."""
+    """u ↦ (∂f/∂z)ᵀ u at an equilibrium. For some of its rows alone, f is recorded at these once more."""
 
     equation: Equation
     graph: Graph
@@ -78,7 +78,7 @@ class Pullback(RowMap):
     def of(
         cls, equation: Equation, graph: Graph, z: Tensor, tensors: Sequence[Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """The products; of the whole batch alone where f was recorded in another arithmetic than now."""
+        """The products; only for the whole batch if f was recorded in another arithmetic."""
         known = graph.dtype == compute_dtype(z)
         return cls(equation, graph, z, tuple(t.detach() for t in tensors)) if known else graph.pull
 
@@ -99,7 +99,7 @@ def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, .
 
 
 def refuse_unsteady(equation: Equation, z: Tensor, graph: Graph, solution: Solution | None) -> None:
-    """A cell that answers differently each time has no equilibrium: the evaluation after the solve tells."""
+    """Refuse a cell that gives another answer each time, since it has no equilibrium."""
     if equation.method.on_failure.policy in ("warn", "accept"):
         return  # z need not be an equilibrium
     fz = graph.fz.detach()

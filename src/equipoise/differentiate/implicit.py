@@ -30,15 +30,15 @@ from .method import Method
 class Implicit(SolvedGradient):
     """u = g + (∂f/∂z)ᵀ u, θ̄ = (∂f/∂θ)ᵀ u.
 
-    `solver` finds u: by default Anderson(10), whose steps are the cheaper ones, and GMRES() on the rows that
-    are not there after 60 of them; or GMRES() alone, or any solver of equipoise for a general f. `stop` is
-    its tolerance, by default that of the forward solve, for g of size 1: the equation is linear. A sample
-    whose adjoint does not converge is treated by the layer's failure policy.
+    `solver` finds u. The default is Anderson(10), whose steps are cheap, followed by GMRES() on the rows that
+    have not converged after 60 steps; GMRES() alone, or any solver for a general f, will do as well. `stop`
+    is the tolerance, by default that of the forward solve. It is applied to g of size 1, since the equation
+    is linear. The failure policy of the layer decides about samples whose adjoint does not converge.
 
-    Exact to every order in the tensors the layer knows of: its inputs and the parameters of its cell, as far
-    as the cell itself can be differentiated (second derivatives of attention need torch's MATH kernel). A
-    tensor that a cell merely closes over gets first-order gradients in eager mode; asked for more, it is
-    named in an error.
+    The gradient is exact to every order in the inputs of the layer and the parameters of its cell, as far as
+    the cell itself can be differentiated (second derivatives of attention need torch's MATH kernel). A tensor
+    that the cell merely closes over gets first-order gradients in eager mode; an error names it if more is
+    asked for.
     """
 
     solver: LinearSolver = (Anderson(10), GMRES())
@@ -56,14 +56,14 @@ class Implicit(SolvedGradient):
     def equilibrium(
         self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record
     ) -> Tensor:
-        """The equilibrium with its exact gradient; below a transform, where one is at work."""
+        """The equilibrium with its exact gradient, also under a torch.func transform."""
         if under_transform():  # the solve itself must happen below the transform
             refuse_closed_over(equation, start, tensors)
             return _ImplicitEquilibrium.apply(equation, self, record, start, *tensors)
         return super().equilibrium(equation, start, tensors, record)
 
     def solve(self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Solution:
-        """The evaluation that verifies an equilibrium is recorded, and serves its gradient too."""
+        """Solve; the evaluation that verifies the equilibrium is recorded and serves its gradient too."""
         if not torch.is_grad_enabled() or equation.method.precision == "mixed":
             return equation.solve(start, tensors)
         found = equation.solve(start, tensors, ahead=True)
@@ -248,7 +248,7 @@ def _refuse_old_vmap() -> None:
 
 
 class _Linearised(Equation):
-    """What the pullback and the push-forward share: z, θ and a right-hand side b in the open."""
+    """What the pullback and the push-forward share: both depend on z, θ and a right-hand side b."""
 
     def __init__(self, of: Equation, how: Implicit) -> None:
         self.of = of
@@ -335,7 +335,7 @@ class _Task:
 
 
 class _ClosedOver(torch.autograd.Function):
-    """z, whose gradient goes on through the graph of f: the way to tensors nobody named. First order only."""
+    """z, whose gradient goes on through the graph of f to tensors that were not given. First order only."""
 
     @staticmethod
     def forward(ctx: Any, task: _Task, z: Tensor, fz: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from ..solve.solution import SHARE, Counts, Status
 class GMRES:
     """‖b − (I − J) u‖ minimal over a Krylov space of at most `restart` dimensions, then again from there.
 
-    Needs no contraction: it solves every system that is not too ill-conditioned. Keeps `restart` vectors.
+    It needs no contraction and solves every system that is not too ill-conditioned. It stores `restart`
+    vectors.
     """
 
     restart: int = 30
@@ -41,10 +42,10 @@ _PATIENCE_BEFORE = 15
 
 
 def adjoint_chain(solver: LinearSolver) -> tuple[list[Solver], GMRES | None]:
-    """The solvers of a general equation, and GMRES where it comes last; refused in words where they are not.
+    """The solvers of a general equation, and GMRES if it comes last; an error if they are anything else.
 
-    A step of Anderson's costs less than one of GMRES beside the product with J, and where J contracts it
-    takes about as many: so it comes first by default, and GMRES solves what it has not.
+    Apart from the product with J a step of Anderson costs less than one of GMRES, and if J contracts it takes
+    about as many steps. So it comes first by default, and GMRES solves what it has left.
     """
     listed = isinstance(solver, Sequence) and not isinstance(solver, str)
     chain: list[Any] = list(solver) if listed else [solver]  # type: ignore[arg-type]
@@ -69,9 +70,9 @@ def solve_linear(
 ) -> Solution:
     """u = b + J u for every row, with `product` the map u ↦ J u.
 
-    The equation is linear, so its tolerance must not know the size of b, which for the mean loss of a large
-    batch is tiny: each row is solved for b of size 1 and scaled back. `dtype` is that of the products' own
-    arithmetic where it is lower than b's.
+    The equation is linear, so its tolerance must not depend on the size of b, which is tiny for the mean loss
+    of a large batch: each row is solved for b of size 1 and scaled back. `dtype` is that in which the
+    products are computed, if it is lower than that of b.
     """
     with torch.no_grad():
         rows = _Rows.of(b, product, dtype or b.dtype)
@@ -86,7 +87,7 @@ def solve_linear_once(
     stop: Stop,
     dtype: torch.dtype | None = None,
 ) -> tuple[Solution, Extra]:
-    """`solve_linear`, where `last` returns J u and something more: that one product verifies u as well."""
+    """`solve_linear`, where `last` returns J u and something more; its product also verifies u."""
     with torch.no_grad():
         rows = _Rows.of(b, product, dtype or b.dtype)
         stop = stop.resolve(rows.dtype)
@@ -103,7 +104,7 @@ def solve_linear_once(
 
 
 def _found(rows: _Rows, start: Tensor, solver: LinearSolver, stop: Stop, ahead: bool = False) -> Solution:
-    """The solution for rows of size 1; `ahead`, to be confirmed."""
+    """The solution for rows of size 1; with `ahead` it needs confirmation."""
     chain, last = adjoint_chain(solver)
     if not chain:
         assert last is not None
@@ -132,7 +133,7 @@ def _found(rows: _Rows, start: Tensor, solver: LinearSolver, stop: Stop, ahead: 
 
 
 def _joined(first: Solution, then: Solution, at: Tensor | None) -> Solution:
-    """What two solvers in turn found, the second of the rows `at` alone."""
+    """What two solvers found, one after the other; the second worked on the rows `at` only."""
     steps, counts = first.steps.clone(), first.counts
     counts += then.counts
     counts.retried += int((~first.converged).sum())
@@ -161,9 +162,9 @@ def _joined(first: Solution, then: Solution, at: Tensor | None) -> Solution:
 class _Rows(RowMap):
     """u = b + J u with the rows of b divided by their sizes s: D⁻¹ J D in place of J, D = diag(s/max s).
 
-    That is J itself where rows are on their own, and where J mixes them it is still the same equation. Rows
-    so small beside the largest that their products would underflow are solved as if on their own, and with
-    them the equation as it was is looked at in the end.
+    This is J itself if rows do not depend on each other, and if J mixes them it is still the same equation.
+    Rows that are so small beside the largest that their products would underflow are solved as if they were
+    alone, and the original equation is checked in the end.
     """
 
     worth = 0.3  # dropping rows takes an evaluation of f, to record it without them
@@ -194,7 +195,7 @@ class _Rows(RowMap):
 
     @property
     def compactable(self) -> bool:
-        """Whether products can be had of some of the rows alone."""
+        """Whether products can be computed for some of the rows alone."""
         return isinstance(self.of_b, RowMap)
 
     def take(self, rows: Tensor) -> _Rows:

@@ -1,4 +1,4 @@
-"""Method: how an equilibrium is found and differentiated, and what becomes of samples that have none."""
+"""Method: how an equilibrium is found and differentiated, and what happens to samples that have none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Solvers = Solver | Sequence[Solver]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How an equation is solved and differentiated. What is None, the model chooses by its family.
+    """How an equation is solved and differentiated. The model chooses what is None by its family.
 
     `solver` is a solver, or a sequence of solvers that are tried in turn on the rows that failed. A model
     holds one Method; the keywords of a call (`stop=`, `solver=`, `precision=`, `gradient=`, `on_failure=`)
@@ -49,7 +49,7 @@ class Method:
         checked_chain(self.solver if listed else [self.solver])  # type: ignore[list-item]
 
     def changed(self, **how: Any) -> Method:
-        """The same method with the keywords of one call in place; None leaves a setting as it is."""
+        """The same method, changed by the keywords of one call; None leaves a setting as it is."""
         if unknown := sorted(set(how) - KEYWORDS):
             raise TypeError(f"a call takes start=, {_listed}. Got {', '.join(unknown)}= instead.")
         given = {name: value for name, value in how.items() if value is not None}

@@ -17,8 +17,8 @@ from .implicit import solve_below
 class Phantom(SolvedGradient):
     """θ̄ = β Σ_{k<K} (∂f/∂θ)ᵀ ((1 − β) I + β ∂f/∂z)ᵀᵏ g: K damped steps recorded at the equilibrium.
 
-    Not the exact gradient: its error falls like q^K for a contraction q. `steps=1` is the one-step,
-    Jacobian-free gradient. No linear solve, memory for K evaluations.
+    This is not the exact gradient: its error falls like q^K for a contraction by q. `steps=1` is the
+    one-step, Jacobian-free gradient. It needs no linear solve, but memory for K evaluations.
     """
 
     steps: int = 5

@@ -1,8 +1,8 @@
-"""‖∂f/∂z‖_F² / D and ρ(∂f/∂z) at the equilibrium: estimates that a loss may add, to keep a map contracting.
+"""‖∂f/∂z‖_F² / D and ρ(∂f/∂z) at the equilibrium: penalties to add to a loss, to keep a map contracting.
 
-Both are random estimates that prove nothing about the map: they steer training. The equilibrium is held
-fixed, so a penalty pulls on the parameters and inputs of the cell through f alone; the cell must be twice
-differentiable. What is proved to contract is in the model families and their certificates.
+Both are random estimates that steer training and prove nothing about the map. The equilibrium is held fixed,
+so a penalty reaches the parameters and inputs of the cell only through f, and the cell must be twice
+differentiable. For a proof that a map contracts, see the model families and their certificates.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def jacobian_penalty(
 ) -> Tensor:
     """mean_n ‖vᵀ J_n‖² / D over random signs v: an unbiased estimate of the mean of ‖∂f/∂z‖_F² / D.
 
-    `z` is the equilibrium of `layer(x, *args, shared=shared)` where it is at hand; it is solved for
-    otherwise. `samples` draws of v are averaged. Differentiable in the parameters of the cell.
+    `z` is the equilibrium of `layer(x, *args, shared=shared)`; if it is not given, it is solved for.
+    `samples` draws of v are averaged. The penalty is differentiable in the parameters of the cell.
     """
     if samples < 1:
         raise ValueError(f"samples must be ≥ 1. Got {samples} instead.")
@@ -54,9 +54,9 @@ def spectral_radius_penalty(
 ) -> Tensor:
     """mean_n ‖J_nᵀ u_n‖, u ← Jᵀu / ‖Jᵀu‖: an estimate of the mean of ρ(∂f/∂z), by power iteration.
 
-    `steps` products with Jᵀ from a random start; the last one is differentiable in the parameters of the
-    cell, with u held. Exact in the limit where one real eigenvalue leads; a leading complex pair makes the
-    estimate swing about ρ. `z` is as in `jacobian_penalty`.
+    It takes `steps` products with Jᵀ from a random start. The last one is differentiable in the parameters of
+    the cell, with u held fixed. The limit is exact if one real eigenvalue is the largest; if a complex pair
+    is, the estimate swings about ρ. `z` is as in `jacobian_penalty`.
     """
     if steps < 1:
         raise ValueError(f"steps must be ≥ 1. Got {steps} instead.")
@@ -88,7 +88,7 @@ def _evaluate(
 
 @contextmanager
 def _steady(cell: Any) -> Iterator[None]:
-    """Parametrisations held as the layer left them: a power iteration that went on would be another map."""
+    """Hold parametrisations as the layer left them: one more power iteration would change the map."""
     modules = cell.modules() if isinstance(cell, nn.Module) else ()
     lists = [m for m in modules if isinstance(m, ParametrizationList)]
     moving = [m for one in lists for m in one.modules() if m.training]

@@ -26,15 +26,15 @@ _MOST = {torch.float64: 90, torch.float32: 40}
 class Reversible(Gradient):
     """z_K with y_{k+1} = ½ y_k + ½ f(z_k), z_{k+1} = ½ z_k + ½ f(y_{k+1}), from y_0 = z_0.
 
-    The exact gradient of z_K, as autograd gives it of these steps, but none of them is kept: the backward
-    pass takes them back, z_k = 2 z_{k+1} − f(y_{k+1}) and y_k = 2 y_{k+1} − f(z_k), so that its memory is
-    that of one evaluation however many steps there are. A step back doubles rounding errors: y and z are
-    carried as sums of two numbers each, which hides them, and `steps` may not exceed 90 in float64 and 40 in
-    float32.
+    This is the exact gradient of z_K, as autograd would compute it from these steps, but none of them is
+    stored: the backward pass takes them back, z_k = 2 z_{k+1} − f(y_{k+1}) and y_k = 2 y_{k+1} − f(z_k), so
+    it needs the memory of one evaluation however many steps there are. A step back doubles rounding errors.
+    To hide them, y and z are carried as sums of two numbers each, and `steps` may not exceed 90 in float64
+    and 40 in float32.
 
-    A step takes two evaluations. Where f contracts by q, z_K comes nearer by about (1 + q)/2 a step. As with
-    `Unrolled`, the residual at z_K is judged by the layer's stopping test and failure policy. First
-    derivatives only, in eager mode.
+    A step takes two evaluations. If f contracts by q, each step reduces the distance of z_K to the
+    equilibrium by a factor of about (1 + q)/2. As with `Unrolled`, the residual at z_K is judged by the
+    stopping test and the failure policy of the layer. It gives first derivatives only, in eager mode.
     """
 
     steps: int = 40

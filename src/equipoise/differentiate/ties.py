@@ -1,8 +1,8 @@
-"""Which entries of an equilibrium are 0, and which are merely small: relu'(0) is meant for the former alone.
+"""Which entries of an equilibrium are exactly 0, and which are merely small: only the former take relu'(0).
 
-An iterate does not tell. An entry that is 0 at the equilibrium may decay to 0 and never be there, and one
-that is not may still be 0 exactly, at the end of a chain of units that the solve ended before. At a kink the
-gradient follows either.
+An iterate does not tell. An entry that is 0 at the equilibrium may decay towards 0 without reaching it, and
+an entry that is not may still be exactly 0, at the end of a chain of units that the solve has not yet
+reached. The gradient would follow either at the kink.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _STILL = 1e-3  # the relative change below which an entry has come to rest: its 
 def settle(f: Callable[[Tensor], Tensor], z: Tensor, near: Tensor) -> Tensor:
     """z, with the entries that `near` marks where f puts them, from 0 and with the others as they are.
 
-    `near` marks entries that are 0 within the error of z. They are taken as 0 all at once; what f then moves
-    away from 0 is not 0, and returns to its value in z if it has one there. So it goes on until f agrees.
-    An entry that is 0 at the equilibrium stays at 0 exactly, and since the equilibrium is unique, no other
-    does. Where no agreement is reached z is left as it is.
+    `near` marks entries that are 0 within the error of z. All of them are set to 0. Those that f then moves
+    away from 0 are not 0 and get back their value in z, if it is not 0. This is repeated until f agrees. An
+    entry that is 0 at the equilibrium stays exactly 0, and since the equilibrium is unique, no other does. If
+    no agreement is reached, z is left as it is.
     """
     now = z.masked_fill(near, 0.0)
     for _ in range(_ROUNDS):

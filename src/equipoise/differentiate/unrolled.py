@@ -19,8 +19,8 @@ from .gradient import Gradient, Record
 class Unrolled(Gradient):
     """z_K with z_k = f(z_{k−1}, θ), by `steps` steps of `solver` that autograd records.
 
-    Memory grows with `steps`. The gradient is that of z_K, which is the equilibrium's only as far as z_K is
-    one: the residual at z_K is measured and judged by the layer's stopping test and failure policy.
+    Memory grows with `steps`. The gradient is that of z_K, which is the gradient of the equilibrium only as
+    far as z_K is one: the residual at z_K is judged by the stopping test and the failure policy of the layer.
     """
 
     steps: int = 20
@@ -48,8 +48,8 @@ class Unrolled(Gradient):
 class UnrolledSAM(Gradient):
     """z^K with z^k = β_k S_λk(z^{k−1}) + (1 − β_k) T(z^{k−1}): SAM, its K steps recorded    [xie2021, (11)].
 
-    z^K is the network's state by definition; that it is some k^{−ρ} away from a fixed point of T is recorded
-    (`last.forward`) and no failure. A state that is not finite is one.
+    z^K is the state of the network by definition. It is some K^{−ρ} away from a fixed point of T; this is
+    recorded in `last.forward` and is not a failure. A state that is not finite is one.
     """
 
     steps: int
@@ -88,7 +88,7 @@ def judged_steps(
 def _recorded(
     solver: Solver, steps: int, equation: Equation, start: Tensor, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, Solution]:
-    """z after so many steps of a solver, recorded by autograd, and what is true of it."""
+    """z after this many steps of a solver, recorded by autograd, and its Solution."""
     args, shared = tensors[: equation.batched], tensors[equation.batched :]
     f = make_map(equation, start, args, shared)
     z, state = start, solver.init(f, start)

@@ -30,9 +30,9 @@ class AndersonState(SolverState):
 class Anderson(Solver):
     """z ← f(z) − ΔF γ, γ = argmin ‖g − ΔG γ‖² + λ‖γ‖², over the last `memory` differences.
 
-    `regularisation` is λ relative to the mean squared difference; by default what the dtype can resolve.
-    A row whose least-squares problem is singular takes the plain step f(z), and is counted. `damping` β
-    mixes: z ← (1 − β)(z − ΔZ γ) + β(f(z) − ΔF γ).
+    `regularisation` is λ relative to the mean squared difference; by default it is what the dtype can
+    resolve. A row whose least-squares problem is singular takes the plain step f(z), which is counted.
+    `damping` β makes shorter steps: z ← (1 − β)(z − ΔZ γ) + β(f(z) − ΔF γ).
     """
 
     memory: int = 6

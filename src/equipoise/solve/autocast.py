@@ -14,20 +14,20 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def compute_dtype(z: Tensor) -> torch.dtype:
-    """The dtype that limits the residual: under autocast the lower one, but of float64, which it leaves."""
+    """The dtype that limits the residual: under autocast the lower one, unless z is float64, which stays."""
     kind = z.device.type
     lowered = z.dtype != torch.float64 and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if lowered else z.dtype
 
 
 def full_precision(z: Tensor) -> AbstractContextManager[None]:
-    """Where products are taken in the dtype of z, autocast or not."""
+    """A context in which products are computed in the dtype of z, with autocast or without."""
     kind = z.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def unlowered(method: Method) -> Method:
-    """A method of a family that autocast does not reach: it computes in the dtype of its parameters."""
+    """Keep autocast away from a method of a family: it computes in the dtype of its parameters."""
 
     @functools.wraps(method)
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -52,8 +52,8 @@ def inverse_norm(eps: float = 1.0) -> Regulariser:
 def decorrelation(channels: int, eps: float = 1.0) -> Regulariser:
     """R(Z) = ½‖Y Yᵀ − I‖_F², Y = Z / √(‖row‖² + ε), Z = z as (channels, positions): channels that differ.
 
-    Where the paper correlates features over a batch, this correlates channels over the positions of one
-    sample, so that no sample changes another. ε > 0 keeps the gradient bounded at an idle channel.
+    The paper correlates features over a batch; this correlates channels over the positions of one sample, so
+    that no sample depends on another. ε > 0 keeps the gradient bounded where a channel is 0.
 
     L_z ≤ 18·channels/ε: the Hessian in Y is at most 4‖Y‖² + 2‖Y Yᵀ − I‖ ≤ 6·channels, and Y changes with Z
     at a rate of 1/√ε at most; the rows of the gradient in Y, at most 2·channels long, meet the curvature of
@@ -94,10 +94,10 @@ class SAM(Solver):
     γ = 1/(2L_z), β_k = η/k^ρ, λ_k = η/k^c, η = min{√(2L_z), ½, L_z/2}, with ρ, c > 0 and ρ + 2c < 1. For a
     nonexpansive f and a convex R it tends to the fixed point of f with the least R [xie2021, Theorem 4].
 
-    It is slow: iterates stay ~ k^{−ρ} off the fixed points, and k^{−c} off the preferred one along them (but
-    for R = ½‖z‖²). After 20 steps it has shrunk the state, not selected one. Give `Stop` a `patience` as long
-    as its `max_steps`, and let another solver end the work, `solver=[SAM(), Picard()]`: iterating a
-    nonexpansive f leads no farther from the chosen point.
+    It is slow: after k steps the iterate is still about k^{−ρ} away from the fixed points and, except for
+    R = ½‖z‖², about k^{−c} away from the preferred one. After 20 steps it has shrunk the state, but has not
+    selected one. Give `Stop` a `patience` as long as its `max_steps`, and let another solver finish,
+    `solver=[SAM(), Picard()]`: iterating a nonexpansive f leads no farther away from the chosen point.
     """
 
     regulariser: Regulariser = field(default_factory=half_squared_norm)

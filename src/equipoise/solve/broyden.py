@@ -36,10 +36,10 @@ class BroydenState(SolverState):
 class Broyden(Solver):
     """z ← z − H g, where H ≈ (J − I)⁻¹ begins as −I, the plain step, and learns from every step s.
 
-    H ← H + (s − H y) sᵀH / sᵀH y with y = Δg, so that H y = s. H is kept as −I and at most `memory` terms.
-    When they are used up, the row makes a fresh start: H = −I, from the best point it has seen. It does so
-    too, and is counted, where sᵀH y vanishes, where the step is out of all proportion to g, and where ‖g‖ has
-    grown beyond `growth` times its lowest. If f contracts, each fresh start lowers the lowest ‖g‖, so that
+    H ← H + (s − H y) sᵀH / sᵀH y with y = Δg, so that H y = s. H is stored as −I and at most `memory` terms.
+    When these are used up, the row makes a fresh start with H = −I from the best point it has seen. It also
+    makes one, which is counted, if sᵀH y vanishes, if the step is out of all proportion to g, or if ‖g‖ has
+    grown beyond `growth` times its lowest value. If f contracts, each fresh start lowers the lowest ‖g‖, so
     the method converges from any start.
     """
 

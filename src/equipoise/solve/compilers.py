@@ -1,4 +1,4 @@
-"""Inside `torch.compile` solves run as they are: their loops end by what they find, which no graph holds."""
+"""Keep `torch.compile` away from solves: their loops end as the data decide, which no graph can hold."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NOT_EXPORTED = (
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function as a compiler leaves it alone, what it calls included.
+    """The function, which a compiler leaves alone with all that it calls.
 
-    It is `torch.compiler.disable`, but for the seconds that importing the compiler takes: that is asked for
-    only once somebody else has.
+    This is `torch.compiler.disable` without the seconds that importing the compiler takes: it is used only
+    once the compiler has been imported by somebody else.
     """
     disabled: list[Callable[P, R]] = []
 

@@ -44,23 +44,21 @@ def fixed_point(
     """Solve z = f(z, *args, *shared) for every sample of a batch.
 
     The state is a tensor (N, …) or a tuple of such tensors. Each sample has its own stopping test, status
-    and step count; one that ends is frozen, and dropped from the batch when that saves work.
+    and step count. A sample that has ended is frozen, and dropped from the batch if that saves work.
 
-    Args:
-        f: the map; its output is checked against z at every call. An `AffineMap` also offers its parts.
-        z0: where to start, or an earlier Solution. An AffineMap may leave it out: σ(b) is used.
-        args: batch-first arguments of f: compacted with the batch, and cast with the precision.
-        shared: arguments of f that are not batched: cast with the precision. A bare closure needs neither,
-            but its samples are then never dropped, since a batch it holds would no longer fit.
-        solver: a sequence is tried in turn on the rows that failed; by default `Anderson()`, then
-            `Picard(0.9)` and `Anderson(25)`.
-        stop: the tolerance and the limit on steps, by default that of the dtype.
-        precision: "mixed" iterates in float32, then polishes and verifies in float64, where the stopping test
-            is the same; "native" does not; "auto" does where that is sure to pay: on a large AffineMap in
-            float64 whose solver is Picard, without a trace.
-        trace: keep the iterates and residuals of every step.
+    Args: f: the map; its output is checked against z at every call. An `AffineMap` also offers its parts. z0:
+    where to start, or an earlier Solution. An AffineMap may leave it out: σ(b) is used. args: batch-first
+    arguments of f. Their rows are dropped with the batch, and they are cast with the precision. shared:
+    arguments of f that all samples share; they are cast with the precision. A closure over its tensors needs
+    neither, but its samples are never dropped, since the batch it holds would no longer fit. solver: a
+    solver, or a sequence of solvers, each of which is tried on the rows that failed before; by default
+    `Anderson()`, then `Picard(0.9)` and `Anderson(25)`. stop: the tolerance and the limit on steps, by
+    default that of the dtype. precision: "mixed" iterates in float32, then finishes and verifies in float64
+    with the same stopping test; "native" stays in the dtype of z0; "auto" is "mixed" if that is sure to be
+    faster, which is so for a large AffineMap in float64 whose solver is Picard, without a trace. trace: keep
+    the iterates and residuals of every step.
 
-    Returns a Solution; nothing is raised for samples that failed: ask its `status`, or call
+    Returns a Solution. Samples that failed raise no error: look at its `status`, or call
     `.raise_if_failed()`.
     """
     return _solve(f, z0, args, shared, solver, stop, LoopOptions(Trace() if trace else None), precision)
@@ -81,7 +79,7 @@ def approach(
 
 
 def confirm(found: Solution, image: Tensor) -> Solution:
-    """What `approach` found, judged by f at it: true residuals; a row that falls short is `max_steps`."""
+    """Judge what `approach` found by its true residuals; rows that fall short get the status `max_steps`."""
     assert isinstance(found.value, Tensor)
     residual, scale = row_distances(image, found.value), row_norms(image)
     short = found.converged & ~(residual <= found.stop.tolerance(scale, found.floor))
@@ -92,7 +90,7 @@ def confirm(found: Solution, image: Tensor) -> Solution:
 
 
 def finish(seen: Solution, forecast: Solution, again: Solution) -> Solution:
-    """What was seen of a forecast; the rows that fell short of it as a second, verified solve has them."""
+    """Confirm a forecast, and solve the rows that fell short of it again, with verification."""
     assert isinstance(again.value, Tensor)
     assert isinstance(seen.value, Tensor)
     short, counts = (seen.status != forecast.status) | (again.status == Status.coupled), seen.counts
@@ -174,7 +172,7 @@ def verify(
     *,
     stop: Stop | None = None,
 ) -> Solution:
-    """Judge a state by one evaluation: true residuals, relative to ‖f(z)‖ alone, and a status a sample."""
+    """Judge a state by one evaluation of f: true residuals, relative to ‖f(z)‖, and the statuses."""
     problem = make_map(f, z, args, shared)
     with torch.no_grad():
         flat = problem.layout.flat(z)
@@ -191,14 +189,14 @@ def verify(
 
 
 def extrapolate(z: Tensor, previous: Tensor | None) -> Tensor:
-    """2z_t − z_{t−1}: the start that follows a path of equilibria, second order in the step."""
+    """2z_t − z_{t−1}: a start that follows a path of equilibria; its error is of second order in the step."""
     return z if previous is None else torch.lerp(previous, z, 2.0)
 
 
 def _confirm_batch(f: Map, outcome: RowsFound, stop: Stop) -> None:
-    """Samples were dropped while others went on: f of the whole batch tells whether it mixes samples.
+    """Evaluate f on the whole batch after samples were dropped, which tells whether f mixes samples.
 
-    What another size of the batch rounds differently is let pass.
+    Differences that come only from the rounding of another batch size are let pass.
     """
     outcome.image = fz = f(outcome.value)
     residual, scale = row_distances(fz, outcome.value), row_norms(fz)
@@ -212,24 +210,26 @@ def _confirm_batch(f: Map, outcome: RowsFound, stop: Stop) -> None:
 
 
 def check_precision(precision: str) -> None:
-    """A ValueError unless this is a precision that a solve can have."""
+    """Raise a ValueError unless this is a precision that a solve can have."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision must be 'auto', 'native' or 'mixed'. Got {precision!r} instead.")
 
 
 def _pays(f: Map, z: Tensor, solver: Solver) -> bool:
-    """Whether float32 before float64 is sure to save time: where the products with W are all of it."""
+    """Whether float32 before float64 is sure to save time, since products with W are nearly all the work."""
     large = f.affine is not None and f.affine.weight.numel() * z.shape[0] >= _LARGE
     return large and z.dtype == torch.float64 and solver.smooth and solver.uses_value
 
 
 def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> RowsFound:
-    """Where float32 iteration gets to, its value in float64 again: the start of the verified solve."""
+    """What an iteration in float32 reaches, cast back to float64: the start of the verified solve."""
     if z.dtype != torch.float64:
-        raise ValueError(f"precision='mixed' polishes in float64: z0 must be float64. Got {z.dtype} instead.")
+        raise ValueError(
+            f"precision='mixed' finishes in float64, so z0 must be float64. Got {z.dtype} instead."
+        )
     if not f.compactable and not f.shared:
         raise ValueError(
-            "precision='mixed' cannot cast what a bare closure holds: pass its tensors as args= or shared=."
+            "precision='mixed' cannot cast the tensors inside of a closure: pass them as args= or shared=."
         )
     single = torch.float32
     assert stop.rtol is not None
@@ -245,7 +245,7 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> RowsFoun
 
 
 def checked_chain(solver: Solver | Sequence[Solver] | None) -> list[Solver]:
-    """The solvers to try in turn, as a list; a TypeError where one is no Solver."""
+    """The solvers to try in turn, as a list; a TypeError if one of them is not a Solver."""
     chain: list[Solver] = []
     if solver is None:
         chain = list(DEFAULT_CHAIN)

@@ -34,7 +34,7 @@ class Solved:
         """≥ ‖z − z*‖ of each row, (N,) in float64; None where no bound is known."""
         if _versions(self.problem) != self.versions:
             raise RuntimeError(
-                "the error is the distance to the equilibrium of the weights and inputs that were solved. "
+                "the error is the distance to the equilibrium of those weights and inputs that were solved. "
                 "Got some that have been changed in place since: ask for the error before, or solve again."
             )
         return error_bounds(self.problem, z)

@@ -25,10 +25,10 @@ class OnFailure:
 
     - `raise` (default): an EquilibriumError that names the rows.
     - `warn`: the last iterates are used, with a warning that names the rows.
-    - `mask`: the rows that failed get no gradient and are counted; a layer tells their number at its next
-      train() or eval(), which most loops call once an epoch. More than `share` of the batch raises, and so
-      does a cell that mixes samples.
-    - `accept`: the last iterates are used. The status stays in `layer.last`.
+    - `mask`: the rows that failed get no gradient and are counted. The layer reports their number at its next
+      train() or eval(), which most loops call once an epoch. It raises an error if more than `share` of the
+      batch failed, or if the cell mixes samples.
+    - `accept`: the last iterates are used without a warning. The status of each row is in `layer.last`.
     """
 
     policy: Policy = "raise"
@@ -46,7 +46,7 @@ class OnFailure:
         return policy if isinstance(policy, OnFailure) else cls(policy)
 
     def judge(self, solution: Solution, what: str = "forward solve") -> Tensor | None:
-        """None when every row is to be used; else the rows to keep. Raises and warns as the policy says."""
+        """The rows to keep, or None if all are to be used. Raises and warns as the policy says."""
         failed = ~solution.converged
         if self.policy == "accept" or not bool(failed.any()):
             return None

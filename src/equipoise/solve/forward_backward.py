@@ -34,7 +34,7 @@ class ForwardBackward(Splitting):
         return self.margin_of(affine), affine.lipschitz if self.lipschitz is None else self.lipschitz
 
     def alpha(self, affine: AffineMap) -> float:
-        """The step α: as given, or μ/ℓ². A ValueError where the given one need not converge."""
+        """The step α as given, or μ/ℓ²; a ValueError if the given one need not converge."""
         margin, lipschitz = self.constants(affine)
         best = margin / lipschitz**2
         if self.step_size is None:

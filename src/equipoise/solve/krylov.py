@@ -48,8 +48,9 @@ def gmres(
         restart: dimensions of a cycle; the basis takes (n, restart + 1, D) numbers.
 
     A row ends when it meets the tolerance, when the operator is singular on its Krylov space, when a whole
-    cycle gains nothing, or when it is not finite (and then keeps its last finite x); the others go on. Should
-    the operator mix rows after all, the residual tells: it is that of all rows as they are returned.
+    cycle gains nothing, or when it is not finite (it then keeps its last finite x); the others go on. If the
+    operator mixes rows after all, the residual shows it, since it is computed of all rows as they are
+    returned.
     """
     _check(b, x0, max_steps, restart)
     n, d = b.shape
@@ -89,7 +90,7 @@ def gmres(
 def _answer(
     x: Tensor, residual: Tensor, seen: Tensor, steps: Tensor, tolerance: Tensor, rounding: Tensor
 ) -> Krylov:
-    """x judged by the residual that was seen of all rows together, in place of the one each had on its own.
+    """x, judged by the residual of all rows together instead of the one that each row had on its own.
 
     Rows that stood still while others moved are what they were, but for the rounding of another product.
     """

@@ -58,9 +58,10 @@ class RowsFound:
         self.image = None
 
     def settle(self, ended: Tensor, z: Tensor, residual: Tensor, scale: Tensor, tolerance: Tensor) -> None:
-        """Take rows that converged before others as they are now, where they still are at tolerance.
+        """Take the present state of rows that converged before others, if it still meets the tolerance.
 
-        f has seen all rows to the end, and may mix them: what holds is one state of the whole batch.
+        f has seen all rows to the end and may mix them, so only one state of the whole batch can be a
+        solution.
         """
         still = (self.status == Status.converged) & (residual <= tolerance)
         self.value = torch.where(still[:, None], z, self.value)
@@ -82,7 +83,7 @@ class LoopOptions:
 def run_chain(
     f: Map, z: Tensor, chain: list[Solver], stop: Stop, run: LoopOptions, before: RowsFound | None = None
 ) -> RowsFound:
-    """Each solver in turn on the rows the one before it failed on; the first goes on from `before`."""
+    """Run each solver on the rows on which the one before it failed; the first one starts from `before`."""
     if before is None:
         outcome = iterate(f, z, chain[0], stop, run)
     else:
@@ -128,11 +129,11 @@ def iterate(
 
 
 class _Iteration:
-    """One solver at work on the rows of a batch, `rows` of them still: where each stands in `out`.
+    """One solver at work on a batch; `rows` are the places in `out` of those that have not ended.
 
-    `ahead` spares an evaluation where the answer will be verified elsewhere: with a solver whose rate is
-    steady a row ends with the step that should bring it to tolerance at that rate, and that step is its
-    value, unseen.
+    `ahead` saves an evaluation if the answer is verified elsewhere: with a solver whose rate is steady a row
+    ends with the step that should bring it to tolerance at that rate, and this step is its value although f
+    has not been evaluated there.
     """
 
     def __init__(

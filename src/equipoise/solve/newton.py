@@ -43,16 +43,16 @@ class NewtonState(SolverState):
 class Newton(Solver):
     """z ← z + t δ, (I − J(z)) δ = f(z) − z.
 
-    Quadratic near a solution; on a piecewise linear map it ends at rounding level once the piece is right.
-    An AffineMap up to the width `dense_limit` is solved directly, on the coordinates where σ has a slope; all
-    else by GMRES in at most `krylov` dimensions, each a Jacobian-vector product, to a tolerance that tightens
-    as the residual falls.
+    It converges quadratically near a solution; on a piecewise linear map it ends at rounding level once it
+    has found the right piece. The equation for δ is solved directly for an AffineMap up to the width
+    `dense_limit`, on the coordinates where σ has a slope; otherwise by GMRES in at most `krylov` dimensions,
+    each of which takes a Jacobian-vector product, to a tolerance that tightens as the residual falls.
 
-    Every row is guarded: t is halved until the residual falls. On z = relu(W z + b) full steps are taken on
-    trust at first; a row that they do not serve follows the Fischer-Burmeister function, whose norm is a
-    smooth merit with no false minimum where I − W is a P-matrix (contraction, strongly monotone), so that it
-    reaches the one equilibrium from any start [De Luca, Facchinei & Kanzow 1996]. A row whose system is
-    singular, or whose search fails, takes the plain step f(z), and is counted.
+    Every row is guarded: t is halved until the residual falls. For z = relu(W z + b) full steps are taken on
+    trust at first. A row that they do not help follows the Fischer-Burmeister function. Its norm is a smooth
+    merit function without false minima if I − W is a P-matrix (as for contractions and strongly monotone
+    maps), so the row reaches the one equilibrium from any start [De Luca, Facchinei & Kanzow 1996]. A row
+    whose system is singular, or whose search fails, takes the plain step f(z), which is counted.
     """
 
     dense_limit: int = 256

@@ -1,4 +1,4 @@
-"""Norms and products of every row. Squares of large and of small numbers leave the range of a dtype."""
+"""Norms and products of every row, although squares of large and small numbers leave the range of a dtype."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def row_norms(z: Tensor) -> Tensor:
 
 
 def unit_of(g: Tensor) -> Tensor | None:
-    """By what to divide each row, (n, 1), so that products of two such rows stay in range.
+    """The number to divide each row by, (n, 1), so that products of two such rows stay in range.
 
-    None where all of them do as they are, with room for the fall and growth of residuals in a solve.
+    None if no row needs it, with room for residuals to fall and grow in a solve.
     """
     info, size = torch.finfo(g.dtype), g.abs().amax(dim=1)
     odd = (size > 0) & ((size < info.tiny**0.25) | (size > info.max**0.25))

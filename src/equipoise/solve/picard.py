@@ -14,7 +14,7 @@ from .solver import Solver, SolverState
 class Picard(Solver):
     """z ← (1 − β) z + β f(z), with damping β ∈ (0, 1].
 
-    Converges whenever f contracts, at f's own rate. The cheapest step there is.
+    It converges whenever f contracts, at the rate of f, and has the cheapest step of all solvers.
     """
 
     damping: float = 1.0

@@ -1,4 +1,4 @@
-"""What is solved: any f(z, *args, *shared), or an affine map with its parts in the open."""
+"""What is solved: any f(z, *args, *shared), or an affine map whose parts are known."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class RowMap(ABC):
 class AffineMap(RowMap):
     """f(z) = σ(W z + b), in rows `σ(Z Wᵀ + b)`.
 
-    `weight` is (m, m), `bias` is (N, m), one row a sample. What the splitting solvers derive from W alone
-    (monotonicity margin, Lipschitz constant, factorisations) is computed once and shared by every map made
-    from this one with `with_bias`, `take` or `to`.
+    `weight` is (m, m), `bias` is (N, m) with one row for each sample. What the splitting solvers derive from
+    W alone (monotonicity margin, Lipschitz constant, factorisations) is computed once and shared by every map
+    made from this one with `with_bias`, `take` or `to`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, activation: str | Activation = "relu") -> None:
@@ -181,9 +181,9 @@ class Layout:
 class Map:
     """The problem as a solver sees it: flat rows in, flat rows out, counted and checked at every call.
 
-    It holds the rows still at work. `take` keeps some of them where that is possible (`compactable`). Solvers
-    work in float32 at least: of a problem in half precision f alone is evaluated there (an AffineMap not even
-    that), and `rounding` is its dtype, to which iterates are rounded.
+    It holds the rows that have not ended. `take` keeps some of them if that is possible (`compactable`).
+    Solvers work in float32 at least: for a problem in half precision only f is evaluated there (for an
+    AffineMap not even f), and iterates are rounded to `rounding`, the dtype of the problem.
     """
 
     f: Callable[..., State]
@@ -202,7 +202,7 @@ class Map:
 
     @property
     def compactable(self) -> bool:
-        """A bare closure may hold a batch of its own, so its rows cannot be dropped."""
+        """Whether rows can be dropped: a closure may hold a batch of its own, and then they cannot."""
         return bool(self.args) or isinstance(self.f, RowMap)
 
     @property
@@ -285,7 +285,8 @@ class Map:
 def _jacobian_product(f: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Tensor], Tensor]:
     """v ↦ J v with f evaluated once: the gradient in u of ⟨Jᵀu, v⟩, since Jᵀu is linear in u.
 
-    Where an operation of f cannot be differentiated twice in reverse, forward mode, one evaluation a product.
+    If an operation of f cannot be differentiated twice in reverse mode, forward mode is used, which takes one
+    evaluation of f for each product.
     """
     transposed: tuple[Tensor, Tensor] | None = None  # Jᵀu and u
     try:
@@ -321,7 +322,7 @@ def _jacobian_product(f: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Ten
 
 @functools.cache
 def _load_forward_mode() -> None:
-    """The first use of forward mode loads parts of torch that warn of their own deprecation: not to users."""
+    """Load forward mode without the warnings of deprecation that torch gives about its own parts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         one = torch.ones(())
@@ -337,7 +338,7 @@ def _cast(a: Any, dtype: torch.dtype) -> Any:
 
 
 def make_map(f: Callable[..., State], z: State, args: Sequence[Any], shared: Sequence[Any]) -> Map:
-    """Check the pieces of a problem against each other, in words, before anything runs."""
+    """Check, before anything runs, that the pieces of a problem fit together."""
     if not callable(f):
         raise TypeError(f"f must be callable as f(z, *args, *shared). Got {type(f).__name__} instead.")
     parts = z if isinstance(z, tuple) else (z,)

@@ -1,4 +1,4 @@
-"""‖f(z) − z‖ of every row, and what its course says: on its way, there, stalled, diverged or not a number."""
+"""‖f(z) − z‖ of every row, and whether the row has converged, stalled, diverged or become not a number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTED = 4
 
 @dataclass
 class Progress:
-    """What is known of each row's residuals so far: enough to tell stalled from diverged from on its way."""
+    """The residuals of each row so far, from which one tells whether it stalled or diverged."""
 
     floor: Tensor  # (n,) the ‖f(z)‖ below which the tolerance does not fall any more
     first: Tensor  # (n,) first residual, or the tolerance where that is larger
@@ -60,10 +60,10 @@ class Progress:
     def tolerance(self, k: int, f: Map, z: Tensor, residual: Tensor, scale: Tensor, stop: Stop) -> Tensor:
         """The residual each row must reach, (n,).
 
-        It is relative to ‖f(z)‖, but not to less than a share of the problem's own size, ‖f(0)‖. Of an
-        AffineMap that is at hand, as it is where the start is zero; else it is asked for, by one evaluation,
-        only when the residual has become small beside the start's image. Where f(0) = 0, as it is of z ↦ z/2,
-        the problem has no size of its own, and that of the start's image is taken, or of the start.
+        It is relative to ‖f(z)‖, but at least to a share of ‖f(0)‖, the size of the problem itself. ‖f(0)‖ is
+        known for an AffineMap, and if the start is zero; otherwise it costs one evaluation, which is made
+        only when the residual has become small beside the image of the start. If f(0) = 0, as for z ↦ z/2,
+        the size of the image of the start takes its place, or that of the start.
         """
         if k == 0 and stop.atol is None:
             image = scale if bool((scale > 0).all()) else torch.where(scale > 0, scale, row_norms(z))
@@ -97,9 +97,9 @@ class Progress:
         stop: Stop,
         ahead: bool = False,
     ) -> Tensor | None:
-        """The Status of each row, −1 where it is on its way; `ahead`, that of its next step at this rate.
+        """The Status of each row, −1 if it has not ended; with `ahead`, that of its next step at this rate.
 
-        None where no row has ended, which on small problems most steps find out in a fraction of the time.
+        Returns None if no row has ended, which is found out in a fraction of the time.
         """
         share = min(self.rate, 1.0) if ahead else 1.0
         if 0 < k < min(stop.patience, stop.max_steps):  # too early for a row to stall

@@ -1,4 +1,4 @@
-"""What a solve answers: a value, and for every sample whether it can be trusted."""
+"""What a solve returns: a value, and for every sample whether it can be trusted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Status(IntEnum):
         return self.remedy_after("")
 
     def remedy_after(self, tried: str) -> str:
-        """What to try, in words, besides the solvers whose names stand in `tried`."""
+        """What to try, in words, besides the solvers whose names are in `tried`."""
         names = tuple(tried.split(" → ")) if tried else ()
         options = [option for option in _MEANING[self][1] if not option.startswith(names)]
         return f"{', '.join(options[:-1])} or {options[-1]}" if len(options) > 1 else options[0]
@@ -62,7 +62,7 @@ _MEANING: dict[Status, tuple[str, tuple[str, ...]]] = {
         ("finite inputs and weights", "smaller ones, or float64, if they overflow"),
     ),
     Status.coupled: (
-        "f mixes the samples of a batch: the equation held while others that had ended were left out, and "
+        "f mixes the samples of a batch: the equation held while samples that had ended were left out, and "
         "does not hold with all of them",
         (
             "an f that treats every sample on its own (LayerNorm, say, or attention within one)",
@@ -82,18 +82,18 @@ _DEFAULT_RTOL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, 
 class Stop:
     """‖f(z) − z‖ ≤ atol + rtol·‖f(z)‖, for each sample on its own.
 
-    `rtol` left at None takes the default of the dtype in use (1e-8 in float64, 1e-4 in float32). `atol` left
-    at None is relative too, so that a problem of any size is solved alike: the test is then
-    ‖f(z) − z‖ ≤ rtol·max(‖f(z)‖, 1e-4·s) with s = ‖f(0)‖, the problem's own size, whatever the start. Where
-    f(0) = 0, as for z ↦ z/2, nothing tells how small is small: s is then the size of the start's image (of
-    the start, if that is 0 too), so that the limit is an absolute one. No limit lies below rtol times the
-    smallest normal number.
+    If `rtol` is None, it is the default of the dtype in use (1e-8 in float64, 1e-4 in float32). If `atol` is
+    None, the test is purely relative, so that problems of every size are solved equally well: ‖f(z) − z‖ ≤
+    rtol·max(‖f(z)‖, 1e-4·s) with s = ‖f(0)‖, the size of the problem itself, whatever the start. If f(0) = 0,
+    as for z ↦ z/2, nothing tells how small is small: s is then the size of the image of the start (or of the
+    start, if that is 0 too), and the limit is an absolute one. No limit is below rtol times the smallest
+    normal number.
 
-    A sample that is not there after `max_steps` steps of a solver has failed; each solver of
-    a chain takes as many on the samples that the one before it failed on, and `Solution.steps` counts
-    all. It has `stalled` when its best residual fell by less than 1 % over `patience` steps of the first
-    solver of a chain (the others go on near a solution, where a residual may rise for long before it falls),
-    and `diverged` when its residual is `growth` times the first one.
+    A sample that does not meet the tolerance within `max_steps` steps of a solver has failed. Each solver of
+    a chain may take as many steps on the samples on which the one before it failed, and `Solution.steps`
+    counts all of them. A sample has `stalled` if its best residual fell by less than 1 % over `patience`
+    steps of the first solver of a chain (later solvers begin near a solution, where a residual may rise for
+    long before it falls), and `diverged` if its residual is `growth` times the first one.
     """
 
     rtol: float | None = None
@@ -122,7 +122,7 @@ class Stop:
         return 8 * torch.finfo(dtype).eps
 
     def resolve(self, dtype: torch.dtype) -> Stop:
-        """The same test with its tolerances filled in for `dtype`; refused where `dtype` cannot reach it."""
+        """The same test with the default tolerances of `dtype`; an error if `dtype` cannot reach them."""
         rtol = _DEFAULT_RTOL[dtype] if self.rtol is None else self.rtol
         reach = self.reach(dtype)
         if rtol < reach and not (self.atol is not None and self.atol > 0):
@@ -161,7 +161,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Point:
-    """One checked step of a solve, for the rows still at work in it."""
+    """One checked step of a solve, for the rows that had not ended."""
 
     step: int
     rows: Tensor  # (n,)
@@ -191,7 +191,7 @@ class Trace:
 
 
 class EquilibriumError(RuntimeError):
-    """Some samples have no equilibrium to give. `solution` holds what was found."""
+    """Some samples have no equilibrium. `solution` holds what was found."""
 
     def __init__(self, message: str, solution: Solution) -> None:
         super().__init__(message)
@@ -205,9 +205,9 @@ class EquilibriumError(RuntimeError):
 class Solution:
     """The equilibrium of every sample, or the reason why it has none.
 
-    `residual` is the true ‖f(value) − value‖ of each sample at exit. That it met the tolerance is all that
-    `converged` says: z + 1/(1 + |z|) has no fixed point, and its residual falls below any tolerance as z
-    grows. `error` says how near the value is, where that is known.
+    `residual` is the true ‖f(value) − value‖ of each sample at the end. `converged` says only that it met the
+    tolerance: z + 1/(1 + |z|) has no fixed point, and its residual falls below any tolerance as z grows.
+    `error` says how near the value is to the equilibrium, if that is known.
     """
 
     value: State  # (N, …), or a tuple of such
@@ -227,10 +227,10 @@ class Solution:
     def error(self) -> Tensor | None:
         """≥ ‖value − z*‖ for the one equilibrium z* of each sample, (N,) in float64, in sound arithmetic.
 
-        Known of an AffineMap, and so of what an affine family's `solve` returns, whose weights are proved to
-        contract or to be strongly monotone; else None. Computed when it is first asked for, with a
-        factorisation of the weights. It is about the weights and injections as they were computed, in their
-        dtype; `eq.equilibrium_error` takes the rounding of these in as well.
+        It is known for an AffineMap, and so for what `solve` of an affine family returns, if the weights are
+        proved to contract or to be strongly monotone; otherwise it is None. It is computed when it is first
+        asked for, with a factorisation of the weights. It refers to the weights and injections as they were
+        computed in their dtype; `eq.equilibrium_error` also accounts for their rounding.
         """
         return None if self.solved is None else self.solved.error(self.value)
 
@@ -258,13 +258,13 @@ class Solution:
         return torch.nonzero(~self.converged).flatten().tolist()
 
     def raise_if_failed(self) -> Solution:
-        """Itself when every sample converged; an EquilibriumError that names the others otherwise."""
+        """The solution itself if all converged; otherwise an EquilibriumError that names the rows."""
         if self.failed_rows:
             raise EquilibriumError(self.explain_failure(), self)
         return self
 
     def explain_failure(self, shown: int = 5) -> str:
-        """Rows, residuals and remedies of what failed; empty when nothing did."""
+        """The rows that failed, their residuals and what to try; empty if none failed."""
         rows = self.failed_rows
         if not rows:
             return ""

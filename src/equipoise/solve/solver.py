@@ -1,4 +1,4 @@
-"""The contract of a solver: `init` and `step` on flat rows. The loop is the driver's."""
+"""The contract of a solver: `init` and `step` on flat rows. The driver runs the loop."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Solver(ABC):
     """Whether the solver chooses among equilibria: the next of a chain then goes on from it, near or not."""
 
     def require(self, f: Map) -> None:  # noqa: B027  (most solvers take everything)
-        """Refuse a problem that the solver cannot take, in words, before anything runs."""
+        """Raise an error that explains it, before anything runs, if the solver cannot take this problem."""
 
     def applies(self, f: Map) -> bool:
-        """Whether the solver can serve after another one has failed; a chain passes over one that cannot."""
+        """Whether the solver can be tried after another one has failed; a chain skips one that cannot."""
         return True
 
     def init(self, f: Map, z: Tensor) -> SolverState:

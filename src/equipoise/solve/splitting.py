@@ -17,11 +17,11 @@ from .solver import Solver
 
 @dataclass(frozen=True)
 class Splitting(Solver):
-    """What the splitting solvers share: the constants of I − W, and a step derived from them, never tried.
+    """What the splitting solvers share: the constants of I − W, and a step size that follows from them.
 
-    μ = λ_min(sym(I − W)) is the margin and ℓ = ‖I − W‖ the Lipschitz constant. What is needed of them is
-    computed once for each W; give `margin` or `lipschitz` where they are known (a lower bound of μ, an upper
-    bound of ℓ).
+    μ = λ_min(sym(I − W)) is the margin and ℓ = ‖I − W‖ the Lipschitz constant. They are computed once for
+    each W, as far as they are needed. If you know them, give `margin` (a lower bound of μ) or `lipschitz` (an
+    upper bound of ℓ).
     """
 
     margin: float | None = None
@@ -43,7 +43,7 @@ class Splitting(Solver):
             )
 
     def require(self, f: Map) -> None:
-        """A TypeError where the activation has no proximal map."""
+        """Raise a TypeError if the activation has no proximal map."""
         self.prox(parts(f))
 
     def applies(self, f: Map) -> bool:
@@ -57,10 +57,10 @@ class Splitting(Solver):
 
     @abstractmethod
     def rate(self, affine: AffineMap) -> float:
-        """The factor by which every step comes nearer to the equilibrium, at least."""
+        """The factor by which each step reduces the distance to the equilibrium, at least."""
 
     def margin_of(self, affine: AffineMap) -> float:
-        """μ > 0: as given, else of W; refused where W is not strongly monotone."""
+        """μ > 0, as given or computed from W; an error if I − W is not strongly monotone."""
         if self.margin is not None:
             return self.margin
         if not affine.margin > _rounding(affine):
