@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-
 JOBS   ?= 2
 
-.PHONY: help demo test pytest browser test-all lint format bench docs clean
+.PHONY: help demo test pytest browser test-all lint format bench docs oldest wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,8 @@ help:
 	@echo "make format     format the code"
 	@echo "make bench      install the peers and measure side by side (minutes)"
 	@echo "make docs       install the builder and build the documentation into site/"
+	@echo "make oldest     try the oldest dependencies that are allowed"
+	@echo "make wheel      build and check the wheel, and try it in an empty environment"
 	@echo "make clean      remove $(VENV) and caches"
 
 $(BIN)/python:
@@ -73,5 +75,24 @@ docs: $(STAMP)docs
 bench: $(STAMP)bench
 	$(BIN)/python -m bench
 
+# What must work with the oldest dependencies, as with the newest.
+SMOKE := tests/solve/test_anderson.py tests/solve/test_newton.py tests/models/affine tests/test_recipe.py
+FIT   := fit digits --rows 300 --epochs 5
+
+oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install -q $$($(PYTHON) tests/oldest.py) -e . pytest hypothesis pandas
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest $(SMOKE)
+	$(VENV)-oldest/bin/equipoise $(FIT) --out $(VENV)-oldest/run
+
+wheel: $(BIN)/python
+	rm -rf dist
+	$(BIN)/python -m pip install -q build twine
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check dist/*
+	$(PYTHON) -m venv dist/try
+	dist/try/bin/python -m pip install -q dist/*.whl
+	dist/try/bin/equipoise $(FIT) --out dist/try/run
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
+	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
