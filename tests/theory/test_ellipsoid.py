@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.linalg import norm_upper, symmetric_part_margin_lower
-from equipoise.theory.ellipsoid import ellipsoid_bounds
+from equipoise.theory.lipschitz import ellipsoid_bounds
 
 
 def _weights(seed, n=5, d=3, scale=1.0):

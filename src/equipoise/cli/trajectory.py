@@ -27,7 +27,7 @@ def trajectory(
     solver that the family uses by default; the arrows show f(z) − z for the first row. The figures name the
     rows if they are 8 or fewer; otherwise all are drawn alike.
     """
-    from ..explore.followed import follow
+    from ..explore.trajectory import follow
     from ..report.published import publish
     from ..report.views import draw_trajectory
     from ..tasks import Stored

@@ -39,7 +39,7 @@ from .common import (
     step_exists,
     well_posed,
 )
-from .families.monotone_start import certified_start as certified_start
+from .families.monotone import certified_start as certified_start
 from .features import Reach, plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle

@@ -6,7 +6,7 @@ R bounds how equilibria follow their injection u(x), and ‖u'‖ how u follows 
 | family | ‖z − z'‖ ≤ R‖u − u'‖ | ‖u(x) − u(x')‖ |
 | --- | --- | --- |
 | gao2022, ling2023, hieu2022 | R = 1/λ_min(sym(I − W)) | ‖W‖, ‖U‖, ‖U‖ times ‖x − x'‖ |
-| the same, u(x) affine | the ellipsoid of sym(I − W), see `ellipsoid`, where it is better | |
+| the same, u(x) affine | the ellipsoid of sym(I − W), see `lipschitz`, where it is better | |
 | xie2021 | R = s/(1 − q) of x itself, see `families/opteq`; of images `conv_robustness` | |
 | kawaguchi2021 | ŷ = M x is linear: ‖M‖ itself, M = B(I − γS)⁻¹ | |
 

@@ -1,7 +1,7 @@
 """Training for certificates: losses of margins that hold for every input near a sample.
 
 `CertifiedMargin` counts a class j as ŷ_j + ε L_yj, with L_yj the Lipschitz constant of ŷ_y − ŷ_j by the
-ellipsoid of sym(I − W) (`theory.ellipsoid`), so that what the loss separates stays apart within ‖δ‖ ≤ ε.
+ellipsoid of sym(I − W) (`theory.lipschitz`), so that what the loss separates stays apart within ‖δ‖ ≤ ε.
 `box_margins` are those of |δ_i| ≤ ε, by bounds of every unit over the box and one dual bound a margin: for a
 loop of your own, in which ε is raised slowly.
 """

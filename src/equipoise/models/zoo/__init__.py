@@ -2,7 +2,7 @@
 
 from .baselines import LinearModel, LinearResNet, ReLUNetwork, weight_tied
 from .cnn import PlainCNN, cnn_of_size
-from .multiscale.model import MultiscaleDEQ
+from .multiscale import MultiscaleDEQ
 from .neural_ode import NeuralODE
 from .presets import xie2021_guess
 from .residual import ResidualConv

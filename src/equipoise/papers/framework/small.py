@@ -74,6 +74,17 @@ def follow(model: Any, X: Tensor, y: Tensor, step: float, steps: int) -> tuple[l
     return losses, least
 
 
+def take_step(
+    optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, loss: Tensor
+) -> float:
+    """One step of an optimiser down a loss, which is returned, and one of the schedule of its rate."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    schedule.step()
+    return loss.item()
+
+
 def moments(steps: int, most: int) -> set[int]:
     """At most so many steps of 0, …, `steps`, evenly spread, the first and the last among them."""
     return set(np.linspace(0, steps, min(most, steps + 1)).round().astype(int).tolist())

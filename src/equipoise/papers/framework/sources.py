@@ -23,7 +23,7 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(sys.modules[PACKAGE].__file__ or "").parent
 SHOWS = {"plots", "cli", "report"}  # rooms that no number rests on
 FRAMEWORK = f"{__package__}."
-COMPUTES = {f"{FRAMEWORK}{name}" for name in ("images", "small", "training")}  # of the framework, these alone
+COMPUTES = {f"{FRAMEWORK}{name}" for name in ("images", "small")}  # of the framework, these alone
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from ...differentiate import jacobian_penalty
 from ...models.images import ImageModel
 from ...models.zoo import ResidualConv
 from ...solve import Anderson, Broyden, Stop
-from ..framework.small import seeded
-from ..framework.training import take_step
+from ..framework.small import seeded, take_step
 
 BATCH = 100
 RATES = {"tiny": 1e-2, "medium": 3e-3, "paper": 1e-3}  # fewer steps take a larger one

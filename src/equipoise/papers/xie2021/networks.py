@@ -22,8 +22,7 @@ from ...models.zoo import NeuralODE, ResidualConv, cnn_of_size
 from ...solve import SAM, Stop
 from ..framework.experiments import Progress
 from ..framework.images import augmented
-from ..framework.small import seeded
-from ..framework.training import take_step
+from ..framework.small import seeded, take_step
 
 ALPHAS = (0.1, 0.8, 1.0)
 OPTEQ = {f"OptEq α={a:g}": a for a in ALPHAS}

@@ -35,8 +35,7 @@ from ...solve import Stop
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.page import Page
 from ..framework.seeds import gain, mean_error
-from ..framework.small import seeded
-from ..framework.training import take_step
+from ..framework.small import seeded, take_step
 from ..framework.verdicts import BELOW, Judgement, below, judged, standard_error
 from .networks import parameter_groups
 
