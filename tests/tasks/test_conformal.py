@@ -1,6 +1,7 @@
 """The promise of conformal sets, by exact binomial tests; leave-one-out in closed form against refitting."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -185,3 +186,28 @@ def test_a_row_that_cannot_be_left_out_says_nothing():
     with np.errstate(all="ignore"):
         ends = jackknife_plus(Z, np.arange(4.0), Z, ridge=1e-300, coverage=0.75)
     assert not np.isnan(ends).any()
+
+
+def test_a_robust_set_covers_rows_that_tie_whatever_was_rounded():
+    """All rows are one row, whose share falls by no more than `change`: one in ten was left out."""
+    draw = np.random.default_rng(3)
+    for p, part in draw.random((500, 2)) * draw.random((500, 1)):
+        change = part * p
+        found = Conformal.of_classes(np.tile([[p, 1 - p]], (5, 1)), np.zeros(5, dtype=int))
+        least = float(Fraction(p) - Fraction(change))
+        least = least if Fraction(least) >= Fraction(p) - Fraction(change) else np.nextafter(least, 1.0)
+        for dtype in (np.float64, np.float32):  # whose scores must not be rounded to its own digits
+            moved = dtype(least) if float(dtype(least)) >= least else np.nextafter(dtype(least), dtype(1))
+            assert found.sets(np.array([[moved, 1 - moved]], dtype=dtype), 0.8, change)[0, 0]
+
+
+def test_leave_one_out_is_right_where_rows_are_nearly_interpolated():
+    """1 − h is of the size of λ/s² there, 10⁻¹², and was a difference of ones."""
+    draw = np.random.default_rng(4)
+    Z, y, new = 1e3 * draw.normal(size=(6, 8)), draw.normal(size=6), draw.normal(size=(3, 8))
+    Q = np.linalg.inv(Z @ Z.T + 1e-6 * np.eye(6))  # r_i/(1 − h_i) = (Q y)_i/Q_ii, and a = Zᵀ Q y
+    left_out = Q @ y / np.diag(Q)
+    said = (new @ Z.T @ Q @ y)[:, None] - (new @ Z.T @ Q) * left_out
+    ends = np.sort(said - np.abs(left_out))[:, ::-1][:, 3], np.sort(said + np.abs(left_out))[:, 3]
+    got = jackknife_plus(Z, y, new, ridge=1e-6, coverage=0.5)
+    np.testing.assert_allclose(got, np.stack(ends, axis=1), rtol=1e-9)

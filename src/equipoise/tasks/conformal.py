@@ -43,7 +43,8 @@ class Conformal:
     @staticmethod
     def of_classes(probabilities: Array, labels: Array) -> Conformal:
         """From probabilities (n, C) and the places (n,) of the right classes."""
-        return Conformal(1.0 - np.asarray(probabilities)[np.arange(len(labels)), np.asarray(labels)])
+        shares = np.asarray(probabilities, dtype=np.float64)
+        return Conformal(1.0 - shares[np.arange(len(labels)), np.asarray(labels)])
 
     @staticmethod
     def of_numbers(predicted: Array, y: Array) -> Conformal:
@@ -54,10 +55,12 @@ class Conformal:
         """(N, C): which classes the set of each row holds.
 
         `change` ≥ 0 bounds how far a perturbation can move a probability: with it the sets cover the new row
-        under every such perturbation, since each of its scores is at most that much larger.
+        under every such perturbation, since each of its scores is at most that much larger; the roundings of
+        both scores and of the sum are added to it.
         """
         _not_negative(change)
-        return 1.0 - np.asarray(probabilities) <= threshold(self.scores, coverage) + change
+        limit = threshold(self.scores, coverage)
+        return 1.0 - np.asarray(probabilities, dtype=np.float64) <= limit + (change + 2.0**-51) * (change > 0)
 
     def intervals(self, predicted: Array, coverage: float, change: float = 0.0) -> Array:
         """(N, 2), or (N, k, 2) with the promise for each of k targets alone; `change` as for sets.
@@ -83,9 +86,15 @@ def jackknife_plus(Z: Array, y: Array, new: Array, *, ridge: float, coverage: fl
         raise ValueError(f"ridge must be > 0, and chosen without the rows. Got {ridge} instead.")
     Z, y, new = (np.asarray(t, dtype=np.float64) for t in (Z, y, new))
     n = len(Z)
-    G = np.linalg.solve(Z.T @ Z + ridge * np.eye(Z.shape[1]), Z.T)  # (m, n)
+    U, s, Vt = np.linalg.svd(Z, full_matrices=False)
+    G = (Vt.T * (s / (s**2 + ridge))) @ U.T  # (ZᵀZ + λI)⁻¹Zᵀ, (m, n)
     a = G @ y
-    left_out = (y - Z @ a) / (1 - np.einsum("nm,mn->n", Z, G))  # y_i − ŷ_{−i}(x_i)
+    # r and 1 − h from what λ leaves of every singular value: y − Za and 1 − z·Gz cancel where that is small.
+    left = ridge / (s**2 + ridge)
+    r, rest = U @ (left * (U.T @ y)), U**2 @ left
+    if n > len(s):  # what no feature reaches
+        r, rest = r + y - U @ (U.T @ y), rest + (1 - (U**2).sum(axis=1)).clip(0)
+    left_out = r / rest  # y_i − ŷ_{−i}(x_i)
     without = (new @ a)[:, None] - (new @ G) * left_out  # (N, n): ŷ_{−i} of the new rows
     k = math.ceil((n + 1) * c)
     if k > n:
