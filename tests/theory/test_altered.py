@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, remove_spectral_norm, spectral_norm
 
 import equipoise as eq
-from equipoise.models.altered import altered
+from equipoise.models.altered import altered, tied
 from equipoise.models.proximal import OptEqLayer
 from equipoise.models.proximal.conv_opteq import ConvLayer
 from equipoise.models.zoo import OptEqSegmenter
@@ -325,3 +325,73 @@ def test_a_class_that_takes_the_name_of_a_family_neither_replaces_it_nor_is_save
         made(taken, 4, 6, sigma_w2=0.05).save(path)
     made(Negative, 4, 6, sigma_w2=0.05).save(path)
     assert type(eq.models.load(path)) is Negative
+
+
+# -- parameters that share memory ----------------------------------------------------------------------------
+
+
+def _registered_twice(model):
+    model.register_parameter("a", model.U)
+
+
+def _of_one_memory(model):
+    model.a.data = model.U.data
+
+
+def _overlapping(model):
+    memory = torch.cat([model.U.data.flatten(), model.a.data.flatten()])
+    model.U.data, model.a.data = memory[:16].reshape(4, 4), memory[15:31].reshape(4, 4)
+
+
+def _one_number(model):
+    model.a.data = torch.full((1, 1), 0.1, dtype=torch.float64).expand(4, 4)
+
+
+def _side_by_side(model):
+    memory = torch.cat([model.U.data, model.a.data], dim=1)
+    model.U.data, model.a.data = memory[:, :4], memory[:, 4:]
+
+
+TRAINED = {
+    "anchored": (torch.arange(3), {}),
+    "two_timescale": (X, {"slack": 1.0}),
+    "safeguarded": (X, {"slack": 1.0}),
+}
+
+
+@pytest.mark.parametrize("tie", [_registered_twice, _of_one_memory, _overlapping, _one_number])
+@pytest.mark.parametrize("theorem", TRAINED)
+def test_no_training_is_promised_of_parameters_that_share_memory(theorem, tie):
+    """A step of one moves the other: F of the untied start was promised, and exceeded by half."""
+    model, (y, options) = made(eq.GaussianReLU, 4, 4, sigma_w2=0.05, outputs=4), TRAINED[theorem]
+    assert eq.certify(model, X, y, theorem=theorem, **options).proved
+    tie(model)
+    assert eq.certify(model, X).proved  # of the network as it stands
+    certificate = eq.certify(model, X, y, theorem=theorem, **options)
+    assert not certificate.proved
+    assert "share memory" in certificate.obstacle
+
+
+@pytest.mark.parametrize("theorem", TRAINED)
+def test_parameters_that_were_tied_since_the_certificate_are_refused(theorem):
+    model, (y, options) = made(eq.GaussianReLU, 4, 4, sigma_w2=0.05, outputs=4), TRAINED[theorem]
+    model.a.data.copy_(model.U)
+    certificate = eq.certify(model, X, y, theorem=theorem, **options)
+    assert certificate.proved
+    model.a.data = model.U.data
+    run = {
+        "anchored": lambda: eq.Trainer(model, "cross_entropy", epochs=1, certificate=certificate).fit(X, y),
+        "two_timescale": lambda: eq.gradient_descent(model, X, y, 1, certificate),
+        "safeguarded": lambda: eq.safeguarded_descent(model, X, y, 1, certificate),
+    }[theorem]
+    with pytest.raises(ValueError, match="share memory"):
+        run()
+
+
+def test_parameters_side_by_side_in_one_memory_are_not_tied():
+    model = made(eq.GaussianReLU, 4, 4, sigma_w2=0.05, outputs=4)
+    before = eq.certify(model, X, torch.arange(3), theorem="anchored")
+    _side_by_side(model)
+    assert tied(model) == ""
+    after = eq.certify(model, X, torch.arange(3), theorem="anchored")
+    assert after.constants == before.constants

@@ -8,6 +8,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
+import torch
 
 import equipoise as eq
 from certifiable import instance
@@ -112,9 +113,9 @@ def test_what_was_copied_or_read_is_certified_again_and_serves(proved, how, monk
     monkeypatch.setattr(certifying, "certify", lambda *a, **k: calls.append(k) or certify(*a, **k))
     run("two_timescale", model, X, y, certificate)
     assert not calls
-    assert intact(certificate)
+    assert intact(certificate, model)
     copied = UNCHANGED[how](certificate)
-    assert not intact(copied)
+    assert not intact(copied, model)
     run("two_timescale", model, X, y, copied)
     assert len(calls) == 1
 
@@ -123,7 +124,7 @@ def test_what_certify_returned_is_not_trusted_once_its_dicts_are_changed(proved)
     model, X, y, _ = proved["two_timescale"]
     certificate = eq.certify(model, X, y, theorem="two_timescale")
     certificate.step_sizes["hidden"] *= 1e4
-    assert not intact(certificate)
+    assert not intact(certificate, model)
     with pytest.raises(ValueError, match=r"step_sizes\['hidden'\]"):
         eq.gradient_descent(copy.deepcopy(model), X, y, 3, certificate)
 
@@ -131,7 +132,7 @@ def test_what_certify_returned_is_not_trusted_once_its_dicts_are_changed(proved)
 def test_what_was_verified_can_be_relied_on_and_keeps_the_options_that_were_given(proved):
     for model, X, y, certificate in proved.values():
         again = Certificate.from_dict(certificate.to_dict()).verify(model, X, y)
-        assert intact(again)
+        assert intact(again, model)
         assert again.options == certificate.options
         assert again == certificate
 
@@ -150,3 +151,16 @@ def test_what_is_no_certificate_is_refused_with_words(proved, name, value):
     content = {**proved["two_timescale"][-1].to_dict(), name: value}
     with pytest.raises(ValueError, match=r"certificate|says"):
         Certificate.from_dict(content)
+
+
+def test_a_model_that_was_built_anew_since_its_certificate_is_refused():
+    """Its weights and settings are the same, and the features that its head reads are not."""
+    draw = torch.Generator().manual_seed(0)
+    model = eq.ConvMonotone((1, 4, 4), 2, outputs=3, features=2, pool=2, dtype=torch.float64, generator=draw)
+    X, y = torch.rand(4, 1, 4, 4, dtype=torch.float64, generator=draw), torch.arange(4) % 3
+    certificate = eq.certify(model, X, y, theorem="anchored", ridge=0.1)
+    assert certificate.proved
+    assert intact(certificate, model)
+    model.head.normalise = False
+    with pytest.raises(ValueError, match="Certified again, it is"):
+        eq.Trainer(model, "cross_entropy", rate=0.01, epochs=1, certificate=certificate).fit(X, y)

@@ -128,6 +128,35 @@ def _patched(kind: type) -> Iterator[str]:
                 yield name
 
 
+def tied(model: nn.Module) -> str:
+    """Which parameters share memory, so that a step of one moves the other; empty if none do.
+
+    A theorem about training moves each of them by its own rule. What is said of a network as it stands holds
+    of ties too.
+    """
+    places: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, own in model.named_parameters(remove_duplicate=False):
+        places.setdefault(own.untyped_storage().data_ptr(), []).append((name, own.detach()))
+    for group in places.values():
+        if len(group) == 1 and group[0][1].is_contiguous():
+            continue
+        length = max(p.untyped_storage().nbytes() // p.element_size() for _, p in group)
+        owner = torch.full((length,), -1)
+        for i, (name, p) in enumerate(group):
+            cells = owner.as_strided(p.shape, p.stride(), p.storage_offset())
+            other = group[int(cells.max())][0] if bool((cells >= 0).any()) else ""
+            cells.fill_(i)
+            if not p.is_contiguous() and int((owner == i).sum()) < p.numel():
+                other = other or name
+            if other:
+                return (
+                    f"{type(model).__name__}.{name} and {other} share memory: a step of one moves the other, "
+                    f"and the theorem moves each by its own rule. nn.Parameter({name}.detach().clone()) in "
+                    f"its place unties them."
+                )
+    return ""
+
+
 def double(model: Model, device: torch.device) -> Model:
     """A copy in float64, the exact values of the stored numbers.
 

@@ -33,9 +33,10 @@ EXACT_GRADIENTS = "the theorem speaks of exact gradients; their measured error s
 
 @dataclass(frozen=True)
 class Seal:
-    """The digest of what a certificate said when `certify` returned it."""
+    """What a certificate said when `certify` returned it, and how the model was built then."""
 
     digest: str
+    form: str
 
 
 @dataclass(frozen=True)

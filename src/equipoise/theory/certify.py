@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from torch import nn
 
 from ..checks import one_of
+from ..models.altered import tied
 from . import gao2022, hieu2022, kawaguchi2021, ling2023
 from .anchored import Anchored
-from .certificate import Certificate
+from .certificate import Certificate, fingerprint
 from .instance import Instance
 from .register import facts
 from .safeguarded import Safeguarded
@@ -111,6 +112,12 @@ def certify(
         X, y = as_data(X, y)
     if theorem.needs_targets and y is None:
         raise ValueError(f"{theorem.name} is about a loss: y is required.")
+    return sealed(_verdict(theorem, model, X, y, tier), model)
+
+
+def _verdict(theorem: Theorem, model: nn.Module, X: Any, y: Any, tier: str) -> Certificate:
+    if theorem.needs_targets and (why := tied(model)):
+        return Certificate(theorem.name, (), obstacle=why, fingerprint=fingerprint(model, X, y))
     if isinstance(theorem, Anchored):  # of every family whose facts say what its readout reads
-        return sealed(theorem.prove_of(model, X, y))
-    return sealed(facts(model).prove(theorem, X, y, tier))
+        return theorem.prove_of(model, X, y)
+    return facts(model).prove(theorem, X, y, tier)

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..linalg import Interval
-from ..models.altered import altered
+from ..models.altered import altered, tied
 from .certificate import NUMBERS, Certificate, Seal, digest_of, fingerprint
 from .claim import Claim
 from .streams import Input
@@ -31,17 +31,31 @@ _ROUNDED = ("error", "least")  # of the size of rounding, where machines agree i
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
 
 
-def sealed(certificate: Certificate) -> Certificate:
+def sealed(certificate: Certificate, model: nn.Module) -> Certificate:
     """The certificate, known from here on as what `certify` returned while nothing in it changes."""
     with suppress(TypeError):  # a theorem of the user's own may keep what no file holds: then without a seal
-        object.__setattr__(certificate, "_seal", Seal(digest_of(certificate.to_dict())))
+        seal = Seal(digest_of(certificate.to_dict()), form_of(model))
+        object.__setattr__(certificate, "_seal", seal)
     return certificate
 
 
-def intact(certificate: Certificate) -> bool:
-    """Whether it says what `certify` returned."""
+def intact(certificate: Certificate, model: nn.Module) -> bool:
+    """Whether it says what `certify` returned, of a model that is still built as it was then."""
     seal = certificate._seal
-    return isinstance(seal, Seal) and seal.digest == digest_of(certificate.to_dict())
+    return isinstance(seal, Seal) and seal == Seal(digest_of(certificate.to_dict()), form_of(model))
+
+
+def form_of(model: nn.Module) -> str:
+    """What is set in the modules of a model beside weights: strides, paddings, whether a head normalises.
+
+    A fingerprint has the settings that the model was built with, and of its modules the tensors alone.
+    """
+    return repr([(name, type(part), _plain(vars(part))) for name, part in model.named_modules()])
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = (bool, int, float, str, tuple, list)
+    return {n: v for n, v in values.items() if n[0] != "_" and n != "training" and isinstance(v, kinds)}
 
 
 def relied_on(certificate: Certificate, model: nn.Module, X: Input, y: Tensor) -> Certificate:
@@ -54,9 +68,9 @@ def relied_on(certificate: Certificate, model: nn.Module, X: Input, y: Tensor) -
             f"the certificate must be proved. Got {certificate.verdict}:\n{certificate.explain()}"
         )
     _check_fingerprint(certificate, fingerprint(model, X, y))
-    if why := altered(model):  # since it was certified
+    if why := altered(model) or tied(model):  # since it was certified
         raise ValueError(why)
-    return certificate if intact(certificate) else verified(certificate, model, X, y)
+    return certificate if intact(certificate, model) else verified(certificate, model, X, y)
 
 
 def verified(certificate: Certificate, model: nn.Module, X: Input, y: Tensor | None) -> Certificate:
@@ -69,7 +83,7 @@ def verified(certificate: Certificate, model: nn.Module, X: Input, y: Tensor | N
         )
     for what, old, new in differences(certificate, again):
         raise ValueError(f"the certificate says {what} = {old}. Certified again, it is {new}.")
-    return sealed(replace(again, options=certificate.options))
+    return sealed(replace(again, options=certificate.options), model)
 
 
 def certified_again(certificate: Certificate, model: nn.Module, X: Input, y: Tensor | None) -> Certificate:
