@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
-from sklearn.model_selection import train_test_split
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -21,13 +20,16 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from .checks import one_of
 from .data.columns import Column, is_frame, read_frame
 from .data.encoding import Encoding
 from .history import History
 from .models.base import EquilibriumModel
 from .recipe import Kind, Recipe
-from .tasks.conformal import Conformal, checked_coverage
-from .tasks.fitting import Fitted, fit
+from .tasks.conformal import Conformal, threshold
+from .tasks.fitted import Fitted
+from .tasks.fitting import fit
+from .tasks.jackknife import Jackknife
 from .theory import Certificate
 
 Array = NDArray[Any]
@@ -54,7 +56,7 @@ class _EquilibriumEstimator(BaseEstimator):
     n_features_in_: int
     class_weight: str | dict[Any, float] | None
     conformal_: Conformal  # the scores of the rows that calibrate, where a coverage was asked for
-    _coverage: float | None
+    coverage: float | None
     _columns: tuple[Column, ...]
     _names: list[str] | None  # of a data frame's columns
     _image: tuple[int, ...]  # the shape of a row that is an image
@@ -96,7 +98,7 @@ class _EquilibriumEstimator(BaseEstimator):
             self._columns = tuple(Column(f"x{j}") for j in range(rows.shape[1]))
         return rows, y
 
-    def _train(self, X: Array, y: Array, kind: Kind, sample_weight: Any) -> None:
+    def _train(self, X: Array, y: Array, kind: Kind, sample_weight: Any, coverage: float | None) -> None:
         weights, used = None, X
         if sample_weight is not None:
             weights = _check_sample_weight(
@@ -105,28 +107,11 @@ class _EquilibriumEstimator(BaseEstimator):
             used = X[weights > 0]
         encoding = Encoding.of(used, self._columns) if self._columns else None
         rows = X.reshape(len(X), *self._image) if self._image else X
-        self.fitted_ = fit(rows, y, kind, self._recipe(), sample_weight=weights, encoding=encoding)
+        recipe = dataclasses.replace(self._recipe(), coverage=coverage)
+        self.fitted_ = fit(rows, y, kind, recipe, sample_weight=weights, encoding=encoding)
+        if self.fitted_.conformal is not None:
+            self.conformal_ = self.fitted_.conformal
         self.certificate_ = self.fitted_.certificate or self.fitted_.wellposed
-
-    def _held_out(
-        self, X: Array, y: Array, sample_weight: Any, coverage: float | None
-    ) -> tuple[Array, Array, Any, Array]:
-        """The rows to train on; and the places of a quarter, drawn at random, that calibrates a coverage."""
-        self._coverage = coverage
-        if coverage is None:
-            return X, y, sample_weight, np.arange(0)
-        checked_coverage(coverage)
-        rows, kept = train_test_split(np.arange(len(X)), test_size=0.25, random_state=self._recipe().seed)
-        weight = None if sample_weight is None else np.asarray(sample_weight)[rows]
-        return X[rows], y[rows], weight, kept
-
-    def _calibrated(self) -> tuple[Conformal, float]:
-        check_is_fitted(self)
-        if self._coverage is None:
-            raise ValueError(
-                "a promise of coverage needs rows held out for it: call fit(X, y, coverage=0.9) first."
-            )
-        return self.conformal_, self._coverage
 
     def _rows(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -194,22 +179,56 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
 {_PARAMETERS}
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, coverage: float | None = None) -> Self:
-        """Train on rows X (n, d) and numbers y, (n,) or (n, k); on three quarters of them for a coverage."""
+    _jackknife: Jackknife | None = None
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        coverage: float | None = None,
+        method: str = "split",
+    ) -> Self:
+        """Train on rows X (n, d) and numbers y, (n,) or (n, k).
+
+        For a coverage c (which the estimator may have as a parameter too) a quarter of the rows is not
+        trained on, and `predict_interval` covers a new row with probability ≥ c. With method "jackknife+" the
+        network is trained on half of the rows, and intervals come from leaving out each row of the other half
+        from ridge regression on its features: they are often shorter, and only 2c − 1 is proved of them.
+        """
+        one_of("method", method, ("split", "jackknife+"))
         X, y = self._checked(X, y, multi_output=True, y_numeric=True)
-        rows, targets, weight, kept = self._held_out(X, y, sample_weight, coverage)
-        self._train(rows, targets, "regression", weight)
-        if coverage is not None:
-            self.conformal_ = Conformal.of_numbers(self.fitted_.predict(X[kept]), y[kept])
+        coverage = self.coverage if coverage is None else coverage
+        if method == "split":
+            self._jackknife = None
+            self._train(X, y, "regression", sample_weight, coverage)
+            return self
+        if coverage is None:
+            raise ValueError(
+                "method='jackknife+' needs the coverage that it is for: fit(X, y, coverage=0.9)."
+            )
+        order = np.random.default_rng(self._recipe().seed).permutation(len(X))
+        first, second = order[: len(X) // 2], order[len(X) // 2 :]
+        weight = None if sample_weight is None else np.asarray(sample_weight)[first]
+        self._train(X[first], y[first], "regression", weight, None)
+        halves = (X[first], y[first]), (X[second], y[second])
+        self._jackknife = Jackknife.of(self.fitted_, *halves, coverage)
         return self
 
-    def predict_interval(self, X: Any) -> Array:
+    def predict_interval(self, X: Any, epsilon: float = 0.0, norm: str = "l2") -> Array:
         """(n, 2), or (n, k, 2): an interval that holds a new y with the probability asked for in `fit`.
 
-        The promise holds on average over rows like those of `fit`, and for each of the k targets by itself.
+        The promise is on average over rows like those of `fit`, and for each of k targets alone. With ε > 0
+        it holds although X was moved from such rows by up to ε, in the norm "l2" or "linf" of their columns.
+        By jackknife+ the probability is 2c − 1, and intervals are about a readout of their own, so that
+        `predict` need not lie in them.
         """
-        conformal, coverage = self._calibrated()
-        return conformal.intervals(self.predict(X), coverage)
+        rows = self._rows(X)
+        if self._jackknife is None:
+            return self.fitted_.predict_interval(rows, epsilon, norm)
+        if epsilon != 0:
+            raise ValueError("robust intervals are known of method='split'. Got epsilon with 'jackknife+'.")
+        return self._jackknife.intervals(self.fitted_, rows)
 
     def predict(self, X: Any) -> Array:
         """Numbers, (n,) or (n, k) as y was."""
@@ -230,7 +249,10 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
     classes_: Array
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, coverage: float | None = None) -> Self:
-        """Train on rows X (n, d) and labels y (n,); with a coverage, on three quarters of them."""
+        """Train on rows X (n, d) and labels y (n,); for a coverage on three quarters of them.
+
+        A coverage may also be a parameter of the estimator.
+        """
         X, y = self._checked(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -239,10 +261,8 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
             sample_weight = compute_sample_weight(self.class_weight, y) * (
                 1.0 if sample_weight is None else np.asarray(sample_weight)
             )
-        rows, targets, weight, kept = self._held_out(X, codes, sample_weight, coverage)
-        self._train(rows, targets, "classification", weight)
-        if coverage is not None:
-            self.conformal_ = Conformal.of_classes(self._shares(X[kept]), codes[kept])
+        coverage = self.coverage if coverage is None else coverage
+        self._train(X, codes, "classification", sample_weight, coverage)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -252,20 +272,26 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
 
     def predict_proba(self, X: Any) -> Array:
         """softmax(s·ŷ), (n, classes), where s is fitted on held-out rows: see `Fitted.predict_proba`."""
-        return self._shares(self._rows(X))
+        rows = self._rows(X)
+        return self._of_all(self.fitted_.predict_proba(rows), 0.0)
 
-    def predict_set(self, X: Any) -> Array:
-        """(n, classes): the set of classes of each row, which holds the right one as often as asked in `fit`.
+    def predict_set(self, X: Any, epsilon: float = 0.0, norm: str = "l2") -> Array:
+        """(n, classes): the classes of each row's set, which holds the right one as often as `fit` was asked.
 
-        The promise holds on average over rows like those of `fit`.
+        The promise is on average over rows like those of `fit`. With ε > 0 it holds although X was moved from
+        such rows by up to ε, in the norm "l2" or "linf" of their columns.
         """
-        conformal, coverage = self._calibrated()
-        return conformal.sets(self.predict_proba(X), coverage)
+        rows = self._rows(X)
+        sets = self.fitted_.predict_set(rows, epsilon, norm)
+        # A class that no row trained on has scores ∞: it belongs to sets that hold all others whatever comes.
+        unbounded = threshold(self.conformal_.scores, self.fitted_.recipe.coverage or 0.5) == np.inf
+        return self._of_all(sets, unbounded)
 
-    def _shares(self, rows: Array) -> Array:
-        found = np.zeros((len(rows), len(self.classes_)))
-        found[:, self._seen] = self.fitted_.predict_proba(rows)
-        return found
+    def _of_all(self, found: Array, else_: float | bool) -> Array:
+        """What was found of the classes trained on, as columns of all classes."""
+        whole = np.full((len(found), len(self.classes_)), else_, dtype=found.dtype)
+        whole[:, self._seen] = found
+        return whole
 
     def decision_function(self, X: Any) -> Array:
         """The network's outputs: (n,) for two classes, positive for the second; else (n, classes)."""

@@ -17,7 +17,8 @@ import equipoise as eq
 from equipoise import report
 from equipoise.recipe import Recipe
 from equipoise.tasks import Run, keeping
-from equipoise.tasks.fitting import Fitted, fit
+from equipoise.tasks.fitted import Fitted
+from equipoise.tasks.fitting import fit
 from equipoise.tasks.preparation import Preparation
 
 HOSTILE = "<script>alert(1)</script>"

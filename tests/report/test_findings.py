@@ -15,7 +15,8 @@ from equipoise import report
 from equipoise.files import strict
 from equipoise.recipe import Recipe
 from equipoise.tasks.arrays import evenly
-from equipoise.tasks.fitting import Fitted, fit
+from equipoise.tasks.fitted import Fitted
+from equipoise.tasks.fitting import fit
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 4))

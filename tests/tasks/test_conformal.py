@@ -114,7 +114,7 @@ def test_estimators_keep_rows_for_the_coverage_they_are_asked_for():
     assert 1e-4 < betabinom.cdf(int(inside.sum()), 280, 25, 6) < 1 - 1e-4
     with pytest.raises(ValueError, match=r"fit\(X, y, coverage=0.9\)"):
         eq.EquilibriumRegressor(width=12, steps=2).fit(X[:40], y[:40]).predict_interval(X)
-    with pytest.raises(ValueError, match="coverage must lie"):
+    with pytest.raises(ValueError, match="coverage must"):
         model.fit(X[:40], y[:40], coverage=90)
 
 

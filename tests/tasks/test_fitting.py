@@ -255,7 +255,7 @@ def test_many_rows_are_predicted_in_parts(wine, monkeypatch):
     X, y, *_ = wine
     found = fit(X, y, "classification", SMALL)
     whole = found.decide(X)
-    monkeypatch.setattr("equipoise.tasks.fitting.BATCH", 7)
+    monkeypatch.setattr("equipoise.tasks.fitted.BATCH", 7)
     assert torch.allclose(found.decide(X), whole, rtol=1e-6, atol=1e-8)
     assert found.predict(X[:0]).shape == (0,)
     assert found.predict_proba(X[:0]).shape == (0, 3)

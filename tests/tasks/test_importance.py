@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from equipoise.recipe import Recipe
-from equipoise.tasks.fitting import Fitted, fit
+from equipoise.tasks.fitted import Fitted
+from equipoise.tasks.fitting import fit
 from equipoise.tasks.importance import PATCHES, _patches, importance
 
 RNG = np.random.default_rng(0)

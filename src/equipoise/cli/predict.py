@@ -39,6 +39,10 @@ def predict(
     If DATA also holds the targets, the predictions are scored. The column p(CLASS) holds the probability of a
     class; it is called probability(CLASS) if the target itself is called p(CLASS).
 
+    The columns set(CLASS) of a run with a coverage say whether a class is in the row's set; TARGET low and
+    TARGET high are the ends of its interval. They hold the truth as often as was asked for, on average over
+    rows like those of the run.
+
     In CSV an apostrophe is put before text that a spreadsheet would run as a formula (text that begins with
     =, +, − or @ and is not a number). In .npz the characters that a file name cannot hold, and %, are written
     as in %2F.
@@ -50,16 +54,14 @@ def predict(
     from ..tasks import Stored
     from ..tasks.rows import read_rows
 
-    if out is not None and out.suffix.lower() not in (".csv", ".npz"):
-        raise Failure(
-            "An option does not fit", f"--out must end in .csv or .npz. Got {out.name}.", code=Code.USAGE
-        )
+    _check_ending(out)
     stored = Stored.load(run)
     encoding = stored.fitted.preparation.encoding
     rows = read_rows(data, stored.run.data, encoding.columns if encoding else (), delimiter, data_dir)
     notes = encoding.surprises(rows.X, rows.places) if encoding else []
     answers = _answers(stored.fitted, rows.X, rows.target)
-    found = {} if rows.y is None else _score(stored.fitted, answers, rows.y)
+    found = {} if rows.y is None else _score(stored.fitted, answers, rows.X, rows.y)
+    answers |= _bounds(stored.fitted, rows.X, answers)
     if rows.images:
         answers = {"image file" if "image" in answers else "image": np.array(rows.images), **answers}
     columns = {name: column.tolist() for name, column in answers.items()}
@@ -67,22 +69,21 @@ def predict(
         write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else as_csv(columns).encode())
     elif not output.json:
         typer.echo(plain(as_csv(columns)), nl=False)
-    for note in notes if output.talks else ():
-        typer.echo(plain(f"note: {note}"), err=True)
     if output.talks:
-        told = "".join(f"; {name} {value:.4g}" for name, value in found.items())
+        for note in notes:
+            typer.echo(plain(f"note: {note}"), err=True)
         where = f" in {out}" if out else ""
-        typer.echo(plain(f"{len(rows.X)} rows answered{where}{told}"), err=True)
-    output.result(
-        {
-            "run": str(run),
-            "rows": len(rows.X),
-            "out": str(out) if out else None,
-            "score": found,
-            "notes": notes,
-            **({} if out else {"answers": columns}),
-        }
-    )
+        typer.echo(plain(f"{len(rows.X)} rows answered{where}{_in_words(found)}"), err=True)
+    told = {"run": str(run), "rows": len(rows.X), "out": str(out) if out else None}
+    told |= {"score": found, "notes": notes}
+    output.result(told if out else told | {"answers": columns})
+
+
+def _check_ending(out: Path | None) -> None:
+    if out is not None and out.suffix.lower() not in (".csv", ".npz"):
+        raise Failure(
+            "An option does not fit", f"--out must end in .csv or .npz. Got {out.name}.", code=Code.USAGE
+        )
 
 
 def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
@@ -100,15 +101,40 @@ def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
     return {target: said, **{f"{p}({name})": shares[:, j] for j, name in enumerate(names)}}
 
 
-def _score(fitted: Fitted, answers: dict[str, Array], y: Array) -> dict[str, float]:
+def _bounds(fitted: Fitted, X: Array, answers: dict[str, Array]) -> dict[str, Array]:
+    """Columns of the sets or intervals of a run with a coverage; none of another."""
+    if fitted.conformal is None:
+        return {}
+    if fitted.preparation.classes is not None:
+        sets = fitted.predict_set(X)
+        names = fitted.preparation.classes.tolist()
+        inside = "in set" if any(f"set({name})" in answers for name in names) else "set"
+        return {f"{inside}({name})": sets[:, j] for j, name in enumerate(names)}
+    ends = fitted.predict_interval(X).reshape(len(X), -1, 2)
+    words = ("low", "high")
+    if any(f"{name} {end}" in answers for name in answers for end in words):
+        words = ("lower end", "upper end")
+    return {f"{name} {words[i]}": ends[:, j, i] for j, name in enumerate(answers) for i in (0, 1)}
+
+
+def _score(fitted: Fitted, answers: dict[str, Array], X: Array, y: Array) -> dict[str, float]:
+    """How good the answers are; of a run with a coverage, also the share of rows covered and by how much."""
     import numpy as np
 
+    from ..tasks.covered import covered
     from ..tasks.scores import score
 
     width = 1 if y.ndim == 1 else y.shape[1]
     said = np.column_stack(list(answers.values())[:width]).reshape(y.shape)
-    found = score(said, y, fitted.preparation.classes is not None)
-    return {name: value for name in ("accuracy", "r2") if (value := found.get(name)) is not None}
+    found: dict[str, float | None] = score(said, y, fitted.preparation.classes is not None)
+    if fitted.conformal is not None:
+        found |= covered(fitted, fitted.decide(X), y)
+    told = ("accuracy", "r2", "covered", "size")
+    return {name: value for name in told if (value := found.get(name)) is not None}
+
+
+def _in_words(found: dict[str, float]) -> str:
+    return "".join(f"; {name} {value:.4g}" for name, value in found.items())
 
 
 def _npz(answers: dict[str, Array]) -> bytes:

@@ -28,8 +28,9 @@ _MANY = 10_000  # rows beyond which a certified step takes minutes
 def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
     """Train and save the result; a run that is not `fresh` continues from its last checkpoint."""
     X, y = sample.shaped, sample.train[1]
-    chosen = recipe.resolved(len(X), sample.kind, len(sample.provenance["classes"]))
-    watch = Watch(chosen.total, chosen.unit, shown=not output.quiet, batches=_batches(chosen, len(X)))
+    trained = len(X) if recipe.coverage is None else len(X) - -(-len(X) // 4)  # the others calibrate
+    chosen = recipe.resolved(trained, sample.kind, len(sample.provenance["classes"]))
+    watch = Watch(chosen.total, chosen.unit, shown=not output.quiet, batches=_batches(chosen, trained))
 
     follow = Following(run) if report else None
 
@@ -154,6 +155,12 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
     facts = {"network": network, **_scores(results["scores"])}
     if results["score"] is not None:
         facts["beside it"] = beside(results["score_name"], results["score"], results["baselines"])
+    if covered := results.get("coverage"):
+        what = "classes in a set" if "by class" in covered else "long"
+        facts["coverage"] = (
+            f"{percent(covered['asked'])} promised, {percent(covered['covered'])} of {covered['rows']} test "
+            f"rows; {number(covered['size'], 3)} {what} on average"
+        )
     if certificate is not None:
         facts["training"] = f"{certificate.verdict}: {certificate.promise} {kept(fitted.history.anchored)}"
     facts["equilibria"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"

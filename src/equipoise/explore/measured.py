@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..recipe import Kind
-from ..tasks.fitting import Fitted
+from ..tasks.fitted import Fitted
 from ..train.objective import Objective, as_objective
 
 

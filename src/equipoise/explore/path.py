@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ..history import History
 from ..recipe import Kind, Recipe
-from ..tasks.fitting import Fitted, fit
+from ..tasks.fitted import Fitted
+from ..tasks.fitting import fit
 from ..train.checkpoint import Checkpoints
 
 MOMENTS = 30  # of a training that is repeated, at which its weights are kept

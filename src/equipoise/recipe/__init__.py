@@ -70,6 +70,10 @@ class Recipe:
     decay: float | None = _option(
         PROMISE, "Penalty κ ≥ 0 of the hidden weights; by default 10, or 3 % of the rows."
     )
+    coverage: float | None = _option(
+        PROMISE,
+        "Share of new rows that sets or intervals hold the truth of, as 0.9; a quarter is kept for it.",
+    )
     readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
     eta: float | None = _option(WHOLE, "Readout step as a share of the largest allowed one, in (0, 1].")
     slack: float | None = _option(WHOLE, "Ridge penalty λ ≥ 0; by default chosen by leave-one-out errors.")
@@ -119,6 +123,7 @@ class Recipe:
             ("clip", 0.0, math.inf),
         ):
             _number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
+        _number("coverage", self.coverage, lambda v: 0 < v < 1, "in (0, 1), such as 0.9")
         _number("eta", self.eta, lambda v: 0 < v <= 1, "in (0, 1]")
         _number("momentum", self.momentum, lambda v: 0 <= v < 1, "in [0, 1)")
         for name in ("slack", "weight_decay", "decay"):

@@ -15,7 +15,8 @@ from ..plots.plane import principal_plane
 from ..tasks.arrays import as_labels, evenly, rows_at
 from ..tasks.baselines import baselines, frozen
 from ..tasks.calibration import calibration
-from ..tasks.fitting import Fitted
+from ..tasks.covered import covered
+from ..tasks.fitted import Fitted
 from ..tasks.importance import importance
 from ..tasks.scores import score
 
@@ -71,6 +72,8 @@ def findings(
                     "confusion",
                     lambda: {"part": last, **_confusion(fitted, said[last], parts[last][1], classes)},
                 )
+        if fitted.conformal is not None and test is not None:
+            attempt("coverage", lambda: covered(fitted, said["test"], parts["test"][1]))
         attempt("importance", lambda: {"part": last, **importance(fitted, *parts[last], image_shape)})
     attempt("plane", lambda: _plane(fitted, *parts["training"], classes))
     attempt("kernel", lambda: _kernel(fitted, train[0]))
@@ -89,6 +92,7 @@ def headline(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
         "width": _width(fitted),
         "scores": scores,
         "baselines": found.get("baselines", {}),
+        "coverage": found.get("coverage"),
         "score": last.get("accuracy", last.get("r2")),
         "score_name": "accuracy" if "accuracy" in last else "r2",
         "theorem": certificate.theorem if certificate else None,

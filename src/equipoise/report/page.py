@@ -54,6 +54,7 @@ def render(record: RunRecord) -> str:
         headlines=opening.headlines(record),
         scores=results.scores(record),
         doubt=results.doubt(record),
+        coverage=results.coverage(record),
         results=gather(record, results.RESULTS),
         promise=gather(record, guarantee.PROMISE, scale=1.0),
         in_words=guarantee.in_words(record),

@@ -46,6 +46,36 @@ def scores(record: RunRecord) -> list[dict[str, str]]:
     return table
 
 
+def coverage(record: RunRecord) -> tuple[str, list[dict[str, str]]]:
+    """What was asked of sets or intervals and what test rows show, in words; and by class, as a table."""
+    found = part(record.findings, "coverage")
+    if not found:
+        return "", []
+    classes = "by class" in found
+    what, unit = ("set", "classes") if classes else ("interval", "units of the target")
+    low, high = found["likely"]
+    usual = low <= found["covered"] <= high
+    said = (
+        f"A new row's {what} holds the truth with a probability of at least {percent(found['asked'])}, on "
+        f"average over rows like these: {count(found['calibrating'], 'row')} that were not trained on "
+        f"decided how large a {what} must be. Of {count(found['rows'], 'test row')}, "
+        f"{percent(found['covered'])} are covered, by {what}s of {number(found['size'])} {unit} on average. "
+        f"Chance alone puts this share between {percent(low)} and {percent(high)} in 19 of 20 cases"
+        + (". " if usual else ", and it lies outside: the test rows may be unlike the others. ")
+        + ("Nothing is promised of a class by itself." if classes else "")
+    )
+    table = [
+        {
+            "Class": row["class"],
+            "Test rows": number(row["rows"]),
+            "Covered": percent(row["covered"]),
+            "Classes in a set": number(row["size"]),
+        }
+        for row in found.get("by class", ())
+    ]
+    return said.strip(), table
+
+
 def doubt(record: RunRecord) -> str:
     """How far the difference to the linear model could be chance, of an accuracy."""
     best, linear = best_score(record), rivals(part(record.findings, "baselines")).get("linear")

@@ -2,7 +2,8 @@
 
 from ..recipe import Recipe
 from .directory import NoRun, NotBegun, Run, RunBusy, free_directory
-from .fitting import Fitted, NotProved, fit
+from .fitted import Fitted
+from .fitting import NotProved, fit
 from .forecast import Forecast, check_memory
 from .keeping import load, save
 from .listing import Listed, list_runs

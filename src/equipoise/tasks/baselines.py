@@ -16,7 +16,7 @@ from ..theory.anchored import Anchor
 from ..theory.certify import certify
 from ..theory.register import facts
 from .arrays import evenly, rows_at
-from .fitting import Fitted, tensors
+from .fitted import Fitted, tensors
 from .preparation import Preparation
 from .raw import Rows
 from .scores import score

@@ -45,7 +45,7 @@ from ..files import (
 )
 from ..train.checkpoint import Checkpoints, CheckpointWarning
 from ..train.environment import changes, environment
-from .keeping import FILES
+from .keeping import CONFORMAL, FILES
 from .lock import locked
 from .metrics import Metrics
 
@@ -55,7 +55,7 @@ _FORMAT = "equipoise.run.2"
 _FORMATS = ("equipoise.run.1", _FORMAT)  # those that can be read
 _BEGINNING = "beginning"  # the state while the first files are written: nothing is lost if it ends there
 _ASKED = ("config.toml", "data.json")
-_SEALED = (*_ASKED, "metrics.jsonl", *FILES, "fitted.json", "findings.json")
+_SEALED = (*_ASKED, "metrics.jsonl", *FILES, CONFORMAL, "fitted.json", "findings.json")
 
 
 class RunBusy(RuntimeError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -34,22 +34,21 @@ from ..train.checkpoint import Checkpoints
 from ..train.projection import Projection
 from ..train.safeguarded import safeguarded_descent
 from ..train.trainer import Trainer
-from .arrays import Array
 from .choose import choose_sharpness, choose_slack
+from .covered import scores_of
+from .fitted import GATHERED, Fitted, tensors, training_tensors
 from .forecast import Forecast, check_memory, memory_needed
 from .preparation import Preparation
-from .raw import HELD_OUT, Rows, held_out
+from .raw import HELD_OUT, Rows, calibrating, held_out
 from .scores import score
 from .spread import TrainingRows, take_part
 
 Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
 
-BATCH, IMAGES = 4096, 256  # rows, and images, predicted at a time: more of them leave the processor's cache
 EVERY = 5  # steps or epochs from one checkpoint on disk to the next
 CHECKPOINTS = 4  # at which anchored training is held to its promise, the end among them
 GENTLE = 0.01  # a rate up to which weights stay near well-posed for a few steps, so that these need no bound
-GATHERED = 5_000_000  # numbers among which equal rows are looked for
 WELLPOSED = 4096  # rows that a certificate of the weights alone is shown with
 
 
@@ -59,61 +58,6 @@ class NotProved(ValueError):
     def __init__(self, message: str, certificate: Certificate) -> None:
         super().__init__(message)
         self.certificate = certificate
-
-
-@dataclass
-class Fitted:
-    """A trained network, what it needs to answer raw rows, and what is known of it."""
-
-    model: EquilibriumModel
-    preparation: Preparation
-    certificate: Certificate | None  # of the training, at its start; None for free training
-    wellposed: Certificate  # of the weights at the end
-    history: History
-    recipe: Recipe  # with all choices made
-    validation: dict[str, Any] = field(default_factory=dict)  # what the choices rest on
-    stopped: str = ""  # why training ended early, if it did
-    advice: str = ""  # what to try, where it failed
-
-    def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
-        """The tensors that `certificate` is about, of the rows trained on.
-
-        Of safeguarded training they are (√w x̃, √w y), every different row once; of training in batches x̃ and
-        y of the rows that were not held out.
-        """
-        kind: Kind = "regression" if self.preparation.classes is None else "classification"
-        rows = Rows.of(X, y, kind, sample_weight, self.preparation.encoding)
-        rows = rows.balanced() if self.recipe.class_weight else rows
-        if self.recipe.path == "safeguarded":
-            return training_tensors(self.model, self.preparation, rows.gathered())
-        rows = rows.gathered() if self.recipe.certified and rows.X.size <= GATHERED else rows
-        rows = rows if self.recipe.patience is None else held_out(rows, self.recipe.seed)[0]
-        return tensors(self.model, self.preparation, rows)
-
-    def start(self) -> EquilibriumModel:
-        """The network as it was before the first step."""
-        return self.recipe.build(self.preparation.inputs, self.preparation.outputs)
-
-    def decide(self, X: Any) -> Tensor:
-        """The network's outputs, (N,) or (N, k), before they become labels or numbers in the units of y."""
-        rows = self.preparation.apply(X)
-        with torch.no_grad():
-            parts = [self.model(part) for part in rows.split(IMAGES if rows.ndim == 4 else BATCH)]
-        found = torch.cat(parts)
-        return found[:, 0] if found.ndim == 2 and self.preparation.outputs == 1 else found
-
-    def predict(self, X: Any) -> Array:
-        """Labels, or numbers in the units of the targets."""
-        return self.preparation.answers(self.decide(X))
-
-    def predict_proba(self, X: Any) -> Array:
-        """softmax(s·ŷ), (N, C), with the sharpness s that makes rows left out of training most likely.
-
-        s is 1 where the loss is a likelihood ("logistic", "cross_entropy"). Safeguarded training fits it to
-        the leave-one-out predictions at the start's features; another loss to the rows that patience held
-        out or, without it, to those trained on, and the probabilities are then too sure of themselves.
-        """
-        return self.preparation.probabilities(self.decide(X))
 
 
 class Watched(TypedDict, total=False):
@@ -157,6 +101,9 @@ def fit(
     """
     recipe = recipe or Recipe()
     data = Rows.of(X, y, kind, sample_weight, encoding)
+    kept = None
+    if recipe.coverage is not None:
+        data, kept = calibrating(data, recipe.coverage, recipe.seed)
     data = data.balanced() if recipe.class_weight else data
     whole = recipe.path == "safeguarded"
     if whole and ranks() > 1:
@@ -169,7 +116,8 @@ def fit(
     recipe = recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
     check_memory(recipe, *data.X.shape)
     tested = None if test is None else Rows.of(*test, kind, encoding=data.encoding)
-    return (_fit_whole if whole else _fit_batches)(data, recipe, tested, {"every": EVERY, **watched})
+    fitted = (_fit_whole if whole else _fit_batches)(data, recipe, tested, {"every": EVERY, **watched})
+    return fitted if kept is None else replace(fitted, conformal=scores_of(fitted, kept), kept=kept)
 
 
 # -- with every row at each step -----------------------------------------------------------------------------
@@ -223,19 +171,6 @@ def _fit_whole(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched) 
         validation=choice.to_dict() | _left_out_score(preparation, choice.left_out, data),
         stopped=history.stopped,
     )
-
-
-def training_tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
-    """The (√w x̃, √w y) that a certificate is about."""
-    A, B = tensors(model, preparation, data)
-    root = torch.from_numpy(np.sqrt(data.weights)).to(preparation.dtype)
-    return root[:, None] * A, (root if B.ndim == 1 else root[:, None]) * B
-
-
-def tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
-    """x̃ and the targets, shaped as the model's outputs are."""
-    B = preparation.targets(data.y)
-    return preparation.apply(data.X), B.reshape(model.output_shape(len(B)))
 
 
 def _features(model: EquilibriumModel, A: Tensor) -> Tensor:

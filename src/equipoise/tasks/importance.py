@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array, as_rows, evenly
-from .fitting import BATCH, Fitted
+from .fitted import BATCH, Fitted
 from .scores import score
 
 ANSWERS = 40_000  # that are asked of the network, about

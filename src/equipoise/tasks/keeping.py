@@ -5,6 +5,7 @@ preparation.safetensors   how raw rows become inputs, and outputs answers
 certificate.json          of the training; of well-posedness alone where training was free
 wellposed.json            of the weights at the end
 history.json              what was measured
+conformal.safetensors     the scores of the rows that calibrate, where a coverage was asked for
 timing.json               how long it took, which is not sealed: the same fit need not take the same time
 fitted.json               recipe, validation, why it stopped, and the digests of the others
 """
@@ -18,17 +19,29 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import safetensors.numpy
 
-from ..files import Damaged, digest, make_directory, read_json, sha256, strict, write_atomically
+from ..files import (
+    Damaged,
+    digest,
+    in_fixed_order,
+    make_directory,
+    read_json,
+    sha256,
+    strict,
+    write_atomically,
+)
 from ..history import History
 from ..models.base import EquilibriumModel
 from ..models.saving import load as load_model
 from ..recipe import Recipe
 from ..theory import Certificate
-from .fitting import Fitted
+from .conformal import Conformal
+from .fitted import Fitted
 from .preparation import Preparation
 
 FILES = ("model.safetensors", "preparation.safetensors", "certificate.json", "wellposed.json", "history.json")
+CONFORMAL = "conformal.safetensors"
 _FORMAT = "equipoise.fitted.1"
 
 
@@ -44,6 +57,11 @@ def save(fitted: Fitted, directory: str | Path) -> None:
     timing = {"seconds": history.pop("seconds")}
     for name, content in (("history.json", history), ("timing.json", timing)):
         write_atomically(at / name, json.dumps(content, indent=1, allow_nan=False).encode())
+    files = list(FILES)
+    if fitted.conformal is not None:
+        files.append(CONFORMAL)
+        scores = safetensors.numpy.save({"scores": np.ascontiguousarray(fitted.conformal.scores)})
+        write_atomically(at / CONFORMAL, in_fixed_order(scores))
     known = {
         "format": _FORMAT,
         "recipe": fitted.recipe.to_dict(),
@@ -51,7 +69,7 @@ def save(fitted: Fitted, directory: str | Path) -> None:
         "validation": strict(fitted.validation),
         "stopped": fitted.stopped,
         "advice": fitted.advice,
-        "files": {name: sha256(at / name) for name in FILES},
+        "files": {name: sha256(at / name) for name in files},
     }
     sealed = {**known, "sha256": digest(known)}
     write_atomically(at / "fitted.json", json.dumps(sealed, indent=1, allow_nan=False).encode())
@@ -61,7 +79,9 @@ def load(directory: str | Path) -> Fitted:
     """What `save` wrote. A file that is missing, damaged or of another fit is named in a ValueError."""
     at = Path(directory)
     known = _read(at / "fitted.json")
-    for name in FILES:
+    recipe = Recipe.from_dict(known["recipe"])
+    kept = [CONFORMAL] if recipe.coverage is not None else []
+    for name in (*FILES, *kept):
         if not (at / name).exists():
             raise FileNotFoundError(f"{at / name} is missing: {at} does not hold a whole fitted network.")
         if sha256(at / name) != known["files"].get(name):
@@ -73,11 +93,20 @@ def load(directory: str | Path) -> Fitted:
         certificate=Certificate.load(at / "certificate.json") if known["certified"] else None,
         wellposed=Certificate.load(at / "wellposed.json"),
         history=_history(read_json(at / "history.json") | _timing(at / "timing.json")),
-        recipe=Recipe.from_dict(known["recipe"]),
+        recipe=recipe,
         validation=known["validation"],
         stopped=known["stopped"],
         advice=known["advice"],
+        conformal=_conformal(at / CONFORMAL) if kept else None,
     )
+
+
+def _conformal(path: Path) -> Conformal:
+    """The scores that calibrate."""
+    try:
+        return Conformal(safetensors.numpy.load(path.read_bytes())["scores"])
+    except (safetensors.SafetensorError, KeyError) as error:
+        raise Damaged(f"{path} is damaged: it holds no scores ({error})") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,31 @@ def held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
             f"patience out."
         )
     return data.take(~out), data.take(out)
+
+
+def calibrating(data: Rows, coverage: float, seed: int) -> tuple[Rows, Rows]:
+    """Three quarters to train on, and a quarter, of no weight 0, that calibrates a promise of coverage.
+
+    It is drawn from all rows alike, so that a new row is like any of it; and what is done with the columns is
+    decided on the others alone.
+    """
+    data = data.take(data.weights > 0)
+    n = len(data.y)
+    order = np.random.default_rng(seed).permutation(n)
+    kept = np.zeros(n, dtype=bool)
+    kept[order[: -(-n // 4)]] = True
+    c = Fraction(repr(float(coverage)))
+    if math.ceil((kept.sum() + 1) * c) > kept.sum():
+        least = math.ceil(c / (1 - c))
+        raise DataError(
+            f"a coverage of {coverage} needs {least} rows or more to calibrate it, a quarter of all. Got "
+            f"{n} rows: give {4 * least - 3} or more, or ask for less."
+        )
+    train = data.take(~kept)
+    if data.encoding is not None:
+        made = Encoding.of(train.X, data.encoding.columns, data.encoding.dropped)
+        train = replace(train, encoding=made)
+    return train, data.take(kept)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data.errors import DataError
 from ..files import Damaged
 from .directory import Run
-from .fitting import Fitted
+from .fitted import Fitted
 from .keeping import load
 from .sources import Asked, Sample, read
 

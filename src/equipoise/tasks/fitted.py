@@ -1,0 +1,119 @@
+"""A trained network with all that it needs to answer raw rows, and what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..history import History
+from ..models.base import EquilibriumModel
+from ..recipe import Kind, Recipe
+from ..theory import Certificate
+from .arrays import Array
+from .conformal import Conformal
+from .preparation import Preparation
+from .raw import Rows, calibrating, held_out
+from .robust_sets import robust_intervals, robust_sets
+
+BATCH, IMAGES = 4096, 256  # rows, and images, predicted at a time: more of them leave the processor's cache
+GATHERED = 5_000_000  # numbers among which equal rows are looked for
+
+
+@dataclass
+class Fitted:
+    """A trained network, what it needs to answer raw rows, and what is known of it."""
+
+    model: EquilibriumModel
+    preparation: Preparation
+    certificate: Certificate | None  # of the training, at its start; None for free training
+    wellposed: Certificate  # of the weights at the end
+    history: History
+    recipe: Recipe  # with all choices made
+    validation: dict[str, Any] = field(default_factory=dict)  # what the choices rest on
+    stopped: str = ""  # why training ended early, if it did
+    advice: str = ""  # what to try, where it failed
+    conformal: Conformal | None = None  # of the rows that calibrate, where a coverage was asked for
+    kept: Rows | None = None  # these rows, in the process that fitted it
+
+    def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
+        """The tensors that `certificate` is about, of the rows trained on.
+
+        Of safeguarded training they are (√w x̃, √w y), every different row once; of training in batches x̃ and
+        y of the rows that were not held out.
+        """
+        kind: Kind = "regression" if self.preparation.classes is None else "classification"
+        rows = Rows.of(X, y, kind, sample_weight, self.preparation.encoding)
+        if self.recipe.coverage is not None:
+            rows = calibrating(rows, self.recipe.coverage, self.recipe.seed)[0]
+        rows = rows.balanced() if self.recipe.class_weight else rows
+        if self.recipe.path == "safeguarded":
+            return training_tensors(self.model, self.preparation, rows.gathered())
+        rows = rows.gathered() if self.recipe.certified and rows.X.size <= GATHERED else rows
+        rows = rows if self.recipe.patience is None else held_out(rows, self.recipe.seed)[0]
+        return tensors(self.model, self.preparation, rows)
+
+    def start(self) -> EquilibriumModel:
+        """The network as it was before the first step."""
+        return self.recipe.build(self.preparation.inputs, self.preparation.outputs)
+
+    def decide(self, X: Any) -> Tensor:
+        """The network's outputs, (N,) or (N, k), before they become labels or numbers in the units of y."""
+        rows = self.preparation.apply(X)
+        with torch.no_grad():
+            parts = [self.model(part) for part in rows.split(IMAGES if rows.ndim == 4 else BATCH)]
+        found = torch.cat(parts)
+        return found[:, 0] if found.ndim == 2 and self.preparation.outputs == 1 else found
+
+    def predict(self, X: Any) -> Array:
+        """Labels, or numbers in the units of the targets."""
+        return self.preparation.answers(self.decide(X))
+
+    def predict_proba(self, X: Any) -> Array:
+        """softmax(s·ŷ), (N, C), with the sharpness s that makes rows left out of training most likely.
+
+        s is 1 where the loss is a likelihood ("logistic", "cross_entropy"). Safeguarded training fits it to
+        the leave-one-out predictions at the start's features; another loss to the rows that patience held
+        out or, without it, to those trained on, and the probabilities are then too sure of themselves.
+        """
+        return self.preparation.probabilities(self.decide(X))
+
+    def predict_set(self, X: Any, epsilon: float = 0.0, norm: str = "l2") -> Array:
+        """(N, C): the classes of each row's set, which hold the right one as often as the recipe's coverage.
+
+        The promise is about new rows like those of `fit`, on average over them and over what `fit` was given.
+        With ε > 0 it holds although X was moved from them, by up to ε in the norm "l2" or "linf": such sets
+        are larger, and follow from proved bounds of how far outputs move.
+        """
+        conformal, coverage = self._calibrated()
+        if epsilon != 0:
+            return robust_sets(self, X, epsilon, norm)
+        return conformal.sets(self.predict_proba(X), coverage)
+
+    def predict_interval(self, X: Any, epsilon: float = 0.0, norm: str = "l2") -> Array:
+        """(N, 2), or (N, k, 2): intervals with the promise of `predict_set`, for each target by itself."""
+        conformal, coverage = self._calibrated()
+        if epsilon != 0:
+            return robust_intervals(self, X, epsilon, norm)
+        return conformal.intervals(self.predict(X), coverage)
+
+    def _calibrated(self) -> tuple[Conformal, float]:
+        if self.conformal is None or self.recipe.coverage is None:
+            raise ValueError("sets and intervals need rows kept for them: fit(X, y, coverage=0.9).")
+        return self.conformal, self.recipe.coverage
+
+
+def training_tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
+    """The (√w x̃, √w y) that a certificate is about."""
+    A, B = tensors(model, preparation, data)
+    root = torch.from_numpy(np.sqrt(data.weights)).to(preparation.dtype)
+    return root[:, None] * A, (root if B.ndim == 1 else root[:, None]) * B
+
+
+def tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
+    """x̃ and the targets, shaped as the model's outputs are."""
+    B = preparation.targets(data.y)
+    return preparation.apply(data.X), B.reshape(model.output_shape(len(B)))
