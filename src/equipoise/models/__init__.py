@@ -1,7 +1,7 @@
 """Equilibrium models: `base` is what all share, and each family is one file that begins with its equation.
 
-`cell` makes a layer of any cell; `affine`, `proximal` and `images` are the rooms of the families, `zoo` holds
-what has no certificate. `diagnose` and `audit` take any of them.
+`cell` makes a layer of any cell. The families are in `affine`, `proximal` and `images`; models without a
+certificate are in `zoo`. `diagnose` and `audit` take any of them.
 """
 
 from .affine import AffineFamily, ConvMonotone, GaussianReLU, LinearEquilibrium, Monotone, ScaledReLU

@@ -23,9 +23,9 @@ _SHRINK = (
 
 
 def advise(d: Diagnosis, not_finite: Sequence[str]) -> list[str]:
-    """Sentences on the solver, the map and the gradient, after what is `not_finite`."""
+    """Sentences about the solver, the map and the gradient; what is `not_finite` comes first."""
     if not d.rows:
-        return ["The batch is empty: there is nothing to say."]
+        return ["The batch is empty, so there is nothing to diagnose."]
     lines = [f"Mend this first. Not finite: {'; '.join(not_finite)}."] if not_finite else []
     return [*lines, *_on_solver(d), *_on_map(d), *_on_gradient(d)]
 

@@ -1,7 +1,7 @@
-"""Hooks, overridden methods, parametrisations: changes to a model of which no theorem can know.
+"""Hooks, overridden methods and parametrisations: changes of a model that no theorem knows about.
 
 Certificates, bounds, exports and formulas describe a family by its stored parameters and its own methods.
-All of them ask here whether a model still is what its family says.
+All of them ask here whether a model still computes what its family says.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool = True) -> str:
-    """Why `model(X)` may compute otherwise than its family with the stored parameters; empty if nothing does.
+    """Why `model(X)` may compute something else than its family with the stored parameters; else empty.
 
-    A weight that is recomputed at each call (torch.nn.utils.spectral_norm, prune, a parametrisation) may be
-    another one than was certified, a hook may change anything, and so may a method that a subclass, the class
-    or the instance has in place of the family's own. A subclass that overrides nothing is its family, and so
-    is one that a user derives from an abstract family: there is no method of another to be kept. The parts of
-    the model that are named in `outside` are passed over; `patched`: whether classes that were changed after
-    their definition are looked for too.
+    A weight that is recomputed at each call (torch.nn.utils.spectral_norm, prune, a parametrisation) may
+    differ from the one that was certified. A hook may change anything, and so may a method of a subclass, of
+    the class or of the instance that replaces that of the family. A subclass that overrides nothing counts as
+    its family. So does one that a user derives from an abstract family, which has no methods to keep. The
+    parts of the model that are named in `outside` are ignored. `patched` says whether to look for classes
+    that were changed after their definition.
     """
     if of_all_modules._global_forward_pre_hooks or of_all_modules._global_forward_hooks:
         return (

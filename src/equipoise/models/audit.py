@@ -77,10 +77,10 @@ class Audit:
         return max(held, key=lambda row: math.inf if math.isnan(row.error) else row.error)
 
     def ok(self, tolerance: float = 1e-5) -> bool:
-        """Whether the layer's own gradient, and every mode that promises exactness, errs by ≤ tolerance.
+        """Whether the gradient of the layer, and of every exact mode, is right up to the tolerance.
 
-        A tensor of which no coordinate could be compared is not ok: nothing is known of it. Nor is a layer
-        that no longer holds its parameters afterwards: an optimiser would move what nobody reads.
+        A tensor of which no coordinate could be compared is not ok, since nothing is known about it. Nor is a
+        layer that no longer holds its parameters afterwards: an optimiser would change tensors nobody reads.
         """
         return not self.lost and all(row.ok(tolerance) for row in self.rows if row.held)
 
@@ -129,15 +129,15 @@ def audit(
 
     Args:
         layer: an Equilibrium, a network that holds some, or a model whose forward takes `stop=`. It is
-            copied and left as it was, with its gradients and its mode; so is the global random state.
+            copied, and left as it was with its gradients and its mode; so is the global random state.
         x, args, shared: as in `layer(x, *args, shared=shared)`; those of a floating dtype are audited too.
         start: where to look for the equilibrium, as in `layer(x, start=start)`.
         modes: gradients to compare with the layer's own. By default Implicit(), a long Unrolled and a
             long Reversible, and Phantom with 1 and 5 steps.
-        samples: coordinates compared in each tensor, drawn at random; all of a smaller one.
+        samples: how many coordinates to compare in each tensor, drawn at random; all of a smaller tensor.
         seed: of the coordinates, of c, and of any mask the layer draws.
 
-    The price is four solves a coordinate. Raises an EquilibriumError where x has no equilibrium in float64.
+    Each coordinate costs four solves. Raises an EquilibriumError if x has no equilibrium in float64.
     """
     if samples < 1:
         raise ValueError(f"samples must be ≥ 1. Got {samples} instead.")

@@ -42,10 +42,10 @@ def _setting(name: str) -> property:
 class EquilibriumModel(Saved, ABC):
     """z = f(z; x),  ŷ = readout(z).
 
-    `equilibrium(x)` and `forward(x)` are differentiable and judge every sample by the failure policy;
+    `equilibrium(x)` and `forward(x)` are differentiable and apply the failure policy to every sample;
     `solve(x)` returns the Solution as it is, without a gradient. All three take `start=`, where to begin, and
     the keywords of a `Method` (`stop=`, `solver=`, `precision=`, `gradient=`, `on_failure=`), which change
-    the model's own method for that call.
+    the method of the model for that call.
 
     `last` records the last call: `last.forward` and, after a backward pass, `last.adjoint`. It is neither
     copied nor saved with the model.
@@ -66,22 +66,22 @@ class EquilibriumModel(Saved, ABC):
 
     @abstractmethod
     def equation(self, x: Any, *args: Any, start: Start = None, method: Method) -> Equation:
-        """The problem on these inputs, checked, with every tensor it depends on in the open.
+        """The problem on these inputs, checked, together with every tensor it depends on.
 
-        The gradient of `method` is known: where it records steps, or the solver chooses among equilibria,
-        each step of f counts, and not the equilibrium alone.
+        If the gradient of `method` records steps, or its solver chooses among equilibria, every step of f
+        counts and not only the equilibrium.
         """
 
     def readout(self, z: Any) -> Any:
-        """ŷ from the state; the state itself where a family has no readout."""
+        """ŷ from the state; the state itself if the family has no readout."""
         return z
 
     def default_gradient(self) -> Gradient:
-        """How equilibria are differentiated where the method names no gradient."""
+        """How equilibria are differentiated if the method names no gradient."""
         return Implicit()
 
     def default_solver_chain(self) -> Solvers | None:
-        """What solves where the method names no solver; None leaves the choice to the equation."""
+        """The solver if the method names none; None leaves the choice to the equation."""
         return None
 
     @property
@@ -93,9 +93,9 @@ class EquilibriumModel(Saved, ABC):
         """What is done before a call that will be differentiated, such as one step of a power iteration."""
 
     def diagnosis(self, error: EquilibriumError, equation: Equation) -> str:
-        """What in the model is to blame for samples without an equilibrium; may be empty.
+        """What in the model is to blame for samples without an equilibrium; it may be empty.
 
-        The weights, where the family can tell. That takes an SVD, and is only asked of a solve that failed.
+        These are the weights, if the family can tell. It takes an SVD, so it is asked only after a failure.
         """
         check = getattr(self, "check_wellposed", None)
         if check is None:
@@ -138,7 +138,7 @@ class EquilibriumModel(Saved, ABC):
     @uncompiled
     @torch.no_grad()
     def solve(self, *inputs: Any, start: Start = None, **how: Any) -> Solution:
-        """The Solution behind `equilibrium`, whatever became of each sample, without a gradient."""
+        """The Solution behind `equilibrium`, without a gradient, also if samples failed."""
         equation = self.posed(inputs, start, how)
         return shaped(equation.solve(equation.start, equation.tensors), equation.layout)  # type: ignore[arg-type]
 
@@ -189,9 +189,9 @@ class EquilibriumModel(Saved, ABC):
             last.counted = True
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training or evaluation; rows that on_failure="mask" left out since then are told here.
+        """Switch to training or evaluation, and report the rows that on_failure="mask" has left out.
 
-        A usual loop does so once an epoch, so that it hears of them once an epoch.
+        Most loops call this once an epoch, so they are told once an epoch.
         """
         self._count()
         if self._masked:

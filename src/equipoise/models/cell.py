@@ -22,22 +22,20 @@ Shape = Sequence[int]
 
 
 class Equilibrium(EquilibriumModel):
-    """z = cell(z, x): a layer whose output is the state its cell leaves alone.
+    """z = cell(z, x): a layer whose output is the state that its cell leaves unchanged.
 
-    Args:
-        cell: an nn.Module or function `(z, x, *more) -> z`. The parameters of a module are trained; one that
-            holds active Dropout or BatchNorm is refused, with the remedy.
-        state: the shape of one sample's state, (m,) or (c, h, w); a list of shapes for a tuple state; or a
-            function of the inputs that returns the start. By default the start is zero, shaped like x.
-        solver: finds the equilibrium; Anderson by default. A sequence is tried in turn on rows that failed.
-        gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`.
-        stop: the stopping test; by default that of the dtype.
-        on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
-        precision: "mixed" solves in float32 first, then polishes and verifies in float64; "native" (and for a
-            cell the default, "auto") does not.
+    Args: cell: an nn.Module or function `(z, x, *more) -> z`. The parameters of a module are trained. One
+    that holds active Dropout or BatchNorm is refused with an error that says what to use instead. state: the
+    shape of one sample's state, (m,) or (c, h, w); a list of shapes for a tuple state; or a function of the
+    inputs that returns the start. By default the start is zero, shaped like x. solver: finds the equilibrium;
+    Anderson by default. Each solver of a sequence is tried on the rows on which those before it failed.
+    gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`. stop: the stopping test;
+    by default that of the dtype. on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
+    precision: "mixed" solves in float32 first, then finishes and verifies in float64; "native" does not, nor
+    does the default for a cell, "auto".
 
-    The last five may be said for one call, too: `layer(x, stop=eq.Stop(rtol=1e-6))`. `layer.last` holds
-    detached records of the last call; they are neither copied nor saved with the layer.
+    The last five may also be given for one call: `layer(x, stop=eq.Stop(rtol=1e-6))`. `layer.last` holds
+    detached records of the last call, which are neither copied nor saved with the layer.
     """
 
     any_cell = True
@@ -65,8 +63,8 @@ class Equilibrium(EquilibriumModel):
     ) -> CellEquation:
         """z = cell(z, x, *args, *shared).
 
-        x and args are batch-first (a padding mask, say); `shared` tensors belong to all samples. `start` is
-        where to begin, such as the equilibrium of a nearby input.
+        x and args (such as a padding mask) are batch-first; `shared` tensors belong to all samples. `start`
+        is where to begin, such as the equilibrium of a nearby input.
         """
         inputs = (x, *args)
         if isinstance(shared, Tensor) or not isinstance(shared, Sequence):
@@ -118,10 +116,10 @@ class Equilibrium(EquilibriumModel):
 
 
 def checked_state(state: Shape | Sequence[Shape] | None, start: Start, x: Any, like: Tensor | None) -> State:
-    """Where a solve begins: `start`, of the shape that `state` or else x has; or zero where there is none.
+    """Where a solve begins: at `start`, which must have the shape of `state` or of x, or else at zero.
 
-    `like` is a parameter, whose dtype the state has where x holds integers. A start of any shape is taken
-    where `state` says none.
+    `like` is a parameter, whose dtype the state has if x holds integers. If `state` names no shape, a start
+    of any shape is taken.
     """
     if isinstance(start, Solution):
         start = start.value

@@ -1,4 +1,4 @@
-"""A user's cell as an equation: its inputs, parameters, buffers and random masks all in the open."""
+"""A user's cell as an equation in its inputs, parameters, buffers and random masks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class CellEquation(Equation):
         return self._flat(out, z)
 
     def _answer(self, state: State, inputs: Sequence[Any]) -> State:
-        """The cell's own answer; where a state of this shape does not fit into it, an error that says so."""
+        """What the cell returns; if a state of this shape does not fit into it, an error that says so."""
         try:
             return self.cell(state, *inputs)
         except (RuntimeError, ValueError) as error:
@@ -130,7 +130,7 @@ class CellEquation(Equation):
         return f"input {index}" if index < self.inputs_batched else "dropout mask"
 
     def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
-        """The Solution, or a RuntimeError where evaluating the cell has changed one of its own tensors."""
+        """The Solution, or a RuntimeError if evaluating the cell has changed one of its own tensors."""
         named = dict(zip(self.names, tensors[len(tensors) - len(self.names) :], strict=True))
         before = {name: t._version for name, t in named.items() if not t.is_inference()}
         solution = super().solve(start, tensors, ahead)
@@ -144,7 +144,7 @@ class CellEquation(Equation):
         return solution
 
     def held(self) -> AbstractContextManager[None]:
-        """Parametrised weights (spectral norm, orthogonal, …) are computed once inside, not once a step."""
+        """A context in which parametrised weights (spectral norm, …) are computed once, not in every step."""
         return self.weights.held()
 
 
@@ -171,7 +171,7 @@ def cell_equation(
 
 
 def refuse_splitting(method: Method) -> None:
-    """A TypeError where a solver splits an AffineMap: a cell may be any map."""
+    """Raise a TypeError if a solver splits an AffineMap, since a cell may be any map."""
     for one in [method.solver] if isinstance(method.solver, Solver) else method.solver or ():
         if one.affine_only:
             raise TypeError(
@@ -195,7 +195,7 @@ def _check_state(cell: Callable[..., State], start: State, method: Method) -> No
 
 
 def _check_closure(equation: CellEquation) -> None:
-    """Samples that end leave the batch, which a batch held by the cell itself cannot follow."""
+    """Refuse a batch that the cell itself holds: samples that end leave the batch, but not that one."""
     rows = len(equation.start)
     if rows < 2 or under_transform():
         return
@@ -215,7 +215,7 @@ def _check_closure(equation: CellEquation) -> None:
 
 
 def refuse_unsteady(cell: nn.Module) -> None:
-    """A cell must be one map for the whole solve, and a sample must not feel its neighbours."""
+    """Refuse cells that change during a solve, or in which samples of a batch affect each other."""
     for name, module in cell.named_modules():
         where = f"`{name}` ({type(module).__name__})" if name else f"the cell ({type(module).__name__})"
         random = isinstance(

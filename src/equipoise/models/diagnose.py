@@ -1,7 +1,8 @@
 """Why a layer converges, or does not: ‖f(z) − z‖, q, ρ(J), ‖J‖ and every solver, on the user's own batch.
 
-Nothing here is a proof. The contraction factor is read off a trace, the spectral radius and the norm off a
-few products with the Jacobian J = ∂f/∂z, the stretch off random pairs of states: all tend to flatter.
+These are measurements, not proofs. The contraction factor comes from a trace, the spectral radius and the
+norm from a few products with the Jacobian J = ∂f/∂z, the stretch from random pairs of states. All tend to be
+too small.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _AUDITED = 8  # rows on which the gradient is audited
 class Diagnosis:
     """What `diagnose` found. `print()` shows it as tables, `str()` is the same in plain text.
 
-    The fields that end in `_estimate` prove nothing; they are None where there was nothing to measure.
+    The fields that end in `_estimate` prove nothing; they are None if there was nothing to measure.
     """
 
     layer: str
@@ -134,9 +135,9 @@ def diagnose(
 ) -> Diagnosis:
     """Look at a layer on a batch: residuals, contraction, the Jacobian, every solver, the gradient, advice.
 
-    Made for layers that do not converge, too: nothing is raised for samples without an equilibrium. The layer
-    (an Equilibrium or a model) is left as it was. `samples` is how many coordinates of each tensor the
-    gradient audit compares, on a few rows; 0 leaves it out. `seed` settles all random choices.
+    It is made for layers that do not converge, too: samples without an equilibrium raise no error. The layer
+    (an Equilibrium or a model) is left as it was. `samples` is the number of coordinates of each tensor that
+    the gradient audit compares, on a few rows; 0 leaves the audit out. `seed` fixes all random choices.
     """
     name = type(layer).__name__
     if callable(as_equilibrium := getattr(layer, "as_equilibrium", None)):

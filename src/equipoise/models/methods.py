@@ -71,8 +71,8 @@ def _as_stop(stop: Stop | Mapping[str, Any] | None) -> Stop | None:
 def method_config(method: Method) -> dict[str, Any]:
     """What a file keeps of a Method: what z or its gradient depends on.
 
-    What JSON cannot hold is kept as words, for which `load` asks. The failure policy is not kept: what was
-    let through in one place is not in the next, unless it is said there too.
+    What JSON cannot hold is kept as words, and `load` asks for the object. The failure policy is not kept:
+    what was let through in one program is not let through in the next, unless that asks for it too.
     """
     kept: dict[str, Any] = {}
     gradient, solver = method.gradient, method.solver

@@ -19,8 +19,8 @@ Start = Shape | Sequence[Shape] | Callable[[Tensor], State]
 class Repeat(nn.Module):
     """z_k = cell(z_{k−1}, x), `times` times from a start of zero (or `state(x)`): a weight-tied network.
 
-    `state` is as for `Equilibrium`: the shape of one sample's state, that of x by default; a list of shapes
-    for a tuple; or a function of x that gives the start.
+    `state` is as for `Equilibrium`: the shape of one sample's state (by default that of x), a list of shapes
+    for a tuple, or a function of x that returns the start.
     """
 
     def __init__(self, cell: Callable[..., Any], times: int, state: Start | None = None) -> None:

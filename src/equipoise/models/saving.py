@@ -57,9 +57,9 @@ class Saved(nn.Module):
     def save(self, path: str | Path) -> None:
         """Write parameters and configuration to one safetensors file: whole, or not at all.
 
-        What z does not depend on is not kept: which solver finds the equilibria, how their exact gradient is
-        solved for, and the failure policy. `load(path, solver=…, gradient=…, on_failure=…)` says them again.
-        The tolerance is kept, and so are unrolled steps, SAM and phantom gradients.
+        What does not change z is not kept: which solver finds the equilibria, how their exact gradient is
+        solved for, and the failure policy. Give them again by `load(path, solver=…, gradient=…,
+        on_failure=…)`. The tolerance is kept, and so are unrolled steps, SAM and phantom gradients.
         """
         kind, known = type(self), Saved.families.get(type(self).__name__)
         if known is not kind and known is not None and family_of(known) is known:
@@ -84,8 +84,8 @@ class Saved(nn.Module):
 def load(path: str | Path, device: torch.device | str = "cpu", **overrides: Any) -> Saved:
     """The model that `save` wrote, of whichever family the file names.
 
-    A file whose configuration cannot be that of its own tensors is `Damaged`; it is refused before anything
-    larger than the file is made.
+    A file whose configuration does not fit its tensors is `Damaged`; it is refused before anything larger
+    than the file is allocated.
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist.")

@@ -15,9 +15,9 @@ from ..solve.solution import State
 class SharedDropout(nn.Module):
     """Dropout whose mask is drawn once and held through the solve: y = h ∘ mask / (1 − p).
 
-    For use inside the cell of an Equilibrium, where each sample keeps its own mask from the first evaluation
-    to the last and in the backward solve; the mask stays until the layer is called again. In eval mode it
-    does nothing; in a module that no Equilibrium has called it is nn.Dropout, a new mask every time.
+    It is made for the cell of an Equilibrium. There each sample keeps its mask from the first evaluation to
+    the last, in the backward solve too, until the layer is called again. In eval mode it does nothing. In a
+    module that no Equilibrium has called it is nn.Dropout, with a new mask every time.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -62,7 +62,7 @@ def draw_masks(
 ) -> dict[SharedDropout, Tensor]:
     """The masks of a whole solve, drawn by one evaluation of the cell.
 
-    A mask that a layer around this one holds is kept: it belongs to the solve of that layer.
+    If a layer around this one already holds a mask, the mask is kept, since it belongs to that layer's solve.
     """
     dropouts = [m for m in cell.modules() if isinstance(m, SharedDropout) and m.active]
     mine = [d for d in dropouts if not d.held]

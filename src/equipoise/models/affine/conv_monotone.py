@@ -39,25 +39,21 @@ def _forward_backward(
 class ConvMonotone(ImageModel):
     """z = relu(W⋆z + U⋆g(x) + b),  W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆,  ŷ = head(z).    [hieu2022]
 
-    ‖W‖ may exceed 1, where plain iteration cycles. What is iterated is forward-backward splitting,
+    ‖W‖ may exceed 1, and then plain iteration cycles. Forward-backward splitting is iterated instead,
 
         z ← relu(z − α((I − W)z − c)),  c = U⋆g(x) + b,  α = 1/(μ + ‖A‖² + ‖B − Bᵀ‖),
 
-    which has the same equilibria. Steps grow with ‖B − Bᵀ‖/μ; where that is large, only the solvers, which
-    need no contraction, find them: unrolled and repeated steps may diverge. Equilibria do not depend on α, so
-    the norms in it are estimates, and it is not differentiated.
+    which has the same equilibria. The number of steps grows with ‖B − Bᵀ‖/μ. If that is large, only solvers
+    that need no contraction find the equilibria; unrolled and repeated steps may diverge. Equilibria do not
+    depend on α, so estimates of the norms are good enough for it, and it is not differentiated.
 
-    Args:
-        inputs: (channels, height, width) of an image.
-        channels, hidden: of z, and of A⋆z (`channels` by default).
-        margin: μ > 0.
-        kernel, reach: sizes of the kernels of A and B, and of U; odd.
-        features, extractor: the channels and the strides of the 3×3 convolutions of g, as for `ConvOptEq`.
-        norm: about ‖A‖ and ‖B − Bᵀ‖ at the start.
-        task, pool, normalise: as for `ConvOptEq`.
-        solver, gradient, stop, on_failure: as for `Equilibrium`. By default Anderson with a memory of 5, then
-            Broyden on what it failed on. The default tolerance grows where α is so small that the dtype
-            cannot tell more: in float32 beyond ‖A‖ of about 10.
+    Args: inputs: (channels, height, width) of an image. channels, hidden: of z, and of A⋆z (`channels` by
+    default). margin: μ > 0. kernel, reach: sizes of the kernels of A and B, and of U; odd. features,
+    extractor: the channels and the strides of the 3×3 convolutions of g, as for `ConvOptEq`. norm: about ‖A‖
+    and ‖B − Bᵀ‖ at the start. task, pool, normalise: as for `ConvOptEq`. solver, gradient, stop, on_failure:
+    as for `Equilibrium`. By default Anderson with a memory of 5, then Broyden on the images on which it
+    failed. The default tolerance is larger if α is so small that the dtype cannot resolve more, in float32
+    from ‖A‖ of about 10 on.
     """
 
     settings = (
@@ -140,7 +136,7 @@ class ConvMonotone(ImageModel):
         return partial(_forward_backward, self.margin, self.A.shape[-1] // 2)
 
     def default_solver_chain(self) -> Solvers:
-        """Anderson, then Broyden on what it failed on."""
+        """Anderson, then Broyden on the images on which it failed."""
         return (Anderson(memory=5), Broyden())
 
     def injection(self, x: Tensor) -> tuple[Tensor, ...]:

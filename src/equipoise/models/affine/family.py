@@ -45,7 +45,7 @@ class AffineFamily(EquilibriumModel):
     """Z = σ(Z W(θ)ᵀ + u(X; θ)),  ŷ = readout(Z).
 
     `forward` and `equilibrium` are differentiable in the parameters and in X, to every order. `start=` is any
-    earlier Z; `rtol` of `stop=` serves the forward and the adjoint solve alike.
+    earlier Z. `rtol` of `stop=` holds for the forward and for the adjoint solve.
     """
 
     readout_name: ClassVar[str]  # the parameter of the last, linear layer; the others are the hidden ones
@@ -83,10 +83,10 @@ class AffineFamily(EquilibriumModel):
 
     @abstractmethod
     def check_wellposed(self) -> None:
-        """A ValueError, by how much and what to do, unless the weights give every input one equilibrium."""
+        """Raise a ValueError unless the weights give every input one equilibrium; it says what to do."""
 
     def contraction(self) -> float | None:
-        """q = ‖W(θ)‖, where it is below 1 and plain iteration thus contracts; else None."""
+        """q = ‖W(θ)‖ if it is below 1, so that plain iteration contracts; otherwise None."""
         q = spectral_norm(self.weight())
         return q if q < 1 else None
 
@@ -96,9 +96,9 @@ class AffineFamily(EquilibriumModel):
         return float("inf") if q is None else 1 / (1 - q)
 
     def default_solver(self, problem: AffineMap) -> Solvers:
-        """The solver where none is named: plain iteration, then splitting on the rows it leaves.
+        """The solver if none is named: plain iteration, then splitting on the rows on which that fails.
 
-        Where ‖W‖ > 1 but λ_max(sym W) < 1 each sample has one equilibrium that plain iteration may not find.
+        If ‖W‖ > 1 but λ_max(sym W) < 1, each sample has one equilibrium, which plain iteration may not find.
         """
         return Picard() if problem.activation.prox is None else (Picard(), PeacemanRachford())
 
@@ -168,7 +168,7 @@ class AffineFamily(EquilibriumModel):
     @uncompiled
     @unlowered
     def solve(self, X: Tensor, **how: Any) -> Solution:  # type: ignore[override]
-        """The Solution behind `equilibrium`; `problem=` is `affine_map(X)`, where it is known already."""
+        """The Solution behind `equilibrium`; `problem=` is `affine_map(X)`, if it is known already."""
         return super().solve(X, **how)
 
     @torch.no_grad()
@@ -203,10 +203,10 @@ class AffineFamily(EquilibriumModel):
     ) -> Solution:
         """The Solution of V = D ∘ (1 aᵀ + V W): one solve serves every residual, and the tangent kernel.
 
-        Given `weights` R (N, k), it is that of L = D ∘ (R aᵀ + L W), (N, m): the adjoint of that one weighted
-        sum of the outputs, a k-th of the work.
-        `masks` are those of Z, `image` is f(Z) and `problem` is `affine_map(X)`, where they are known
-        already; `start` is an earlier V; `stop=`, `solver=` and `precision=` are those of this solve.
+        With `weights` R (N, k) it is that of L = D ∘ (R aᵀ + L W), (N, m), the adjoint of one weighted sum of
+        the outputs, which takes a k-th of the work. `masks` are those of Z, `image` is f(Z) and `problem` is
+        `affine_map(X)`, if they are known already; `start` is an earlier V. `stop=`, `solver=` and
+        `precision=` hold for this solve.
         """
         N, k, m = len(self._check_inputs(X)), self.outputs, self.width
         given_start(Z, (N, m), "Z")
@@ -239,10 +239,10 @@ class AffineFamily(EquilibriumModel):
     def masks(self, Z: Tensor, X: Tensor) -> Tensor:
         """D = σ'(Z Wᵀ + u), (N, m), read at an approximate equilibrium Z.
 
-        A tie is a pre-activation that is 0 but for the rounding of its own sum, with an injection of exactly
-        0. A coordinate that decays to one from above reads as the tie it is, whatever the start (see `ties`),
-        and the slope there is `relu_at_zero`: 0, or 1 where the family was asked for that. Every other mask
-        is read from Z as it is.
+        A tie is a pre-activation that is 0 up to the rounding of its own sum, with an injection of exactly 0.
+        A coordinate that decays to a tie from above is recognised as one, whatever the start (see `ties`).
+        The slope there is `relu_at_zero`: 0, or 1 if the family was asked for that. Every other mask is read
+        from Z as it is.
         """
         given_start(Z, (len(self._check_inputs(X)), self.width), "Z")
         return self._masks(self.affine_map(X), Z)

@@ -19,13 +19,13 @@ STARTS = ("assumption1", "zero_readout")
 class GaussianReLU(AffineFamily):
     """Z = relu(Z Wᵀ + X Uᵀ),  ŷ = Z a.    [ling2023, (2)]
 
-    One equilibrium for every input where ‖W‖ < 1, or else λ_max(sym W) < 1.
+    Every input has exactly one equilibrium if ‖W‖ < 1 or λ_max(sym W) < 1.
 
     Args:
         inputs, width, outputs: d, m and k.
         sigma_w2: σ_w² of the start, below 1/8, so that ‖W(0)‖ ≈ 2√2 σ_w < 1.
         start: "assumption1" draws W_ij ~ N(0, 2σ_w²/m), U_ij ~ N(0, 2/d), a_i ~ N(0, 1/m);
-            "zero_readout" the same with a = 0, the start under which Condition 1 can hold at all.
+            "zero_readout" is the same with a = 0, the only start for which Condition 1 can hold.
         relu_at_zero: relu'(0). 0 as in torch; [ling2023] prints 1{x ≥ 0}, which is 1.
     """
 
@@ -93,7 +93,7 @@ class GaussianReLU(AffineFamily):
         )
 
     def check_wellposed(self) -> None:
-        """A ValueError unless ‖W‖ < 1 or λ_max(sym W) < 1."""
+        """Raise a ValueError unless ‖W‖ < 1 or λ_max(sym W) < 1."""
         q, top = wellposed_norms(self.W)
         if not (q < 1 or top < 1):
             raise ValueError(

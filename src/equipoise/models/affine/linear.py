@@ -32,15 +32,15 @@ from .family import AffineFamily
 class LinearEquilibrium(AffineFamily):
     """Z = γ Z Sᵀ + φ(X),  S = softmax of each column of A,  ŷ = Z Bᵀ.    [kawaguchi2021]
 
-    ‖γS‖₁ = γ < 1 for every A: one equilibrium, whatever the parameters are. ŷ is (N, k) for k = 1 too.
+    ‖γS‖₁ = γ < 1 for every A, so every input has exactly one equilibrium, whatever the parameters are. ŷ is
+    (N, k), for k = 1 too.
 
-    Args:
-        features, outputs: m and k.
-        gamma: γ ∈ (0, 1).
-        feature_map: φ, from X to (N, m); a module's parameters are trained too. By default φ(x) = x.
+    Args: features, outputs: m and k. gamma: γ ∈ (0, 1). feature_map: φ, from X to (N, m); if it is a module,
+    its parameters are trained too. By default φ(x) = x.
 
-    The start is A_ij, B_ij ~ N(0, 1/m). `solver=` iterates instead, for comparison; without it, `start` and
-    `stop` are not needed, though `solve` still reports the true residual against `stop`.
+    The start is A_ij, B_ij ~ N(0, 1/m). Equilibria are computed by a factorisation; `solver=` iterates
+    instead, for comparison. Without it `start` and `stop` are not needed, though `solve` still compares the
+    true residual with `stop`.
     """
 
     readout_name = "B"
@@ -203,7 +203,7 @@ class LinearEquilibrium(AffineFamily):
         return self.width**0.5 / (1 - self.gamma)
 
     def check_wellposed(self) -> None:
-        """A ValueError unless A is finite: every S it gives has one equilibrium."""
+        """Raise a ValueError unless A is finite; with every finite A there is one equilibrium."""
         finite_matrix("A", self.A)
 
     def config(self) -> dict[str, Any]:

@@ -22,15 +22,15 @@ from .family import AffineFamily
 class Monotone(AffineFamily):
     """Z = relu(Z Wᵀ + X Uᵀ),  W = (1−μ)I − AᵀA + B − Bᵀ,  ŷ = Z u.    [hieu2022, Definition 3.2.1]
 
-    sym(I − W) = μI + AᵀA ⪰ μI: one equilibrium for every input, whatever A and B are. ‖W‖ may exceed 1, where
-    plain iteration cycles; operator splitting finds the equilibrium all the same.
+    sym(I − W) = μI + AᵀA ⪰ μI, so every input has exactly one equilibrium, whatever A and B are. ‖W‖ may
+    exceed 1, and then plain iteration cycles, but operator splitting finds the equilibrium.
 
     Args:
         inputs, width, outputs: d, n and k.
         margin: μ > 0 (the thesis writes m).
         bias: whether a trained bias (n,), zero at the start, is added to X Uᵀ.
         output_bias: whether a trained c (k,), zero at the start, is added to Z u. The theorems about training
-            speak of ŷ = Z u, and refuse a model that has one.
+            are about ŷ = Z u, and refuse a model that has such a c.
         relu_at_zero: relu'(0), 0 or 1.
 
     The start is A_ij, B_ij, u_i ~ N(0, 1/n), U_ij ~ N(0, 1/d); the thesis gives none, but see
@@ -119,10 +119,11 @@ class Monotone(AffineFamily):
     # -- the equilibrium by splitting ----------------------------------------------------------------------
 
     def default_solver(self, problem: AffineMap) -> Solvers:
-        """Peaceman-Rachford with α = 1/√ℓ, ℓ ≈ ‖I − W‖; semismooth Newton ends what it leaves.
+        """Peaceman-Rachford with α = 1/√ℓ, ℓ ≈ ‖I − W‖, then semismooth Newton on the rows on which it fails.
 
-        Every α > 0 converges. The bound on the rate is best at 1/ℓ; in practice the slow modes are not the
-        worst ones, and 1/√ℓ, half way to 1 on a logarithmic scale, needs a half to a third of the steps.
+        It converges for every α > 0. The bound on the rate is best for 1/ℓ. In practice the slow modes are
+        not the worst ones, and 1/√ℓ, half way to 1 on a logarithmic scale, needs a half to a third of the
+        steps.
         """
         key = "about ‖I − W‖"
         if key not in problem.cache:
@@ -153,7 +154,7 @@ class Monotone(AffineFamily):
         return 1 / self.margin
 
     def check_wellposed(self) -> None:
-        """A ValueError unless A and B are finite: every W they give has one equilibrium."""
+        """Raise a ValueError unless A and B are finite; with finite ones there is one equilibrium."""
         finite_matrix("A", self.A)
         finite_matrix("B", self.B)
 

@@ -19,12 +19,12 @@ INITS = ("experiments", "section5.1", "section5.2")
 class ScaledReLU(AffineFamily):
     """Z = relu(γ Z A + Φ),  Φ = relu(X W),  ŷ = Z b.    [gao2022, (2)-(3)]
 
-    One equilibrium for every input where γ‖A‖ < 1 [gao2022, Lemma 3.1], or else γλ_max(sym A) < 1.
+    Every input has exactly one equilibrium if γ‖A‖ < 1 [gao2022, Lemma 3.1] or γλ_max(sym A) < 1.
 
     Args:
         inputs, width, outputs: d, m and k.
-        gamma: γ ∈ (0, 1). By default ½ for "experiments"; for the other two such that γ(‖A(0)‖ + 1) = ½,
-            the γ₀ of the theorems with C₂ = 1. A γ that is given is used as it is.
+        gamma: γ ∈ (0, 1). The default is ½ for "experiments". For the other two it is chosen so that
+            γ(‖A(0)‖ + 1) = ½, the γ₀ of the theorems with C₂ = 1.
         init: "experiments" (§7): W ~ N(0, 1/m), A = I, b = 0.
             "section5.1": W ~ β N(0, 1/d) (LeCun), A = ‖W‖ I, b = 0.
             "section5.2": W ~ N(0, 1), A ~ |N(0, 1)|, b ~ N(0, 1/m).
@@ -112,9 +112,9 @@ class ScaledReLU(AffineFamily):
         return (E if V.ndim == 2 else E[:, None, :]) * V
 
     def closed_form(self, X: Tensor) -> Tensor:
-        """Z = Φ (I − γA)⁻¹, where A ≥ 0 entrywise and `check_wellposed` passes [gao2022, Lemma 5.1].
+        """Z = Φ (I − γA)⁻¹, if A ≥ 0 entrywise and `check_wellposed` passes [gao2022, Lemma 5.1].
 
-        Differentiable. A gradient step leaves A ≥ 0 as a rule, so `solve` does not look for it.
+        It is differentiable. A gradient step usually makes entries of A negative, so `solve` does not use it.
         """
         self._check_inputs(X)
         if bool((self.A < 0).any()):
@@ -128,7 +128,7 @@ class ScaledReLU(AffineFamily):
         return torch.linalg.solve(eye - self.gamma * self.A, self.injection(X), left=False)
 
     def check_wellposed(self) -> None:
-        """A ValueError unless γ‖A‖ < 1 or γλ_max(sym A) < 1."""
+        """Raise a ValueError unless γ‖A‖ < 1 or γλ_max(sym A) < 1."""
         norm, top = wellposed_norms(self.A)
         q = self.gamma * top
         if not (self.gamma * norm < 1 or q < 1):

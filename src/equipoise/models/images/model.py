@@ -32,13 +32,13 @@ from .parts import Extractor, Image, checked_image, images_of
 class ImageModel(EquilibriumModel):
     """z = f(z, c(x)),  ŷ = head(z).
 
-    A family gives its `cell`, which is f, `injection(x)`, which is c(x), `shared()` (weights that f takes as
-    arguments), the shape of one image's state, and `readout(z)`.
+    A family defines its `cell`, which is f, `injection(x)`, which is c(x), `shared()` (weights that f takes
+    as arguments), the shape of one image's state, and `readout(z)`.
 
     `solver`, `gradient`, `stop` and `on_failure` are those of `Equilibrium`. `gradient` may be a number K,
-    for Unrolled(K); `rtol` of `stop` serves the adjoint too unless `gradient` has its own. solver=SAM(…)
-    chooses among equilibria and trains unrolled: z is its K-th iterate. `last` records the last call,
-    neither copied nor saved.
+    which stands for Unrolled(K). `rtol` of `stop` holds for the adjoint too, unless `gradient` has its own.
+    solver=SAM(…) chooses among equilibria and is trained through its unrolled steps: z is its K-th iterate.
+    `last` records the last call; it is neither copied nor saved.
     """
 
     cell: Callable[..., State]

@@ -1,4 +1,4 @@
-"""L_σ‖W_l‖² ≤ μ: each layer is a proximal map; where one is strict, every input has one equilibrium."""
+"""L_σ‖W_l‖² ≤ μ makes each layer a proximal map; if one is strict, every input has one equilibrium."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Bounded(Skip):
     def project_(self, bound: float = 1.0) -> Self:
         """W_l ← W_l·min(1, bound·√(μ/L_σ)/‖W_l‖), in place, with a sound bound of ‖W_l‖. Returns the model.
 
-        Afterwards every L_σ‖W_l‖² ≤ bound²·μ holds for certain: at 1 the map is nonexpansive, below 1 it is a
-        contraction that `certify(model, X)` proves. Call it after each step of an optimiser, with a bound
-        below 1 where gradients are implicit: they grow like 1/(1 − q).
+        Afterwards L_σ‖W_l‖² ≤ bound²·μ is certain for every layer. With a bound of 1 the map is nonexpansive;
+        with a smaller one it is a contraction, as `certify(model, X)` proves. Call it after each step of an
+        optimiser. Take a bound below 1 if gradients are implicit, since they grow like 1/(1 − q).
         """
         within("bound", bound, "(0, 1]")
         limit = bound * self.proximal_norm
@@ -105,7 +105,7 @@ class Bounded(Skip):
     def averagedness(self) -> float:
         """Lα/(2 + (L−1)α): T is averaged with this constant where every L_σ‖W_l‖² ≤ μ    [xie2021, §2.3].
 
-        That is of the layers alone: a ValueError where a property follows them.
+        This is known for the layers alone; a ValueError if a property follows them.
         """
         if self.regulariser is not None:
             raise ValueError(
@@ -119,7 +119,7 @@ class Bounded(Skip):
         return self.regulariser is None or self.regulariser.nonexpansive
 
     def check_wellposed(self) -> None:
-        """A ValueError, by how much and what to do, unless the weights give every input one equilibrium."""
+        """Raise a ValueError unless the weights give every input one equilibrium; it says what to do."""
         if not self._property_nonexpansive:
             raise ValueError(
                 f"{self.regulariser} is not known to be nonexpansive, so nothing says that an input has one "

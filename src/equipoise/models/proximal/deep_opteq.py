@@ -117,15 +117,15 @@ class LayeredOptEq(ProximalFamily):
 class DeepOptEq(JointObjective, LayeredOptEq):
     """z = f_L∘…∘f_1(z),  f_l(z) = α W_lᵀσ(W_l z + U_l x + b_l) + (1 − α) z,  x = g(x₀),  ŷ = Vᵀz.
 
-    [xie2021, (4)-(5)]. ‖W_l‖² L_σ ≤ 1 makes each f_l α/2-averaged and T nonexpansive; one strict inequality
-    makes it a contraction, with one equilibrium. For two layers that minimises a convex function (Corollary
-    1), for more it solves a monotone inclusion (Theorem 2).
+    [xie2021, (4)-(5)]. If ‖W_l‖² L_σ ≤ 1, each f_l is α/2-averaged and T is nonexpansive; if one inequality
+    is strict, T is a contraction with one equilibrium. The equilibrium of two layers minimises a convex
+    function (Corollary 1), that of more layers solves a monotone inclusion (Theorem 2).
 
     Args:
         inputs, state, hidden, outputs: d, m, [n_1, …, n_L] and k.
         alpha: α ∈ (0, 1]. Unlike with one layer, it changes the equilibrium.
         feature_map: the extractor g, from X of any shape (N, …) to (N, d); a module is trained too.
-        activation, regulariser, bound, solver, gradient, stop, on_failure: as of OptEq.
+        activation, regulariser, bound, solver, gradient, stop, on_failure: as for OptEq.
 
     `layers[l]` has W (n_l, m), U (n_l, d) and b (n_l,). The start is that of OptEq, ‖W_l‖ = 0.9/√L_σ.
     """

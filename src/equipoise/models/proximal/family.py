@@ -35,8 +35,8 @@ class ProximalFamily(Bounded, EquilibriumModel):
     `forward` and `equilibrium` are differentiable by `gradient`, with the failure policy `on_failure`;
     `solve` returns the Solution as it is. `last` records the last call and is neither copied nor saved.
 
-    relu'(0) = 0. Where 0 is the one equilibrium of an input, with pre-activations of exactly 0, it is found
-    exactly, from whatever start: the gradient is that of the tie.
+    relu'(0) = 0. If 0 is the one equilibrium of an input, with pre-activations of exactly 0, it is found
+    exactly, whatever the start, and the gradient is that of the tie.
     """
 
     readout_name: ClassVar[str] = "V"

@@ -24,18 +24,18 @@ Affine = tuple[Tensor, Tensor]  # A (n_out, n_in), b (n_out,)
 
 
 def from_feedforward(network: nn.Sequential | ReLUNetwork, bound: float = 0.99) -> DeepOptEq:
-    """A DeepOptEq with the outputs of a ReLU network, whatever its weights: Lemma 2, corrected.
+    """A DeepOptEq with the same outputs as a ReLU network, whatever its weights: Lemma 2, corrected.
 
     With h_{l+1} = relu(A_{l+1}h_l + b_{l+1}) and A_{l+1} = P_lQ_lᵀ, layer l writes h_l to block l of the
     state through Q_l and reads h_{l−1} from block l − 1 through P_{l−1}. Orthogonal blocks: together
     they have Σ min(n_l, n_{l+1}) coordinates, and one more holds the bias of the output. Two iterations reach
     the equilibrium, from anywhere.
 
-    relu is positively homogeneous: each A_l is scaled down so that ‖W_l‖ ≤ bound, and U and b are scaled up
-    as much: the state holds h_H in its own units, and ‖b_out‖/‖A_out‖ for the bias. So ŷ is as accurate as
-    the state, up to 3 rtol·(‖A_out‖‖h_H‖ + ‖b_out‖), from whatever start. The result is a contraction, which
-    `certify` proves. Fewer than three hidden layers are filled up with relu(I h) = h, since W_1W_Lᵀ = 0 and
-    W_2W_1ᵀ = A_2 need three.
+    relu is positively homogeneous, so each A_l is scaled down until ‖W_l‖ ≤ bound, and U and b are scaled up
+    as much. The state holds h_H in its own units, and ‖b_out‖/‖A_out‖ for the bias, so that ŷ is as accurate
+    as the state, up to 3 rtol·(‖A_out‖‖h_H‖ + ‖b_out‖), whatever the start. The result is a contraction, as
+    `certify` proves. If there are fewer than three hidden layers, layers relu(I h) = h are added, since
+    W_1W_Lᵀ = 0 and W_2W_1ᵀ = A_2 need three.
 
     Args:
         network: nn.Linear and nn.ReLU in any order, in an nn.Sequential, or a ReLUNetwork. For one output the

@@ -19,18 +19,16 @@ from .properties import Property
 class OptEq(LayerObjective):
     """z = (α/μ) Wᵀσ(W z + U x + b) + (1 − α) z,  ŷ = Vᵀz.    [xie2021, (3), Theorem 1]
 
-    A proximal map where L_σ‖W‖² ≤ μ; one equilibrium, the minimiser of φ, where L_σ‖W‖² < μ. The skip α
-    changes the iteration and not the equilibrium.
+    If L_σ‖W‖² ≤ μ, the layer is a proximal map; if L_σ‖W‖² < μ, it has exactly one equilibrium, the minimiser
+    of φ. The skip α changes the iteration, but not the equilibrium.
 
-    Args:
-        inputs, state, hidden, outputs: d, m, n and k.
-        mu: μ > 0. The start has ‖W‖ = 0.9 √(μ/L_σ), U_ij ~ N(0, 1/d), b = 0, V_ij ~ N(0, 1/m).
-        alpha: α ∈ (0, 1] of the skip connection.
-        activation: monotone with slopes in [0, L_σ]: a name, or an `Activation` that declares `lipschitz`.
-        regulariser: a property of the state, such as `L1(0.1)`, appended as a layer.
-        bound: None for free weights, to be kept by `project_()`; or β ≤ 1, with W scaled to ‖W‖ ≤ β√(μ/L_σ).
-        solver, gradient, stop, on_failure: how equilibria are found and differentiated, unless a call says
-            otherwise. `gradient` is Implicit() by default, or Unrolled(K). solver=SAM(…) takes Unrolled(K).
+    Args: inputs, state, hidden, outputs: d, m, n and k. mu: μ > 0. The start has ‖W‖ = 0.9 √(μ/L_σ), U_ij ~
+    N(0, 1/d), b = 0, V_ij ~ N(0, 1/m). alpha: α ∈ (0, 1] of the skip connection. activation: monotone with
+    slopes in [0, L_σ]: a name, or an `Activation` that declares `lipschitz`. regulariser: a property of the
+    state, such as `L1(0.1)`, appended as a layer. bound: None for free weights, which `project_()` can bound;
+    or β ≤ 1, and W is scaled to ‖W‖ ≤ β√(μ/L_σ). solver, gradient, stop, on_failure: how equilibria are found
+    and differentiated, unless a call says otherwise. `gradient` is Implicit() by default; solver=SAM(…) needs
+    Unrolled(K).
     """
 
     def __init__(

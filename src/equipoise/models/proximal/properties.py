@@ -45,12 +45,12 @@ class Property(ABC):
 
     @property
     def nonexpansive(self) -> bool:
-        """Whether ‖T_R(z) − T_R(w)‖ ≤ ‖z − w‖ is known: not unless a kind of property says so."""
+        """Whether ‖T_R(z) − T_R(w)‖ ≤ ‖z − w‖ is known; False unless a kind of property says so."""
         return False
 
     @property
     def declared(self) -> str:
-        """What is believed of it, for `nonexpansive`; empty where that is a theorem."""
+        """What `nonexpansive` takes on trust, in words; empty if it is a theorem."""
         known = type(self) in _KINDS.values()
         return "" if known or not self.nonexpansive else f"{self} is nonexpansive, as declared"
 
@@ -164,8 +164,8 @@ class Box(Proximal):
 class GradientStep(Property):
     """z − γ∇R(z), for an R that has a gradient and no known prox; γ = 1/L_z by default.
 
-    Nonexpansive where R is convex and γ ≤ 2/L_z. For another R no theorem promises an equilibrium,
-    and `certify` says so.
+    It is nonexpansive if R is convex and γ ≤ 2/L_z. For any other R no theorem promises an equilibrium, and
+    `certify` says so.
     """
 
     regulariser: Regulariser

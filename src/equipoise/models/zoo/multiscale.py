@@ -113,7 +113,7 @@ class MultiscaleDEQ(ImageModel):
             resolutions resized to the finest, a 1×1 convolution, bilinear to the size of the image).
         solver, gradient, stop, on_failure: as for `Equilibrium`; Anderson with a memory of 5 by default.
 
-    No theorem says that an equilibrium exists: each image's status tells, and `on_failure` decides.
+    No theorem says that an equilibrium exists: the status of each image tells, and `on_failure` decides.
     """
 
     settings = ("inputs", "channels", "outputs", "groups", "std", "task")

@@ -48,7 +48,7 @@ class ResidualConv(ImageModel):
             it does in a few steps [hieu2022, 4.1.1].
         solver, gradient, stop, on_failure: as for `Equilibrium`; Anderson with a memory of 5 by default.
 
-    No theorem says that an equilibrium exists: each image's status tells, and `on_failure` decides.
+    No theorem says that an equilibrium exists: the status of each image tells, and `on_failure` decides.
     """
 
     settings = ("inputs", "channels", "hidden", "outputs", "groups", "std", "pool", "task")
