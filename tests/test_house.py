@@ -104,10 +104,10 @@ CEILINGS = {
     "model bases": 1,
     "checks of a family's class": 0,
     "functions of more than 8 parameters": 7,
-    "functions of more than 60 lines": 2,
+    "functions of more than 60 lines": 0,
     "private names imported": 0,
     "class names with two meanings": 0,
-    "files that name GaussianReLU": 8,
+    "files that name GaussianReLU": 7,
     "public functions without a docstring": 0,
 }
 LINES = 53_546

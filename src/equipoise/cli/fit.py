@@ -94,10 +94,7 @@ def fit(
         if not first:
             _take_part()
         elif resume is not None:
-            besides = {"out": out, **places, **given}
-            named = ["DATA"] * (data is not None)
-            named += [f"--{name.replace('_', '-')}" for name, value in besides.items() if value is not None]
-            _resume(resume, named, output, not no_report)
+            _resume(resume, {"DATA": data, "out": out, **places, **given}, output, not no_report)
         else:
             _begin(data, out, places, given, output, not no_report)
 
@@ -165,17 +162,18 @@ def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> R
                 raise Failure("The directory is taken", str(error), code=Code.USAGE) from error
 
 
-def _resume(path: Path, besides: list[str], output: Output, report: bool) -> None:
+def _resume(path: Path, given: dict[str, Any], output: Output, report: bool) -> None:
     from ..report import write as write_report
     from ..report.following import left_behind
     from ..tasks import Run
     from ..tasks.stored import stored_sample
     from .training import train
 
-    if besides:
+    if besides := [name for name, value in given.items() if value is not None]:
+        named = ", ".join(n if n == "DATA" else f"--{n.replace('_', '-')}" for n in besides)
         raise Failure(
             "A run cannot be changed while it is resumed",
-            f"--resume takes everything from the run. Got {', '.join(besides)} besides.",
+            f"--resume takes everything from the run. Got {named} besides.",
             "Leave these out, or begin another run.",
             Code.USAGE,
         )

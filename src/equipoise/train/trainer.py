@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..checks import integer
 from ..history import History
 from ..solve import Stop
 from ..theory.certificate import Certificate, digest_of
@@ -170,33 +172,24 @@ class Trainer:
         A loss that is not finite or has grown a thousandfold, or a sample without an equilibrium, ends the
         run: `stopped` says why, `advice` what to try, and the model has the weights of the last good epoch.
         """
-        for name, value, least in (("every", every, 1), ("measure", 0 if measure is None else measure, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
+        integer("every", every)
+        integer("measure", 0 if measure is None else measure, 0)
         X, y = as_data(X, y)
         run = self._begin(X, y, validation, sample_weight, measure)
         record, progress = followed(run, callbacks, record, progress)
         saved = None if checkpoints is None else latest(checkpoints, run)
-        was_training = self.model.training
-        try:
-            with run.seeded():
-                for callback in callbacks:
-                    callback.begin(self)
-                if saved is not None and checkpoints is not None:
-                    restore(run, saved, checkpoints)
-                else:
-                    run.begin()
-                    run.report(record, checkpoints)
-                while not run.finished:
-                    run.epoch_of_steps(progress, checkpoints)
-                    run.report(record, checkpoints, every)
-                run.finish()
-        except BaseException:
-            if run.anchoring is not None:
-                run.anchoring.good.put_back()
-            raise
-        finally:
-            self.model.train(was_training)
+        with run.seeded(), _left_good(run):
+            for callback in callbacks:
+                callback.begin(self)
+            if saved is not None and checkpoints is not None:
+                restore(run, saved, checkpoints)
+            else:
+                run.begin()
+                run.report(record, checkpoints)
+            while not run.finished:
+                run.epoch_of_steps(progress, checkpoints)
+                run.report(record, checkpoints, every)
+            run.finish()
         history = run.history()
         for callback in callbacks:
             callback.end(history)
@@ -320,3 +313,18 @@ class Trainer:
         for name in left_out:
             said["options"]["map"].pop(name, None)
         return digest_of({name: said[name] for name in ("options", "fingerprint")})
+
+
+@contextmanager
+def _left_good(run: TrainingRun) -> Iterator[None]:
+    """Leave the network in its mode, and after an error an anchored one at its last good weights."""
+    model = run.trainer.model
+    was_training = model.training
+    try:
+        yield
+    except BaseException:
+        if run.anchoring is not None:
+            run.anchoring.good.put_back()
+        raise
+    finally:
+        model.train(was_training)
