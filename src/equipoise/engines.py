@@ -171,7 +171,7 @@ def connect() -> Any:
     if not ray.is_initialized():
         # A worker finds the library where this process has it.
         path = os.pathsep.join(p for p in (_home(), os.environ.get("PYTHONPATH", "")) if p)
-        ray.init(log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+        ray.init(log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": path}})
     return ray
 
 

@@ -15,7 +15,7 @@ from .. import __version__
 from .failures import EXIT_CODES
 
 COMMANDS = {  # by panel of the help, in the order of use
-    "Train": ("fit", "predict"),
+    "Train": ("fit", "sweep", "predict"),
     "What is guaranteed": ("certify", "verify", "suggest", "diagnose"),
     "Look": ("report", "runs", "data", "landscape", "trajectory"),
     "The papers": ("claims", "reproduce"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,19 @@ _LONG = 20  # columns that are all shown
 _MANY = 10_000  # rows beyond which a certified step takes minutes
 
 
-def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool, fresh: bool) -> None:
-    """Train and save the result; a run that is not `fresh` continues from its last checkpoint."""
+def train(
+    run: Run,
+    recipe: Recipe,
+    sample: Sample,
+    output: Output,
+    report: bool,
+    fresh: bool,
+    tell: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Train and save the result; a run that is not `fresh` continues from its last checkpoint.
+
+    `tell` is called with what was measured at each step or epoch.
+    """
     X, y = sample.shaped, sample.train[1]
     trained = len(X) if recipe.coverage is None else len(X) - -(-len(X) // 4)  # the others calibrate
     chosen = recipe.resolved(trained, sample.kind, len(sample.provenance["classes"]))
@@ -39,6 +51,8 @@ def train(run: Run, recipe: Recipe, sample: Sample, output: Output, report: bool
         watch.record(step)
         if follow is not None:
             follow()
+        if tell is not None:
+            tell(step)
 
     with run.working():
         if not fresh:

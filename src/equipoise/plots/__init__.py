@@ -4,6 +4,7 @@ from .bars import patches, ranked, reliability
 from .curves import curves
 from .inline import inline_svg, variables
 from .matrices import confusion
+from .parallel import parallel
 from .plane import coloured_plane, plane, principal_plane, trajectories
 from .residuals import residuals
 from .spectra import spectrum
@@ -20,6 +21,7 @@ __all__ = [
     "curves",
     "inline_svg",
     "new_figure",
+    "parallel",
     "patches",
     "plane",
     "principal_plane",

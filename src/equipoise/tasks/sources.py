@@ -49,6 +49,7 @@ class Asked:
     categorical: Sequence[str] | None = None
     numeric: Sequence[str] | None = None
     drop_missing_target: bool | None = None
+    validation: float | None = None  # share of the rows to train on that stands in for the test rows
 
     @classmethod
     def of(
@@ -79,7 +80,7 @@ class Asked:
             test=None if test is None else str(test.expanduser().resolve()),
             data_dir=None if data_dir is None else str(data_dir.expanduser().resolve()),
             test_share=None if own else (0.2 if test_share is None else test_share),
-            split_seed=None if own and more.get("rows") is None else seed,
+            split_seed=None if own and more.get("rows") is None and not more.get("validation") else seed,
             **more,
         )
 
@@ -166,11 +167,15 @@ def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
         if value is not None:
             raise WrongOption(f"{name} is of a table. {data.name} has targets and a test part of its own.")
     y, y_test = (np.array(data.classes)[v] if data.classes else v for v in (data.y_train, data.y_test))
-    parts = Split(y if data.classes else None, len(y), asked.split_seed or 0, most=asked.rows)
+    labels, seed = y if data.classes else None, asked.split_seed or 0
+    parts = Split(labels, len(y), seed, most=asked.rows, validation=asked.validation)
     if check is not None:
         check(len(parts.rows), data.x_train[0].size)
-    X, X_test = flat(data.x_train[parts.rows]), flat(data.x_test)
-    y = y[parts.rows]
+    if asked.validation is None:
+        X_test = flat(data.x_test)
+    else:
+        X_test, y_test = flat(data.x_train[parts.test]), y[parts.test]
+    X, y = flat(data.x_train[parts.rows]), y[parts.rows]
     about = data.provenance
     return Sample(
         kind="classification" if data.classes else "regression",
@@ -201,7 +206,7 @@ def _table(asked: Asked, check: Check | None, known: tuple[Column, ...] | None) 
     def choose(found: Targets, columns: int) -> Array:
         labels = np.array(found.classes)[found.y] if found.kind == "classification" else None
         seed, share = asked.split_seed or 0, asked.test_share or 0.0
-        parts.append(Split(labels, len(found.y), seed, share, asked.rows))
+        parts.append(Split(labels, len(found.y), seed, share, asked.rows, asked.validation))
         if check is not None:
             check(len(parts[0].rows), columns)
         return parts[0].wanted
@@ -213,7 +218,7 @@ def _table(asked: Asked, check: Check | None, known: tuple[Column, ...] | None) 
         (weights, _), _ = parts[0].divide(table.weights, table.weights)
     encoding = None if known else _encoding(table, train[0], weights)
     split = _split(table, asked, test is not None)
-    if asked.test is not None:
+    if asked.test is not None and asked.validation is None:
         test = _test_file(table, asked.test, how)
     split += parts[0].words
     files = [path] + ([Path(asked.test)] if asked.test else [])

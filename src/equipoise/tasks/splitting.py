@@ -15,10 +15,20 @@ Pair = tuple[Array, Array]
 
 
 class Split:
-    """The rows to train on and those to test with; of the former about `most`, where that is given."""
+    """The rows to train on and those to test with; of the former about `most`, where that is given.
+
+    With `validation` that share of the rows to train on takes the place of the test rows, which nobody reads:
+    what is chosen by them has seen no test row.
+    """
 
     def __init__(
-        self, labels: Array | None, rows: int, seed: int, share: float = 0.0, most: int | None = None
+        self,
+        labels: Array | None,
+        rows: int,
+        seed: int,
+        share: float = 0.0,
+        most: int | None = None,
+        validation: float | None = None,
     ) -> None:
         held = held_out(labels, rows, share, seed)
         self.rows = np.flatnonzero(~held)  # to train on
@@ -29,6 +39,11 @@ class Split:
             drawn = ~held_out(of_them, len(self.rows), 1 - most / len(self.rows), seed)
             self.words = f"; of {len(self.rows)} rows to train on, {drawn.sum()} drawn at random"
             self.rows = self.rows[drawn]
+        if validation is not None:
+            of_them = None if labels is None else labels[self.rows]
+            out = held_out(of_them, len(self.rows), validation, seed)
+            self.words += f"; {out.sum()} rows to train on were held out to choose by, in place of test rows"
+            self.rows, self.test = self.rows[~out], self.rows[out]
 
     @property
     def wanted(self) -> Array:
