@@ -16,7 +16,7 @@ from .output import Output, number, table
 
 if TYPE_CHECKING:
     from ..tasks import Sample
-    from ..tasks.sweep import Sweep, Trial
+    from ..tasks.sweep import Sweep, SweepTrial
 
 
 def _how(words: str, default: Any) -> Any:
@@ -148,7 +148,7 @@ def _sample(data: tuple[tuple[str, Any], ...]) -> Sample:
 # -- trials --------------------------------------------------------------------------------------------------
 
 
-def _train(asked: Sweep, trial: Trial, tell: Any = None) -> None:
+def _train(asked: Sweep, trial: SweepTrial, tell: Any = lambda measured: None) -> None:
     """Train a trial in its directory, from its last checkpoint if there is one; a failure is kept there."""
     from ..tasks import Run
     from ..tasks.directory import NoRun
@@ -173,7 +173,7 @@ def _train(asked: Sweep, trial: Trial, tell: Any = None) -> None:
         _failed(asked, trial, sample, error)
 
 
-def _failed(asked: Sweep, trial: Trial, sample: Sample, error: Exception) -> None:
+def _failed(asked: Sweep, trial: SweepTrial, sample: Sample, error: Exception) -> None:
     """Keep why a trial failed, also before its first step, when `train` leaves no directory."""
     from ..tasks import Run
     from ..tasks.directory import NoRun
@@ -186,7 +186,7 @@ def _failed(asked: Sweep, trial: Trial, sample: Sample, error: Exception) -> Non
     run.finish("failed", f"{told.title}: {told.message}", told.advice, told.code)
 
 
-def _work(asked: Sweep, trial: Trial) -> None:
+def _work(asked: Sweep, trial: SweepTrial) -> None:
     _train(asked, trial)
 
 
@@ -200,7 +200,7 @@ def _in_turn(asked: Sweep, workers: Any, output: Output) -> None:
         write_page(asked)
 
 
-def _say(asked: Sweep, trial: Trial, done: int, total: int, output: Output) -> None:
+def _say(asked: Sweep, trial: SweepTrial, done: int, total: int, output: Output) -> None:
     found = asked.outcome(trial)
     what = ", ".join(f"{name} {value}" for name, value in found["options"].items())
     score = number(found["score"], 4)

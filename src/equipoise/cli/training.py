@@ -33,12 +33,9 @@ def train(
     output: Output,
     report: bool,
     fresh: bool,
-    tell: Callable[[dict[str, Any]], None] | None = None,
+    tell: Callable[[dict[str, Any]], None] = lambda measured: None,
 ) -> None:
-    """Train and save the result; a run that is not `fresh` continues from its last checkpoint.
-
-    `tell` is called with what was measured at each step or epoch.
-    """
+    """Train and save the result; a run that is not `fresh` continues from its last checkpoint."""
     X, y = sample.shaped, sample.train[1]
     trained = len(X) if recipe.coverage is None else len(X) - -(-len(X) // 4)  # the others calibrate
     chosen = recipe.resolved(trained, sample.kind, len(sample.provenance["classes"]))
@@ -51,8 +48,7 @@ def train(
         watch.record(step)
         if follow is not None:
             follow()
-        if tell is not None:
-            tell(step)
+        tell(step)
 
     with run.working():
         if not fresh:

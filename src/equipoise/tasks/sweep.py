@@ -74,7 +74,7 @@ def parse(name: str, text: str) -> Range | list[Any]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepTrial:
     """One configuration with one seed: a run in trials/NAME."""
 
     name: str
@@ -133,16 +133,16 @@ class Sweep:
         return [n for n in names if any(getattr(r, n) != getattr(first, n) for r in self.configurations)]
 
     @cached_property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[SweepTrial]:
         """Every configuration with every seed."""
         width = len(str(len(self.configurations) - 1))
         return [
-            Trial(f"c{i:0{width}d}-s{recipe.seed + k}", i, _seeded(recipe, recipe.seed + k))
+            SweepTrial(f"c{i:0{width}d}-s{recipe.seed + k}", i, _seeded(recipe, recipe.seed + k))
             for i, recipe in enumerate(self.configurations)
             for k in range(self.seeds)
         ]
 
-    def run_of(self, trial: Trial) -> Path:
+    def run_of(self, trial: SweepTrial) -> Path:
         """The directory of a trial."""
         return self.path / "trials" / trial.name
 
@@ -165,7 +165,7 @@ class Sweep:
         found = read_json(path / "sweep.json")
         return cls(path, found["data"], found["given"], found["seeds"], found["draws"])
 
-    def outcome(self, trial: Trial) -> dict[str, Any]:
+    def outcome(self, trial: SweepTrial) -> dict[str, Any]:
         """How a trial stands: its state, its score on the validation rows, and why it ended early."""
         asked = {name: getattr(trial.recipe, name) for name in self.open}
         found = {"trial": trial.name, "configuration": trial.configuration, "seed": trial.recipe.seed}
