@@ -1,5 +1,5 @@
-"""How well the same rows are predicted by less: one answer for all of them, a linear model, and the network
-with its hidden layer untrained."""
+"""How well simpler models predict the same rows: one answer for all, a linear model, and the network with its
+hidden layer untrained."""
 
 from __future__ import annotations
 

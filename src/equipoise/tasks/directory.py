@@ -50,7 +50,7 @@ from .lock import locked
 from .metrics import Metrics
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed"]
-KILLED = "the process was killed, or the machine went down: nothing says how the run ended"
+KILLED = "the process was killed, or the machine went down: there is no record of how the run ended"
 _FORMAT = "equipoise.run.2"
 _FORMATS = ("equipoise.run.1", _FORMAT)  # those that can be read
 _BEGINNING = "beginning"  # the state while the first files are written: nothing is lost if it ends there
@@ -67,7 +67,7 @@ class NoRun(FileNotFoundError):
 
 
 class NotBegun(NoRun):
-    """A directory of which a run was to be made when the process was killed: it can be used as if empty."""
+    """A process was killed while it began a run in this directory, which can be used as if it were empty."""
 
 
 class Run:
@@ -164,7 +164,7 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What run.json holds; of a run that says it runs and does not, as interrupted."""
+        """What run.json holds; a run that seems to be running but has no process counts as interrupted."""
         found = self._stored()
         if found["state"] == "running" and not self.busy:
             found |= {"state": "interrupted", "reason": found["reason"] or KILLED}

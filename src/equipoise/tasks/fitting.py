@@ -53,7 +53,7 @@ WELLPOSED = 4096  # rows that a certificate of the weights alone is shown with
 
 
 class NotProved(ValueError):
-    """Certified training was asked for, and the certificate could not be proved; `certificate` says why."""
+    """Certified training was asked for, but its certificate could not be proved; `certificate` says why."""
 
     def __init__(self, message: str, certificate: Certificate) -> None:
         super().__init__(message)
@@ -90,14 +90,14 @@ def fit(
 
     Args:
         kind: "classification" or "regression".
-        recipe: what to train and how; by default everything is chosen.
+        recipe: what to train and how; by default all of it is chosen from the data.
         sample_weight: (N,), ≥ 0. A row of weight 2 is the same as two rows.
         encoding: what X holds besides numbers, and what is made of it; it becomes part of the preparation.
-        test: raw rows and targets that are measured along the way, and decide nothing.
-        watched: see `Watched`. A run that is resumed makes the same choices again, for they depend on the
-            data and the recipe alone.
+        test: raw rows and targets on which the network is measured during training; they decide nothing.
+        watched: see `Watched`. A run that is resumed makes the same choices again, since they depend on the
+            data and the recipe only.
 
-    Certified training whose certificate is not proved raises NotProved, before any step.
+    Raises NotProved, before any step, if the certificate of certified training is not proved.
     """
     recipe = recipe or Recipe()
     data = Rows.of(X, y, kind, sample_weight, encoding)
@@ -189,7 +189,9 @@ def _left_out_score(preparation: Preparation, left_out: Tensor, data: Rows) -> d
 def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
     remedies = "a wider network, fewer duplicate rows"
     if recipe.slack == 0:
-        remedies = "leave slack out, so that one is chosen, which always can be proved; or " + remedies
+        remedies = (
+            "leave slack out, so that one is chosen for which the proof always succeeds; or " + remedies
+        )
     return (
         f"certified training needs a proved certificate. Got {certificate.verdict}:\n"
         f"{certificate.explain()}\nTo try: {remedies}; or certified=False, to train without a guarantee."

@@ -84,7 +84,7 @@ class VerifyTask:
     def run(
         self, epsilons: Sequence[float], out: Path, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Verify every row at every ε; verified.json is written after each part, and gone on from."""
+        """Verify every row for every ε; verified.json is written after each part, and continued from."""
         asked = self._asked()
         file = out / "verified.json"
         known = parse_json(file.read_text("utf-8"), str(file)) if file.exists() else {}

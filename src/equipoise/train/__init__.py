@@ -1,4 +1,4 @@
-"""Training loops: those whose dynamics the theorems speak of, and a free one."""
+"""Training loops: those that the theorems are about, and a free one."""
 
 from . import schedules
 from .callbacks import Callback

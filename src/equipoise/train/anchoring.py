@@ -1,8 +1,8 @@
 """The checkpoints of a run with the certificate "anchored": only what does not raise F is kept.
 
-At a checkpoint the weights are a candidate (h', a'). It is kept where sound bounds show that every input has
-one equilibrium at h' and F(h', a') ≤ F(h_k, a_k). Else the model goes back to (h_k, a_k), the learning rate
-is halved, and the optimiser forgets its moments, which led there; after a few refusals in a row the run ends.
+At a checkpoint the weights are a candidate (h', a'). It is kept if sound bounds show that every input has one
+equilibrium at h' and that F(h', a') ≤ F(h_k, a_k). Otherwise the model goes back to (h_k, a_k), the learning
+rate is halved, and the optimiser forgets its moments. After a few refusals in a row the run ends.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Anchoring:
     def __init__(self, run: TrainingRun, certificate: Certificate, y: Tensor) -> None:
         if certificate.kind != "anchored":
             raise ValueError(
-                f"a Trainer keeps the promise of theorem='anchored'. Got {certificate.theorem!r} instead, "
-                f"which safeguarded_descent, gradient_descent or gradient_flow keep."
+                "a Trainer keeps only the promise of theorem='anchored'. Got "
+                f"{certificate.theorem!r} instead, which safeguarded_descent, gradient_descent or gradient_flow keep."
             )
         self.run, self.model = run, run.model
         self.certificate = relied_on(certificate, self.model, run.rows, y)
@@ -100,7 +100,7 @@ class Anchoring:
             self.state.fresh, self.state.spacing = False, self.run.trainer.check_every or 1
 
     def mean_loss(self) -> float:
-        """That of the weights that were kept, about."""
+        """About the mean loss of the weights that were kept."""
         return sum(self.state.data) / 2 / self.total
 
     @property
@@ -115,7 +115,7 @@ class Anchoring:
         self.state = AnchoredState(**state)
 
     def epoch_ended(self) -> None:
-        """Check where that is due: so many epochs after the last checkpoint, and behind the last epoch."""
+        """Make a checkpoint if one is due: some epochs after the last one, and after the last epoch."""
         self.state.fresh = False
         if self.run.epoch - self.state.last >= self.state.spacing or self.run.at_last_epoch:
             self.check()

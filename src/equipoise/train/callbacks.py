@@ -1,4 +1,4 @@
-"""What a run of a Trainer tells while it goes on: a class with four methods, none of which is required."""
+"""Callbacks of a Trainer: a class with four methods, none of which is required."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Callback:
     """Something that follows a run: `trainer.fit(X, y, callbacks=[mine])`. Override what you need.
 
-    `step` and `epoch` may raise KeyboardInterrupt, upon which the run is saved where it has checkpoints.
+    If `step` or `epoch` raises KeyboardInterrupt, the run is saved, if it has checkpoints.
     """
 
     def begin(self, trainer: Trainer) -> None:
@@ -25,10 +25,10 @@ class Callback:
         """After each step, with the loss of its batch."""
 
     def epoch(self, record: dict[str, Any]) -> bool | None:
-        """After each epoch, and before the first, with what was measured. True ends the run there."""
+        """After each epoch, and before the first, with what was measured. Returning True ends the run."""
 
     def end(self, history: History) -> None:
-        """After the last epoch, or where the run stopped early; not where an error ended it."""
+        """After the last epoch, or when the run stopped early, but not if an error ended it."""
 
 
 def followed(

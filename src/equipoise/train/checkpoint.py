@@ -4,8 +4,8 @@ A checkpoint is a pair of files, `step-00000120.safetensors` and `step-00000120.
 last and holds the SHA-256 of the first and of itself: a pair that a kill, a full disk or a flipped bit has
 spoiled is recognised, named, and the one before it used. Nothing is ever unpickled.
 
-It also says what it was computed with. A run that goes on with another number of threads, another processor
-or other versions is the same run, and may differ in the last bits: a CheckpointWarning says so.
+It also says what it was computed with. If a run continues with another number of threads, another processor
+or other versions, its last bits may differ, and a CheckpointWarning says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEALED = '{{"sha256": "{digest}", "checkpoint": {content}}}\n'
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged, was not finished being written, or was computed otherwise than it goes on."""
+    """A checkpoint is damaged or incomplete, or was computed with other threads, processor or versions."""
 
 
 @dataclass(frozen=True)

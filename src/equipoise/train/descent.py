@@ -1,4 +1,4 @@
-"""θ ← θ − η ∇L(θ), on the full batch: the dynamics the theorems speak of, measured as it goes."""
+"""θ ← θ − η ∇L(θ), on the full batch: the descent that the theorems are about, measured at every step."""
 
 from __future__ import annotations
 
@@ -43,22 +43,18 @@ def gradient_descent(
 ) -> History:
     """Full-batch gradient descent, in place, with what was measured at every step.
 
-    Args:
-        model, X, y: the network and its data. Whatever ends the run, the network is left at the last weights
-            whose equilibria were found and whose loss is finite.
-        step_size: one number; a number for each of "readout" and "hidden", or for each parameter; or a proved
-            Certificate, whose steps are used and whose bound is kept beside the run. A certificate of other
-            weights, data or loss is refused.
-        loss: of the family by default: "half_square", or "square" for LinearEquilibrium.
-        X_test, y_test: measured where σ_min(Z) is.
-        measure: record σ_min(Z), the contraction factor, the movement of Z and the test loss every so many
-            steps (and at the last). By default at the first and last step: each costs an SVD; 0 is never.
-        stop: of the forward and adjoint solves, verified at every step.
-        precision: "mixed" solves in float32 first, then polishes and verifies in float64; "auto" does so
-            where that pays.
-        progress: called with (step, loss).
+    Args: model, X, y: the network and its data. Whatever ends the run, the network is left at the last
+    weights whose equilibria were found and whose loss is finite. step_size: one number; one for "readout" and
+    one for "hidden", or one for each parameter; or a proved Certificate, whose step sizes are used and whose
+    bound is recorded beside the run. A certificate of other weights, data or another loss is refused. loss:
+    by default that of the family: "half_square", or "square" for LinearEquilibrium. X_test, y_test: their
+    loss is measured whenever σ_min(Z) is. measure: record σ_min(Z), the contraction factor, the movement of Z
+    and the test loss after this many steps, and at the last. Each time costs an SVD, so by default only the
+    first and last step are measured; 0 means never. stop: of the forward and adjoint solves, verified at
+    every step. precision: "mixed" solves in float32 first, then finishes and verifies in float64; "auto" does
+    so if it is faster. progress: called with (step, loss).
 
-    A run whose loss is not finite, or whose equilibria are lost, stops there and says so in `stopped`.
+    If the loss is not finite, or equilibria are lost, the run stops there and says so in `stopped`.
     """
     require_affine("gradient_descent", model)
     integer("steps", steps, 0)
@@ -101,10 +97,10 @@ def _follow(
 
 
 def require_affine(what: str, model: object) -> None:
-    """A TypeError unless one adjoint of the model serves every residual, as that of an affine family does."""
+    """Raise a TypeError unless one adjoint of the model serves all residuals, as for affine families."""
     if not getattr(model, "structured", False):
         raise TypeError(
-            f"{what} is of the affine families, whose adjoint serves all residuals. Got "
+            f"{what} needs an affine family, whose adjoint serves all residuals. Got "
             f"{type(model).__name__} instead: Trainer(model, batch_size=None) trains any module."
         )
     assert isinstance(model, torch.nn.Module)
@@ -157,7 +153,7 @@ def check_certificate(certificate: Certificate, model: AffineFamily, X: Tensor, 
 
 
 def _run_stop(stop: Stop | None, constants: Mapping[str, Any]) -> Stop:
-    """The tolerance of a run: as given, but no looser than the floor of a promise allows."""
+    """The tolerance of a run as given; an error if it is looser than the floor of the promise allows."""
     if "rtol" not in constants:
         return stop or Stop()
     promised = Stop(rtol=constants["rtol"], atol=constants["atol"], max_steps=5000)
@@ -174,7 +170,7 @@ def _run_stop(stop: Stop | None, constants: Mapping[str, Any]) -> Stop:
 
 
 class DescentRun:
-    """The weights on their way: equilibria and adjoints started where the last two steps point."""
+    """The weights during the descent; solves start at the point to which the last two steps lead."""
 
     def __init__(
         self,

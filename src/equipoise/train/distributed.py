@@ -1,4 +1,4 @@
-"""Ranks begin alike and end alike: what differs, or fails, on one is known to all before any one waits."""
+"""Let all ranks begin and end together: what fails on one is known to all before any of them waits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def any_rank_failed(failed: bool, group: dist.ProcessGroup | None = None) -> boo
 
 
 def raise_together(error: EquilibriumError | None, group: dist.ProcessGroup | None = None) -> None:
-    """Raise on every rank if any has an error: its own where it has one, else a word about the others'."""
+    """Raise on every rank if any has an error: its own, or else one that says that another rank failed."""
     if not any_rank_failed(error is not None, group):
         return
     if error is not None:
@@ -54,8 +54,8 @@ def begin_together(
 ) -> None:
     """Raise on every rank unless all ranks have equal facts, and none an error; called by all at the start.
 
-    A rank with other data, options or versions would train with the rest without a word, on gradients that
-    belong to no data set. The message names such ranks and what is other there.
+    Without this check a rank with other data, options or versions would train with the rest in silence, on
+    gradients that belong to no data set. The message names such ranks and what differs there.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if error is not None:

@@ -32,11 +32,11 @@ class Projectable(Protocol):
 
 @dataclass(frozen=True)
 class Projection:
-    """‖W(θ)‖ ≤ bound, proved, of every module that is not well-posed by its parameterisation.
+    """Keep ‖W(θ)‖ ≤ bound, for certain, in every module that is not well-posed by itself.
 
-    `bound` < 1 is the contraction factor that remains; it is handed to `project_` where that takes it. A
-    Trainer projects after every step, or after each `every` of them: between, weights are not known to be
-    well-posed, and a smaller bound leaves them room.
+    `bound` < 1 is the contraction factor that remains; it is passed to `project_` if that takes it. A Trainer
+    projects after every step, or after every `every` steps. Between projections the weights are not known to
+    be well-posed, and a smaller bound leaves them room.
     """
 
     bound: float = 0.99

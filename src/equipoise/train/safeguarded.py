@@ -1,9 +1,9 @@
-"""θ ← θ − h d beside the readout's step, wherever that is proved to keep ‖r⁺‖ ≤ (1 − (1−θ)ν)‖r‖.
+"""θ ← θ − h d beside the readout's step, if that is proved to keep ‖r⁺‖ ≤ (1 − (1−θ)ν)‖r‖.
 
-The trainer behind the theorem `safeguarded`: every step tries a hidden update, of whatever size and
-direction, together with the readout's own step, both taken at the old point. It is accepted if sound bounds,
-with the error of the computed equilibria and all rounding, show (S1)-(S4); else it is shrunk, in the end to
-nothing.
+This is the training loop of the theorem `safeguarded`. Every step tries a hidden update of any size and
+direction, together with the step of the readout, both from the old point. The update is accepted if sound
+bounds, which include the error of the computed equilibria and all rounding, show (S1)-(S4); otherwise it is
+made smaller, in the end zero.
 """
 
 from __future__ import annotations
@@ -49,27 +49,23 @@ def safeguarded_descent(
 ) -> History:
     """Full-batch training that keeps the promise of its certificate while the hidden layer learns.
 
-    Args:
-        model, X, y: the network and its data. Whatever ends the run, the network is left at the weights of
-            the last step that was completed.
-        certificate: a proved one of theorem "safeguarded", for these weights and data; made here if None.
-        hidden_step: the largest hidden step to try. By default steps are found as the run goes.
-        direction: "gradient", or a function from the hidden gradients by name to the directions d to follow,
-            θ ← θ − h d, such as another optimiser's. A gradient is exact to about 1e-4.
-        X_test, y_test: their loss and accuracy are measured every `measure` steps, at the first and the last.
-        classes: False where y are numbers, which have no accuracy; else it is measured where y_test look like
-            labels.
-        progress: called with (step, loss).
-        checkpoints: where all is saved every so many steps (`every`), at the last, and on Ctrl-C raised by
-            `progress` or `record`. Where one is there the run goes on from it, given the model, data and
-            certificate it began with, and computes what it would have without a break, bit for bit.
-        record: called with what was measured at each step, as one flat dict.
+    Args: model, X, y: the network and its data. Whatever ends the run, the network is left at the weights of
+    the last step that was completed. certificate: a proved one of theorem "safeguarded", for these weights
+    and data; made here if None. hidden_step: the largest hidden step to try. By default steps are found as
+    the run goes. direction: "gradient", or a function from the hidden gradients by name to the directions d
+    of θ ← θ − h d, such as those of another optimiser. A gradient is exact to about 1e-4. X_test, y_test:
+    their loss and accuracy are measured every `measure` steps, at the first and the last. classes: False if y
+    are numbers, which have no accuracy; otherwise accuracy is measured if y_test look like labels. progress:
+    called with (step, loss). checkpoints: where everything is saved after every `every` steps, at the last,
+    and on Ctrl-C raised by `progress` or `record`. If there is one already, the run continues from it, with
+    the model, data and certificate it began with, and computes, bit for bit, what it would have computed
+    without a break. record: called with what was measured at each step, as one flat dict.
 
-    Returns a History. Its `loss` is the one the promise is about (with slack, `plain_loss` is that of the
-    predictions), `promised` the bound, `sigma_min` a sound lower bound, and `accepted` holds by step
-    `hidden`, the hidden steps taken; `tries`; and `verified`, whether (S1) was proved. At rounding level it
-    cannot be: there the readout moves alone while its measured loss falls as promised, and `stopped` says so
-    once it no longer does.
+    Returns a History. Its `loss` is the one that the promise is about (with slack, `plain_loss` is that of
+    the predictions), `promised` is the bound, and `sigma_min` a sound lower bound. `accepted` holds for each
+    step `hidden`, the hidden step that was taken, the number of `tries`, and `verified`, whether (S1) was
+    proved. At rounding level it cannot be proved: there only the readout moves, as long as the measured loss
+    falls as promised, and `stopped` says so when it no longer does.
     """
     _check(steps, hidden_step, direction, measure, every)
     if (X_test is None) != (y_test is None):
@@ -92,7 +88,7 @@ def safeguarded_descent(
 
 
 def _check(steps: int, hidden_step: float | None, direction: Any, measure: int | None, every: int) -> None:
-    """Refuse what safeguarded_descent cannot work with, in words."""
+    """Raise an error that explains it if safeguarded_descent cannot work with these arguments."""
     integer("steps", steps, 0)
     nonnegative("hidden_step", hidden_step or 0.0)
     if direction != "gradient" and not callable(direction):

@@ -32,50 +32,44 @@ Data = tuple[Any, Tensor]
 
 
 class Trainer:
-    """Mini-batch training of any nn.Module: an affine family, Equilibrium layers in a network, a plain one.
+    """Mini-batch training of any nn.Module: a family, a network with Equilibrium layers, or a plain network.
 
         trainer = eq.Trainer(model, optimiser="adam", rate=1e-3, schedule="cosine", epochs=30, batch_size=64)
         history = trainer.fit(X, y, validation=(X_val, y_val))
         trainer.evaluate(X_test, y_test)          # {"loss": …, "accuracy": …}
 
-    Args:
-        model: trained in place.
-        loss: "square", "half_square", "logistic", "hinge", "cross_entropy", a Loss, or a function of (ŷ, y)
-            that returns a number a sample. By default the cross entropy where y are integers, else that of
-            the family or "half_square". Batches and records have the mean over samples.
-        optimiser: "sgd", "adam", "adamw", "rmsprop", "adagrad", or a function from parameters to a torch
-            optimiser.
-        rate, momentum, weight_decay: of an optimiser given by name; the rate is 1e-2 for "sgd" and "adagrad",
-            else 1e-3, by default.
-        schedule: "constant", "cosine", "step", "poly", or a Schedule of `equipoise.train.schedules`.
-        batch_size, epochs: an epoch is one pass in a new order, which follows from `seed` and its number; the
-            last batch may be smaller. A batch_size of None is the full batch.
-        clip: the largest norm of a gradient; longer ones are shortened to it.
-        patience: stop after so many epochs without a better loss (of the validation set, where there is one),
-            and leave the model at its best weights.
-        projection: keep weights well-posed after every step: True for Projection(0.99), or a Projection. What
-            is well-posed by its parameterisation, and plain networks, are left alone.
-        warm_start: begin each sample's solve at its last equilibrium; "extrapolate" where its last two point.
-        seed: of the order of samples, and of all that is random in the network while it trains.
-        rtol: to which equilibria are solved for while it trains; by default the model's own tolerance.
-        ridge, decay: λ and κ of (λ/2)‖a‖² + (κ/2)‖h‖², added to the sum of the loss over all samples; by
-            default those of the certificate, or none.
-        certificate: of theorem "anchored", for this model and the data that `fit` is given. The run is the
-            same, and what it reached is kept only at checkpoints where F is proved not to have risen; else it
-            goes back. The model is left at the last weights that were kept, with their best readout.
-        check_every: epochs from one checkpoint to the next; by default as many as keep the checkpoints cheap.
-        refit: solve for the readout at the end, and where a checkpoint would not pass without.
-        start_at_best: train from the best readout of the untrained features. From the model's own (False) the
-            hidden layer has more than residuals to learn from, and the first checkpoint comes later.
-        augment: of images, "shifts", "flips" or "shifts,flips": what each step sees of its samples. Losses
-            that are measured, and what a certificate is about, are of the images as they are.
-        decrease: the share of F that every checkpoint must be proved to take off; 0 by default.
+    Args: model: trained in place. loss: "square", "half_square", "logistic", "hinge", "cross_entropy", a
+    Loss, or a function of (ŷ, y) that returns a number for each sample. By default the cross entropy if y are
+    integers, otherwise that of the family or "half_square". Batches and records show the mean over samples.
+    optimiser: "sgd", "adam", "adamw", "rmsprop", "adagrad", or a function from parameters to a torch
+    optimiser. rate, momentum, weight_decay: of an optimiser given by name. The default rate is 1e-2 for "sgd"
+    and "adagrad", and 1e-3 for the others. schedule: "constant", "cosine", "step", "poly", or a Schedule of
+    `equipoise.train.schedules`. batch_size, epochs: an epoch is one pass in a new order, which follows from
+    `seed` and its number; the last batch may be smaller. A batch_size of None is the full batch. clip: the
+    largest norm of a gradient; longer gradients are scaled down to it. patience: stop after this many epochs
+    without a better loss (of the validation set, if there is one), and leave the model at its best weights.
+    projection: keep weights well-posed after every step: True for Projection(0.99), or a Projection. Modules
+    that are well-posed whatever their parameters, and plain networks, are left alone. warm_start: begin the
+    solve of each sample at its last equilibrium; with "extrapolate", at the point to which its last two
+    equilibria lead. seed: of the order of samples, and of all that is random in the network while it trains.
+    rtol: the tolerance of equilibria during training; by default that of the model. ridge, decay: λ and κ of
+    (λ/2)‖a‖² + (κ/2)‖h‖², added to the sum of the loss over all samples; by default those of the certificate,
+    or none. certificate: of theorem "anchored", for this model and the data that `fit` is given. Training is
+    the same, but at checkpoints its weights are kept only if F is proved not to have risen; otherwise the run
+    goes back to the last that were kept. It ends with those, and with the best readout for them. check_every:
+    epochs from one checkpoint to the next; by default as many as keep the checkpoints cheap. refit: solve for
+    the best readout at the end, and at a checkpoint that would not pass without it. start_at_best: train from
+    the best readout of the untrained features. From the readout of the model (False) the hidden layer learns
+    from more than residuals, and the first checkpoint comes later. augment: for images, "shifts", "flips" or
+    "shifts,flips": random changes of the samples of each step. The losses that are measured, and the
+    certificate, are about the images without changes. decrease: the share by which every checkpoint must be
+    proved to lower F; 0 by default.
 
-    Under `torchrun` (after `torch.distributed.init_process_group`), each of the processes holds a part of the
-    rows: its own, given as a `Shard`, or those it takes of data that every process was given. Gradients are
-    summed, so that the result is that of one process, and so is what a certificate rests on. Only rank 0
-    writes and reports. If a process has other data, options or versions than the rest, all of them say so at
-    the start, by its rank, and none trains.
+    Under `torchrun` (after `torch.distributed.init_process_group`), each process trains on a part of the
+    rows: on its own, given as a `Shard`, or on a part of the data that every process was given. Gradients and
+    what a certificate rests on are summed, so that the result is that of one process. Only rank 0 writes and
+    reports. If a process has other data, options or versions than the rest, all processes stop at the start
+    with an error that names its rank.
     """
 
     def __init__(
@@ -152,25 +146,23 @@ class Trainer:
         progress: Callable[[int, float], None] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> History:
-        """Train, and tell what was measured; `loss[0]` is the start, `loss[k]` the mean over epoch k.
+        """Train, and return what was measured: `loss[0]` at the start, `loss[k]` as the mean over epoch k.
 
-        X may be an array of numpy that is mapped from a file, or a Dataset of pairs (x, y), without y. Rows
-        are then read as they are needed, and no equilibria of theirs are kept to start from.
+        X may be a numpy array that is mapped from a file, or a Dataset of pairs (x, y) with y left out. Rows
+        are then read as they are needed, and their equilibria are not kept to start from.
 
-        Args:
-            validation: (X, y), measured after every epoch: `test_loss`, `test_accuracy`, `test_r2`.
-            sample_weight: (N,) ≥ 0, scaled to a mean of 1.
-            checkpoints: where all is saved every so many epochs (`every`), at the end, and on Ctrl-C raised
-                by `progress` or `record`. Where one is there, the run goes on from it and computes what it
-                would have without a break, bit for bit.
-            measure: record the contraction factor, σ_min(Z) and the movement of Z of an affine family every
-                so many epochs. By default at the first and last; 0 is never.
-            record: called after each epoch with what was measured, as one flat dict.
-            progress: called after each step with (step, loss of the batch).
-            callbacks: told of the beginning, each step, each epoch and the end; one may end the run.
+        Args: validation: (X, y), measured after every epoch: `test_loss`, `test_accuracy`, `test_r2`.
+        sample_weight: (N,) ≥ 0, scaled to a mean of 1. checkpoints: where everything is saved after every
+        `every` epochs, at the end, and on Ctrl-C raised by `progress` or `record`. If there is one already,
+        the run continues from it and computes, bit for bit, what it would have computed without a break.
+        measure: record the contraction factor, σ_min(Z) and the movement of Z of an affine family after this
+        many epochs. By default at the first and last; 0 means never. record: called after each epoch with
+        what was measured, as one flat dict. progress: called after each step with (step, loss of the batch).
+        callbacks: called at the beginning, after each step and epoch, and at the end; one may end the run.
 
-        A loss that is not finite or has grown a thousandfold, or a sample without an equilibrium, ends the
-        run: `stopped` says why, `advice` what to try, and the model has the weights of the last good epoch.
+        The run ends early if the loss is not finite or has grown a thousandfold, or if a sample has no
+        equilibrium. `stopped` then says why, `advice` says what to try, and the model has the weights of the
+        last good epoch.
         """
         integer("every", every)
         integer("measure", 0 if measure is None else measure, 0)
@@ -258,7 +250,7 @@ class Trainer:
         return next(self.model.parameters()).device
 
     def check(self, X: Input, y: Tensor) -> None:
-        """A ValueError unless X and y are a row a sample each, finite, and not empty."""
+        """Raise a ValueError unless X and y have a finite row for each sample, and at least one."""
         first = X.first if isinstance(X, Shard) else 0
         X = X.rows if isinstance(X, Shard) else X
         for name, T in (("X", X), ("y", y)):
@@ -272,7 +264,9 @@ class Trainer:
                     raise ValueError(f"{name} must be finite. Got NaN or infinity in row {row}.")
                 before += len(part)
         if len(X) == 0 or len(X) != len(y):
-            raise ValueError(f"X and y must have as many rows, and at least one. Got {len(X)} and {len(y)}.")
+            raise ValueError(
+                f"X and y must have the same number of rows, and at least one. Got {len(X)} and {len(y)}."
+            )
 
     def options(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""

@@ -1,8 +1,8 @@
 """z_i ← the last equilibrium of sample i: solves of the next epoch begin where those of the last one ended.
 
-States are kept by sample index, so they survive shuffling; a sample that was not met yet, or has no
-equilibrium, starts cold. They belong to the training loop, which saves them with its checkpoints: modules
-carry no hidden state.
+States are kept by sample index, so they survive shuffling. A sample that has not been seen yet, or has no
+equilibrium, starts cold. States belong to the training loop, which saves them with its checkpoints; modules
+hold none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WarmStart:
 
     Args:
         samples: N.
-        extrapolated: start from 2z − z′ where the last two states z and z′ of a sample are known.
+        extrapolated: start from 2z − z′ if the last two states z and z′ of a sample are known.
     """
 
     def __init__(self, samples: int, extrapolated: bool = False) -> None:
@@ -41,7 +41,7 @@ class WarmStart:
         self.before: list[Tensor] = []
 
     def start(self, rows: Tensor) -> State | None:
-        """Where to begin for these samples; None (a cold start) where none is known, else zeros for those."""
+        """Where these samples begin: zeros if a sample is not known yet; None if none of them is."""
         rows = self._checked(rows)
         if not self.parts or not bool(self.seen[rows].any()):
             return None
@@ -57,7 +57,7 @@ class WarmStart:
 
     @torch.no_grad()
     def update(self, rows: Tensor, state: State | Solution) -> None:
-        """Keep the states of these samples; of a Solution, those that have converged."""
+        """Keep the states of these samples; from a Solution only those that have converged."""
         rows = self._checked(rows)
         good = torch.ones(len(rows), dtype=torch.bool)
         if isinstance(state, Solution):
