@@ -344,7 +344,7 @@ def test_wrong_data_are_named():
     high[4] = 3
     for data, words in (
         ((bad, y), "X must be finite. Got NaN or infinity in row 17"),
-        ((X, y[:-1]), "as many rows, and at least one. Got 60 and 59"),
+        ((X, y[:-1]), "the same number of rows, and at least one. Got 60 and 59"),
         ((X[:0], y[:0]), "Got 0 and 0"),
         ((X, high), "Got 3 in row"),
     ):

@@ -67,8 +67,8 @@ class Anchoring:
     def __init__(self, run: TrainingRun, certificate: Certificate, y: Tensor) -> None:
         if certificate.kind != "anchored":
             raise ValueError(
-                "a Trainer keeps only the promise of theorem='anchored'. Got "
-                f"{certificate.theorem!r} instead, which safeguarded_descent, gradient_descent or gradient_flow keep."
+                f"a Trainer keeps only the promise of theorem='anchored'. Got {certificate.theorem!r} "
+                "instead, which safeguarded_descent, gradient_descent or gradient_flow keep."
             )
         self.run, self.model = run, run.model
         self.certificate = relied_on(certificate, self.model, run.rows, y)
