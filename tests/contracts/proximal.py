@@ -137,7 +137,7 @@ class ProximalContract(ModelContract):
     def test_what_cannot_be_used_is_refused_in_words(self):
         model, X, d = self.build(), self.data(), self.inputs
         with pytest.raises(
-            ValueError, match=rf"X must be \(N, {d}\), a row a sample\. Got shape \(5, {d - 1}"
+            ValueError, match=rf"X must be \(N, {d}\), one row for each sample\. Got shape \(5, {d - 1}"
         ):
             model(X[:, 1:])
         with pytest.raises(ValueError, match=r"A single sample is X\[None\]"):

@@ -61,7 +61,7 @@ def test_npz_parts_and_kinds(tmp_path):
         ),
         ({"x": X3}, {}, "it holds x"),
         ({"x": X3, "y": np.zeros(3)}, {"target": "Z"}, "no array is called 'Z'"),
-        ({"x": X3, "y": np.arange(2)}, {}, r"one target a row of X \(3\)"),
+        ({"x": X3, "y": np.arange(2)}, {}, r"one target for each row of X \(3\)"),
         ({"x": X3[:, 0], "y": np.arange(3)}, {}, r"\(N, d\) or images; got float64, \(3,\)"),
         ({"x": X3 * 1j, "y": np.arange(3)}, {}, "real numbers"),
         ({"x": np.array([["a"]]), "y": np.arange(1)}, {}, "real numbers"),

@@ -295,12 +295,12 @@ def test_validate():
 @pytest.mark.parametrize(
     ("X", "y", "options", "message"),
     [
-        ([[1, 2], [3, 4]], np.zeros(3), {}, r"one target a row of X \(2\)"),
+        ([[1, 2], [3, 4]], np.zeros(3), {}, r"one target for each row of X \(2\)"),
         ([[1, 2], [3, 4]], np.zeros(2), {"features": ("a",)}, "and 1 names"),
         ([[1, 2], [3, 4]], None, {}, "None without y"),
         ([[1, 2], [3, 4]], np.zeros(2), {"kind": "other"}, "got 'other'"),
         ([[1, 2], [3, 4]], np.array([0.0, 1.0]), {"kind": "classification"}, "integers; got float64"),
-        ([[1, 2], [3, 4]], np.zeros((2, 2), int), {"kind": "classification"}, "one target a row"),
+        ([[1, 2], [3, 4]], np.zeros((2, 2), int), {"kind": "classification"}, "one target for each row"),
     ],
 )
 def test_validate_shapes(X, y, options, message):

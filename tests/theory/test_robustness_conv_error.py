@@ -109,7 +109,9 @@ def test_what_is_not_known_is_refused_by_name():
         certified_radius(build(), X.to(torch.complex128))
     with pytest.raises(ValueError, match="at least one image"):
         certified_radius(build(), X[:0])
-    with pytest.raises(ValueError, match=r"Z must be \(3, 3, 5, 6\), a state an image\. Got \(3, 90\)"):
+    with pytest.raises(
+        ValueError, match=r"Z must be \(3, 3, 5, 6\), one state for each image\. Got \(3, 90\)"
+    ):
         eq.equilibrium_error(build(), X, drawn(3, 90))
     with pytest.raises(ValueError, match="the one class of an image"):
         certified_radius(build(task="segmentation"), X)

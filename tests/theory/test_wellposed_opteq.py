@@ -286,7 +286,7 @@ def test_stacked_blocks_are_certified_as_the_deep_network_is():
 
 def test_data_that_are_no_rows_are_refused():
     model, X = layer()
-    with pytest.raises(TypeError, match=r"X must be a tensor, a row a sample\. Got list"):
+    with pytest.raises(TypeError, match=r"X must be a tensor, one row for each sample\. Got list"):
         eq.certify(model, [1, 2])
     with pytest.raises(ValueError, match="X must be"):
         eq.certify(model, X[:, 1:], tier="rigorous")

@@ -42,13 +42,15 @@ def test_labels_that_do_not_fit_are_named():
     y[2, 1, 3] = 3
     with pytest.raises(ValueError, match=r"y must lie in 0…2, .* Got 3 in row 2, pixel \(1, 3\)"):
         LOSS.each(yhat, y)
-    with pytest.raises(ValueError, match=r"y must be \(5, 4, 6\), a label a pixel\. Got shape \(5, 6, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"y must be \(5, 4, 6\), one label for each pixel\. Got shape \(5, 6, 4\)"
+    ):
         LOSS.each(yhat, y.mT)
     with pytest.raises(ValueError, match=r"\(N, k\) or \(N, k, H, W\)\. Got shape \(5, 3, 4\)"):
         LOSS.each(yhat[..., 0], y[..., 0])
     with pytest.raises(ValueError, match=r"one of the network's 3 outputs\. Got 255 in row 0"):
         LOSS.each(yhat[..., 0, 0], torch.full((5,), 255))
-    with pytest.raises(ValueError, match=r"y must be \(5,\), a label a row\. Got shape \(5, 4, 6\)"):
+    with pytest.raises(ValueError, match=r"y must be \(5,\), one label for each row\. Got shape \(5, 4, 6\)"):
         LOSS.each(yhat[..., 0, 0], y)
 
 

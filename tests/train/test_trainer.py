@@ -352,7 +352,7 @@ def test_wrong_data_are_named():
             trainer.fit(*data)
     with pytest.raises(ValueError, match="must be one of 'cross_entropy', 'hinge', 'square'"):
         Trainer(plain(), "absolute").fit(X, y)
-    with pytest.raises(ValueError, match="a number a sample"):
+    with pytest.raises(ValueError, match="one number for each sample"):
         Trainer(plain(), nn.CrossEntropyLoss()).fit(X, y)
     with pytest.raises(ValueError, match="every must be"):
         trainer.fit(X, y, every=0)

@@ -174,7 +174,9 @@ def _mask(file: Path, shape: tuple[int, ...]) -> Array:
     except DataError as error:
         raise DataError(f"the mask {error}") from error
     if mode not in ("L", "P"):
-        raise DataError(f"the mask has the mode {mode}: save it as grey (L) or palette (P), a value a class")
+        raise DataError(
+            f"the mask has the mode {mode}: save it as grey (L) or palette (P), one value for each class"
+        )
     if values.shape != shape:
         raise DataError(f"the mask is {sides(values.shape)}, the image {sides(shape)}")
     return values.astype(np.int64)

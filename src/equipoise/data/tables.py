@@ -245,7 +245,7 @@ def _wanted(found: Targets, columns: int, asked: _Request) -> Array:
 
 
 def require_rows(name: str, rows: int, columns: int) -> None:
-    """A DataError unless rows of so many numbers fit into memory, or onto the disk, twice: as read, and
+    """Raise a DataError unless rows of so many numbers fit into memory, or onto the disk, twice: as read, and
     divided or prepared."""
     about = f"{name}, of which {rows} rows of {columns} numbers are wanted,"
     advice = "Train on some of the rows (--rows), with fewer to test on (--test-share), or on fewer columns."

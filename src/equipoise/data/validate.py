@@ -114,7 +114,9 @@ def _check_shapes(table: Table) -> None:
             f"{table.source}: kind must be 'regression' or 'classification', None without y; got {kind!r}"
         )
     if y is not None and (len(y) != len(X) or y.ndim not in ((1,) if kind == "classification" else (1, 2))):
-        raise DataError(f"{table.source}: y must hold one target a row of X ({len(X)}); got shape {y.shape}")
+        raise DataError(
+            f"{table.source}: y must hold one target for each row of X ({len(X)}); got shape {y.shape}"
+        )
     if y is not None and kind == "classification" and not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"{table.source}: y must hold indices into classes, integers; got {y.dtype}")
 

@@ -63,7 +63,7 @@ def transposed(cache: dict[Any, Any]) -> dict[Any, Any]:
 
 
 class AffineEquation(Equation):
-    """z = σ(W z + u), in rows Z = σ(Z Wᵀ + u), with u (N, m) and W (m, m) in the open.
+    """z = σ(W z + u), in rows Z = σ(Z Wᵀ + u), as an equation in u (N, m) and W (m, m).
 
     `solver(problem)` is the solver of the family, used if the method names none, and `masks(problem, Z,
     f(Z))` gives D = σ'(Z Wᵀ + u) at an equilibrium, ties included.

@@ -1,8 +1,8 @@
 """dz = (I − ∂f/∂z)⁻¹ (∂f/∂θ) dθ: the exact gradient of an equilibrium, by one linear solve.
 
 An equilibrium z = f(z, θ) has the pullback u = g + (∂f/∂z)ᵀ u, θ̄ = (∂f/∂θ)ᵀ u, and the push-forward
-w = ∂f/∂z w + ∂f/∂θ θ̇. Both are equations of the same kind as the one they differentiate, with z, θ and g
-in the open, so each is solved, differentiated and batched by the same code: every order is exact.
+w = ∂f/∂z w + ∂f/∂θ θ̇. Both are equations of the same kind as the one they differentiate, in z, θ and g,
+so each is solved, differentiated and batched by the same code: every order is exact.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from ..theory.certify import certify
 from ..train.objective import as_objective
 from .trajectory import equilibria_plane
 
-Direction = Mapping[str, Tensor]  # one tensor a parameter; a parameter that is left out stays
+Direction = Mapping[str, Tensor]  # one tensor for each parameter; a parameter that is left out stays
 Measure = Callable[[Tensor, Tensor], Tensor]  # of outputs ŷ and targets y, a scalar
 
 

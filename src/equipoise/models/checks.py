@@ -77,7 +77,7 @@ def all_counts(name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 
 def positive_finite(**numbers: float) -> None:
-    """A ValueError unless every number is positive and finite."""
+    """Raise a ValueError unless every number is positive and finite."""
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be > 0 and finite. Got {value!r} instead.")
@@ -100,14 +100,14 @@ def check_rows(X: Tensor, inputs: int, like: Tensor) -> None:
     if X.ndim != 2 or X.shape[1] != inputs:
         hint = " A single sample is X[None]." if X.ndim == 1 else ""
         raise ValueError(
-            f"X must be (N, {inputs}), a row a sample. Got shape {tuple(X.shape)} instead.{hint}"
+            f"X must be (N, {inputs}), one row for each sample. Got shape {tuple(X.shape)} instead.{hint}"
         )
     same_place("X", X, like)
     refuse_nonfinite("X", X)
 
 
 def same_place(name: str, X: Tensor, like: Tensor) -> None:
-    """A ValueError unless X has the dtype and the device of the parameters."""
+    """Raise a ValueError unless X has the dtype and the device of the parameters."""
     if X.dtype != like.dtype or X.device != like.device:
         raise ValueError(
             f"{name} must be {like.dtype} on {like.device} like the parameters. "
@@ -144,7 +144,7 @@ def features_of(feature_map: Callable[[Tensor], Tensor], X: Tensor, features: in
     Phi = feature_map(X)
     if tuple(Phi.shape) != (len(X), features):
         raise ValueError(
-            f"feature_map must return {(len(X), features)}, a row a sample. "
+            f"feature_map must return {(len(X), features)}, one row for each sample. "
             f"Got shape {tuple(Phi.shape)} instead."
         )
     refuse_nonfinite("feature_map(X)", Phi)

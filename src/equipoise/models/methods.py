@@ -138,7 +138,9 @@ def trained_by(how: Gradient, solver: Solvers | None, named: bool, tensors: Iter
 
 
 def check_sam(solver: Any, z: Tensor) -> None:
-    """A ValueError unless the regulariser of SAM, where that is the solver, takes states like z (N, m)."""
+    """Raise a ValueError unless the regulariser of SAM, where that is the solver, takes states like z (N,
+    m).
+    """
     for sam in solver if isinstance(solver, Sequence) else [solver]:
         if not isinstance(sam, SAM):
             continue

@@ -44,7 +44,7 @@ class SharedDropout(nn.Module):
                 self.mask = mask
         if mask.shape != h.shape:
             raise ValueError(
-                f"SharedDropout holds one mask a solve, of shape {tuple(mask.shape)}. Got an input of "
+                f"SharedDropout holds one mask for each solve, of shape {tuple(mask.shape)}. Got an input of "
                 f"shape {tuple(h.shape)} instead: use one SharedDropout for each place."
             )
         return h * mask.to(h.dtype)

@@ -24,8 +24,8 @@ class ForwardBackwardState(SolverState):
 class ForwardBackward(Splitting):
     """z ← prox_{αφ}(z − α((I − W) z − b)): forward along I − W, backward along ∂φ [hieu2022].
 
-    The forward step contracts by ‖I − α(I − W)‖ ≤ √(1 − 2αμ + α²ℓ²), which is below 1 for α in the open
-    interval (0, 2μ/ℓ²); the proximal map does not expand. The bound is least at α = μ/ℓ², the default, where
+    The forward step contracts by ‖I − α(I − W)‖ ≤ √(1 − 2αμ + α²ℓ²), which is below 1 for α
+    in (0, 2μ/ℓ²); the proximal map does not expand. The bound is least at α = μ/ℓ², the default, where
     it is √(1 − μ²/ℓ²). It factorises nothing; `PeacemanRachford` takes fewer steps.
     """
 

@@ -162,7 +162,7 @@ def _orthogonalise(span: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check(b: Tensor, x0: Tensor | None, max_steps: int, restart: int) -> None:
     if b.ndim != 2:
-        raise ValueError(f"b must be (n, D), a row a system. Got shape {tuple(b.shape)} instead.")
+        raise ValueError(f"b must be (n, D), one row for each system. Got shape {tuple(b.shape)} instead.")
     if x0 is not None and (x0.shape != b.shape or x0.dtype != b.dtype):
         raise ValueError(
             f"x0 must be {tuple(b.shape)} and {b.dtype} like b. Got {tuple(x0.shape)} and {x0.dtype} instead."

@@ -44,7 +44,8 @@ class AffineMap(RowMap):
             raise ValueError(f"weight must be square, (m, m). Got shape {tuple(weight.shape)} instead.")
         if bias.ndim != 2 or bias.shape[1] != weight.shape[0]:
             raise ValueError(
-                f"bias must be (N, {weight.shape[0]}), a row a sample. Got shape {tuple(bias.shape)} instead."
+                f"bias must be (N, {weight.shape[0]}), one row for each sample. "
+                f"Got shape {tuple(bias.shape)} instead."
             )
         if weight.dtype != bias.dtype or weight.device != bias.device:
             raise ValueError(

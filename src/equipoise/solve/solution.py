@@ -180,7 +180,7 @@ class Trace:
         return torch.stack([r for _, r, _ in self._of(row)])
 
     def iterates(self, row: int) -> Tensor:
-        """The (flattened) iterates of one sample, a row a step."""
+        """The (flattened) iterates of one sample, one row for each step."""
         return torch.stack([z for _, _, z in self._of(row)])
 
     def _of(self, row: int) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -22,7 +22,7 @@ LABELS: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.
 
 
 def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
-    """X as float64 (N, d), a row a sample, or an error that says what is wrong in which row.
+    """X as float64 (N, d), one row for each sample, or an error that says what is wrong in which row.
 
     With an encoding a value may be missing, and a data frame is read by the names of its columns.
 
@@ -36,11 +36,11 @@ def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
     except DataError:
         raise
     except (TypeError, ValueError) as error:
-        raise DataError(f"X must be numbers, a row a sample. Got something else: {error}") from None
+        raise DataError(f"X must be numbers, one row for each sample. Got something else: {error}") from None
     if rows.ndim > 2:  # images
         rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     if rows.ndim != 2 or rows.shape[1] == 0:
-        raise DataError(f"X must be (N, d), a row a sample, d ≥ 1. Got shape {rows.shape} instead.")
+        raise DataError(f"X must be (N, d), one row for each sample, d ≥ 1. Got shape {rows.shape} instead.")
     for span in spans(*rows.shape):
         part = rows[span] if encoding is None else np.where(np.isnan(rows[span]), 0.0, rows[span])
         refuse_nonfinite(part, "is NaN or infinite: remove or fill in the row", first=span.start)

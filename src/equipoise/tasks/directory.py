@@ -3,7 +3,7 @@
     config.toml             what was asked: [data] and [recipe]
     data.json               where the data came from
     run.json                state, reason, advice, exit code, versions, times, results, digests of the files
-    metrics.jsonl           what was measured, a line a step
+    metrics.jsonl           what was measured, one line for each step
     checkpoints/            where to go on from
     model.safetensors, preparation.safetensors, certificate.json, history.json, findings.json, report.html
 

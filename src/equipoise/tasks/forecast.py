@@ -17,7 +17,9 @@ class Forecast:
 
 
 def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
-    """A MemoryError where training would not fit into memory, before anything large is made of the rows."""
+    """Raise a MemoryError if training would not fit into memory, before anything large is made of the
+    rows.
+    """
     need, have = memory_needed(recipe.resolved(rows), rows, columns), memory.available()
     if lacking := memory.shortage(need, have):
         raise MemoryError(

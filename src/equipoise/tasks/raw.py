@@ -83,7 +83,7 @@ class Rows:
             weights = np.asarray(sample_weight, dtype=np.float64)
             if weights.shape != (len(rows),):
                 raise DataError(
-                    f"sample_weight must be ({len(rows)},), a weight a row. Got shape {weights.shape}."
+                    f"sample_weight must be ({len(rows)},), a weight for each row. Got shape {weights.shape}."
                 )
             if len(wrong := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))):
                 raise DataError(f"weights must be finite and ≥ 0. Got {weights[wrong[0]]} in row {wrong[0]}.")

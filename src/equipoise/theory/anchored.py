@@ -49,7 +49,7 @@ class Anchored:
         decay: κ ≥ 0. With κ > 0 the promise is about F with the weight decay of the hidden parameters: the
             loss of the data may grow by as much as that falls.
         gap: how far above F*(h₀) the start may be, as a share of F(h₀, 0).
-        sample_weight: w ≥ 0, a number a sample; ones by default.
+        sample_weight: w ≥ 0, one number for each sample; ones by default.
     """
 
     loss: str | None = None

@@ -63,7 +63,7 @@ class Facts(ABC):
         if theorem.name != WellPosed.name:
             raise unknown(self.model)
         if not isinstance(X, Tensor):
-            raise TypeError(f"X must be a tensor, a row a sample. Got {type(X).__name__} instead.")
+            raise TypeError(f"X must be a tensor, one row for each sample. Got {type(X).__name__} instead.")
         if why := altered(self.model):
             about = fingerprint(self.model, X)
             return Certificate(theorem.name, claims=(), obstacle=why, tier=tier, fingerprint=about)
@@ -99,8 +99,8 @@ class Facts(ABC):
 class AffineFacts(Facts):
     """What may be asked of z = σ(W(θ) z + u(x; θ)) with the readout ŷ = z a.
 
-    A family must say its `enclosure`. What else it does not answer is refused where a theorem needs it, in
-    words that say what to add.
+    A family must define its `enclosure`. If a theorem needs anything else that the family does not define, an
+    error says what to add.
     """
 
     affine = True

@@ -26,7 +26,7 @@ SAFETY = 0.999  # of a largest step: so that its own rounding cannot matter
 def check_options(
     readout: str, eta: float | None, slack: float, tau: float | None, theta: float | None
 ) -> None:
-    """A ValueError where an option of either argument is out of its range."""
+    """Raise a ValueError if an option of either argument is out of its range."""
     one_of("readout", readout, READOUTS)
     within("eta", 1.0 if eta is None else eta, "(0, 1]", ": the share of the largest readout step")
     nonnegative("slack", slack)

@@ -59,7 +59,7 @@ class Instance:
         of_map = getattr(self.model, "feature_map", None) is not None  # which takes X of any shape, (N, …)
         if not isinstance(X, Tensor) or X.is_complex() or (not of_map and (X.ndim != 2 or X.shape[1] != d)):
             got = f"{X.dtype} of {tuple(X.shape)}" if isinstance(X, Tensor) else type(X).__name__
-            raise ValueError(f"X must be a real tensor (N, {d}), a row a sample. Got {got} instead.")
+            raise ValueError(f"X must be a real tensor (N, {d}), one row for each sample. Got {got} instead.")
         if X.ndim == 0 or len(X) == 0:
             raise ValueError("X must have at least one row: a certificate is about data. Got none.")
         return X.detach().to(_home(X)).double().contiguous()  # on whose layout the last bits may depend

@@ -50,7 +50,7 @@ def as_input(X: Any, name: str = "X") -> Input:
     if isinstance(X, np.ndarray):
         return Stream(X)
     if not isinstance(X, Tensor | Stream | Shard):
-        raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(X).__name__} instead.")
+        raise TypeError(f"{name} must be a tensor, one row for each sample. Got {type(X).__name__} instead.")
     return X
 
 

@@ -151,7 +151,7 @@ class Flight:
         return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:
-        """A table: a row a step; `?` is not decided, `no` is refuted."""
+        """A table: one row for each step; `?` is not decided, `no` is refuted."""
         names = list(dict.fromkeys(c.name for m in self.moments for c in m.claims))
         head = ["step", "L", "λ_min(H) ≥", "λ_min(H) ~", *names]
         rows = [head]

@@ -68,8 +68,8 @@ def equilibrium_error(model: torch.nn.Module, X: Tensor, Z: Tensor) -> float:
 
 
 def check_shape(Z: Tensor, expected: tuple[int, ...], hint: str = "") -> None:
-    """A ValueError unless Z has the shape of the equilibria."""
+    """Raise a ValueError unless Z has the shape of the equilibria."""
     if not isinstance(Z, Tensor) or tuple(Z.shape) != expected:
         got = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
-        rows = "a row a sample" if len(expected) == 2 else "a state an image"
+        rows = "one row for each sample" if len(expected) == 2 else "one state for each image"
         raise ValueError(f"Z must be {expected}, {rows}. Got {got} instead.{hint}")

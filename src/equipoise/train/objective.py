@@ -31,7 +31,7 @@ class CrossEntropy:
         """(N,)"""
         if yhat.ndim not in (2, 4):
             raise ValueError(
-                f"the cross entropy needs an output a class, (N, k) or (N, k, H, W). Got shape "
+                f"the cross entropy needs one output for each class, (N, k) or (N, k, H, W). Got shape "
                 f"{tuple(yhat.shape)} instead."
             )
         pixels = tuple(yhat.shape[2:])
@@ -43,7 +43,7 @@ class CrossEntropy:
                 )
             return nn.functional.cross_entropy(yhat, y, reduction="none").reshape(len(y), -1).mean(dim=1)
         if y.shape != (len(yhat), *pixels):
-            what = "a label a pixel" if pixels else "a label a row"
+            what = "one label for each pixel" if pixels else "one label for each row"
             raise ValueError(f"y must be {(len(yhat), *pixels)}, {what}. Got shape {tuple(y.shape)} instead.")
         k, used = yhat.shape[1], self.used(yhat, y)
         wrong = torch.nonzero(used & ((y < 0) | (y >= k)))
@@ -105,7 +105,8 @@ class Custom:
         if not isinstance(values, Tensor) or values.shape != yhat.shape[:1]:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
-                f"a loss must return ({len(yhat)},), a number a sample: reduction='none'. Got {got} instead."
+                f"a loss must return ({len(yhat)},), one number for each sample: reduction='none'. "
+                f"Got {got} instead."
             )
         return values
 
@@ -132,7 +133,7 @@ def as_objective(which: Any, model: nn.Module, y: Tensor) -> Objective:
     except ValueError as error:
         known = str(error).replace("one of", "one of 'cross_entropy', 'hinge',")
         raise ValueError(
-            f"{known} A function of (ŷ, y) that returns a number a sample will do too."
+            f"{known} A function of (ŷ, y) that returns one number for each sample will do too."
         ) from None
 
 

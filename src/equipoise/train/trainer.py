@@ -255,7 +255,9 @@ class Trainer:
         X = X.rows if isinstance(X, Shard) else X
         for name, T in (("X", X), ("y", y)):
             if not isinstance(T, Tensor | Stream) or T.ndim < 1:
-                raise TypeError(f"{name} must be a tensor, a row a sample. Got {type(T).__name__} instead.")
+                raise TypeError(
+                    f"{name} must be a tensor, one row for each sample. Got {type(T).__name__} instead."
+                )
             before = first
             for part in parts(T) if isinstance(T, Stream) else (T,) if len(T) else ():
                 bad = torch.nonzero(~torch.isfinite(part).reshape(len(part), -1).all(dim=1))

@@ -70,7 +70,7 @@ class WarmStart:
         wanted = [(len(rows), *p.shape[1:]) for p in self.parts]
         if [tuple(p.shape) for p in parts] != wanted or isinstance(state, tuple) == self.single:
             raise ValueError(
-                f"a state must be {' and '.join(map(str, wanted))} as before, a row a sample. "
+                f"a state must be {' and '.join(map(str, wanted))} as before, one row for each sample. "
                 f"Got {' and '.join(str(tuple(p.shape)) for p in parts)} instead."
             )
         for i, (kept, new) in enumerate(zip(self.parts, parts, strict=True)):

@@ -109,7 +109,7 @@ def test_lemma_3_1_bounds_the_equilibrium_and_the_resolvent(seed, gamma0):
     assert model.contraction() == pytest.approx(gamma0)
     assert Z.norm() <= Phi.norm() / (1 - gamma0) * (1 + 1e-12)
     eye = torch.eye(6, dtype=X.dtype)
-    for D in model.masks(Z, X):  # Q is block diagonal, a block a sample
+    for D in model.masks(Z, X):  # Q is block diagonal, one block for each sample
         Q = eye - D[:, None] * model.weight().detach()
         assert torch.linalg.svdvals(Q)[-1] >= 1 - gamma0 - 1e-12
 

@@ -32,7 +32,7 @@ _SLACKS = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, _FEASIBLE)
 class Phi:
     """φ with prox_φ(y) = f(y) = μ⁻¹ Wᵀσ(W y + c), for every row of c    [xie2021, Theorem 1].
 
-    Convex where L_σ‖W‖² ≤ μ. Rows in, rows or one number a row out; float64, without gradients.
+    Convex where L_σ‖W‖² ≤ μ. Rows in, rows or one number for each row out; float64, without gradients.
     """
 
     W: Tensor  # (n, m)

@@ -104,7 +104,7 @@ def pace(alpha: float, layers: int) -> float:
 def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
     """The tolerance of T itself, whose step goes only the part `pace` of the way: smaller by that factor.
 
-    A ValueError where products with `weight`, in its dtype, cannot reach it.
+    Raise a ValueError if products with `weight`, in its dtype, cannot reach it.
     """
     if pace == 1:
         return stop

@@ -2,8 +2,8 @@
 
 The paper gives five 3×3 kernels with channels 16-32-64-128-128 (199k parameters) or 16-32-64-64-128 (162k)
 and, for the second, a single convolution as extractor. One reading that gives these numbers of parameters: a
-state of 54 channels, U_l of size 1×1 on 16 features, one bias a channel, means over a 4×4 grid and a linear
-layer; three 3×3 convolutions as extractor (198,842) or one (162,010).
+state of 54 channels, U_l of size 1×1 on 16 features, one bias for each channel, means over a 4×4 grid and a
+linear layer; three 3×3 convolutions as extractor (198,842) or one (162,010).
 """
 
 from __future__ import annotations

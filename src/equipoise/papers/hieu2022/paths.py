@@ -148,7 +148,7 @@ def _draw_paths(measured: Measured, page: Page) -> None:
         for at, path in enumerate(run["paths"][: len(LIGHT.series)]):
             draw_path(ax, path, at=at)
         _frame(ax, run["shares"], f"weights of {words}")
-    words = "Solver paths of images of one network, a colour an image, from the ring to the dots"
+    words = "Solver paths of images of one network, one colour for each image, from the ring to the dots"
     page.figure("paths", figure, f"{words}, in the plane of all their iterates.")
 
 

@@ -66,7 +66,7 @@ class GenericFacts(ContractingFacts):
         return super().enclosure(X)
 
     def _check(self, X: Tensor) -> None:
-        """A TypeError where the family's parts are not what AffineFamily asks for."""
+        """Raise a TypeError if the family's parts are not what AffineFamily asks for."""
         model, m = self.model, self.model.width
         parts = {"weight()": (model.weight(), (m, m)), "injection(X)": (model.injection(X), (len(X), m))}
         for what, (value, shape) in parts.items():

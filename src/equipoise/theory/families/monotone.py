@@ -187,7 +187,7 @@ def certified_start(
 
 
 def _check(model: Monotone, X: Tensor, y: Tensor) -> None:
-    """A ValueError unless the model has one output and no bias, and y a target for each row of X."""
+    """Raise a ValueError unless the model has one output and no bias, and y a target for each row of X."""
     N = len(X)
     if model.outputs != 1 or model.bias is not None or model.c is not None:
         raise ValueError(
@@ -195,7 +195,9 @@ def _check(model: Monotone, X: Tensor, y: Tensor) -> None:
             f"bias={model.bias is not None}, output_bias={model.c is not None}."
         )
     if tuple(y.shape) != (N,):
-        raise ValueError(f"y must be ({N},), a target a row of X. Got shape {tuple(y.shape)} instead.")
+        raise ValueError(
+            f"y must be ({N},), one target for each row of X. Got shape {tuple(y.shape)} instead."
+        )
     refuse_nonfinite("y", y)
     if not bool(y.any()):
         raise ValueError("y must not be zero: there u = 0 fits already, and the radii would vanish.")

@@ -34,7 +34,7 @@ class Functionals:
 
     @staticmethod
     def of_units(unit: Tensor, width: int) -> Functionals:
-        """p_i itself, one unit a row."""
+        """p_i itself, with one unit in each row."""
         zero = torch.zeros(len(unit), width, dtype=torch.float64, device=unit.device)
         return Functionals(zero, zero[:, 0], zero, zero[:, 0], unit)
 

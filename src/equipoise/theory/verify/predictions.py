@@ -168,10 +168,14 @@ def _rows(X: Tensor, net: UnitNetwork) -> Tensor:
     d = net.dimension
     if not isinstance(X, Tensor) or not X.is_floating_point():
         got = X.dtype if isinstance(X, Tensor) else type(X).__name__
-        raise TypeError(f"X must be a tensor of floats, a row a sample. Got {got} instead: try X.double().")
+        raise TypeError(
+            f"X must be a tensor of floats, one row for each sample. Got {got} instead: try X.double()."
+        )
     if X.ndim < 2 or X[0:1].numel() not in (0, d) or math.prod(X.shape[1:]) != d:
         hint = " A single sample is X[None]." if X.ndim == 1 else ""
-        raise ValueError(f"X must be (N, {d}), a row a sample. Got shape {tuple(X.shape)} instead.{hint}")
+        raise ValueError(
+            f"X must be (N, {d}), one row for each sample. Got shape {tuple(X.shape)} instead.{hint}"
+        )
     if not len(X):
         raise ValueError("X must have at least one row. Got none.")
     flat = X.detach().cpu().double().reshape(len(X), d).contiguous()
