@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from sys import float_info
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ..models.proximal.activations import KNOWN
 from .certificate import EXACT_GRADIENTS, Certificate, Kind
 from .claim import Claim, Claims
 from .instance import Instance
+from .register import family_in
 
 HALF_SQUARE = "the loss is ½‖ŷ − y‖² summed over the samples"
 FULL_BATCH = "every parameter moves by full-batch gradient steps of one step size"
@@ -27,11 +29,54 @@ FEATURES = "the features φ(X) are those computed in float64, and stay what they
 SAME = {"printed": "the conditions are the same"}  # where printed=True finds no difference
 
 
-def obstacle_of(instance: Instance, family: str, scalar: bool = True) -> str:
-    """Why a theorem of the family of this name cannot speak of the instance at all; empty when it can."""
-    if instance.facts.family != family:
+class PaperTheorem(ABC):
+    """A theorem of a paper about one output of its ReLU family, by one step size for all weights, or by flow.
+
+    It says what it needs of an instance besides (`obstacle`), and argues from σ_min(Z(0)).
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    needs_targets: ClassVar[bool] = True
+    contracting: ClassVar[bool] = True  # whether the proof rests on a map that contracts
+
+    def prove(self, instance: Instance) -> Certificate:
+        """The verdict on an instance."""
+        frame: dict[str, Any] = {"kind": self.kind, "options": self.options()}
+        if obstacle := obstacle_of(instance, self.name) or self.obstacle(instance):
+            return certificate(self.name, instance, obstacle=obstacle, **frame)
+        claims = Claims()
+        if not well_posed(claims, instance, self.contracting):
+            return certificate(self.name, instance, claims, **frame)
+        least = independent_rows(claims, instance).left
+        found = self.argued(claims, instance, least)
+        return certificate(self.name, instance, claims, **found, **frame)
+
+    def obstacle(self, instance: Instance) -> str:
+        """Why the theorem cannot speak of an instance of its family; empty when it can."""
+        return ""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """The constants as they were given, to certify once more."""
+
+    @abstractmethod
+    def argued(self, claims: Claims, instance: Instance, least: Interval) -> dict[str, Any]:
+        """State the claims from σ_min(Z(0)) on, and say what a certificate holds if they are true."""
+
+
+def along_the_flow(exponent: float) -> dict[str, Any]:
+    """What a theorem on gradient flow promises."""
+    words = f"the loss falls at least as exp(−{exponent:.3g} t), and equilibria stay unique."
+    return {"exponent": exponent, "promise": words}
+
+
+def obstacle_of(instance: Instance, theorem: str, scalar: bool = True) -> str:
+    """Why a theorem of a paper, by its name, cannot speak of the instance at all; empty when it can."""
+    paper = theorem.partition(".")[0]
+    if instance.facts.paper != paper:
         return (
-            f"the theorem is about {family}. Got {type(instance.model).__name__} instead: "
+            f"the theorem is about {family_in(paper)}. Got {type(instance.model).__name__} instead: "
             f"'two_timescale' and 'safeguarded' speak of every family."
         )
     if scalar and instance.model.outputs != 1:

@@ -44,6 +44,7 @@ class Facts(ABC):
     """
 
     family: ClassVar[str]  # the name of the family whose theorems speak of the model
+    paper: ClassVar[str] = ""  # whose theorems these are, where a paper has some of its own
     affine: ClassVar[bool] = False
     has_error: ClassVar[bool] = True  # whether `equilibrium_error` is known
     hypotheses: tuple[str, ...] = ()  # what is believed of the family, beside what is computed

@@ -20,17 +20,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..linalg import Interval, maximum, minimum
-from .certificate import Certificate, Kind
 from .claim import Claims
-from .common import (
-    SAME,
-    certificate,
-    independent_rows,
-    obstacle_of,
-    relative_movement,
-    step_exists,
-    well_posed,
-)
+from .common import SAME, PaperTheorem, along_the_flow, relative_movement, step_exists
 from .features import Reach, plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
@@ -62,7 +53,7 @@ class Gao2022Ball:
 
 
 @dataclass(frozen=True)
-class _Gao2022:
+class _Gao2022(PaperTheorem):
     """C = (C₁, C₂, C₃), the radii of the ball the weights stay in; chosen for the best margin when None.
 
     `printed` says how the paper's own conditions differ: they do not.
@@ -71,28 +62,19 @@ class _Gao2022:
     C: tuple[float, float, float] | None = None
     printed: bool = False
 
-    needs_targets: ClassVar[bool] = True
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
     conditions: ClassVar[dict[str, tuple[int, str]]]  # label: the power of α₀ and what follows
 
     def __post_init__(self) -> None:
         if self.C is not None and (len(self.C) != 3 or not all(c > 0 for c in self.C)):
             raise ValueError(f"C must be three numbers > 0. Got {self.C} instead.")
 
-    def prove(self, instance: Instance) -> Certificate:
-        frame: dict[str, Any] = {
-            "kind": self.kind,
-            "options": {"C": None if self.C is None else list(self.C), "printed": self.printed},
-        }
-        obstacle = obstacle_of(instance, "ScaledReLU")
-        if obstacle:
-            return certificate(self.name, instance, obstacle=obstacle, **frame)
-        claims = Claims()
-        if not well_posed(claims, instance, contracting=True):
-            return certificate(self.name, instance, claims, **frame)
-        a0 = independent_rows(claims, instance).left
-        C = self.C or self._choose(instance)
+    def options(self) -> dict[str, Any]:
+        """C and printed."""
+        return {"C": None if self.C is None else list(self.C), "printed": self.printed}
+
+    def argued(self, claims: Claims, instance: Instance, least: Interval) -> dict[str, Any]:
+        """(14) and (15), or (17) to (20), with α₀ = σ_min(Z(0))."""
+        a0, C = least, self.C or self._choose(instance)
         at = Gao2022Ball.of(*_norms(instance), C, maximum)
         X, r = instance.X_frobenius, instance.residual_norm
         claims.need(
@@ -103,23 +85,17 @@ class _Gao2022:
             claims.need(label, math.prod([a0] * power), ">=", needed[label], statement, remedy=_REMEDY)
         promised = self._promise(claims, instance, at, C, a0)
         moved = next(needed[label] for label, (power, _) in self.conditions.items() if power == 3)
-        return certificate(
-            self.name,
-            instance,
-            claims,
-            movement=relative_movement(instance, moved / (2 * a0**2)),
-            constants={
-                **promised.pop("constants", {}),
-                "C": list(C),
-                "alpha0": a0.lo,
-                "gamma0": at.g0.hi,
-                "lambda0": at.l0.hi,
-                "B": at.B.hi,
-                **(SAME if self.printed else {}),
-            },
-            **promised,
-            **frame,
-        )
+        constants = {
+            **promised.pop("constants", {}),
+            "C": list(C),
+            "alpha0": a0.lo,
+            "gamma0": at.g0.hi,
+            "lambda0": at.l0.hi,
+            "B": at.B.hi,
+            **(SAME if self.printed else {}),
+        }
+        share = relative_movement(instance, moved / (2 * a0**2))
+        return {"movement": share, "constants": constants, **promised}
 
     def _choose(self, instance: Instance) -> tuple[float, ...]:
         """C with the best worst margin; kept inside γ(‖A‖ + C₂) < 1."""
@@ -172,11 +148,7 @@ class Gao2022Flow(_Gao2022):
     def _promise(
         self, claims: Claims, instance: Instance, at: Gao2022Ball, C: Sequence[float], a0: Interval
     ) -> dict[str, Any]:
-        exponent = (a0**2 / 2).lo
-        return {
-            "exponent": exponent,
-            "promise": f"the loss falls at least as exp(−{exponent:.3g} t), and equilibria stay unique.",
-        }
+        return along_the_flow((a0**2 / 2).lo)
 
 
 @dataclass(frozen=True)

@@ -28,17 +28,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..linalg import Interval, maximum, minimum
-from .certificate import Certificate, Kind
 from .claim import Claims
-from .common import (
-    SAME,
-    certificate,
-    independent_rows,
-    obstacle_of,
-    relative_movement,
-    step_exists,
-    well_posed,
-)
+from .common import SAME, PaperTheorem, along_the_flow, relative_movement, step_exists
 from .families.monotone import certified_start as certified_start
 from .features import Reach, plain_descent
 from .instance import Instance
@@ -109,7 +100,7 @@ class Hieu2022Ball:
 
 
 @dataclass(frozen=True)
-class _Hieu2022:
+class _Hieu2022(PaperTheorem):
     """`radii` {"A", "B", "U", "u"} of the ball the weights stay in; chosen for the best margin when None.
 
     `printed` shows the thesis' own conditions beside these, where they differ.
@@ -118,9 +109,7 @@ class _Hieu2022:
     radii: Mapping[str, float] | None = None
     printed: bool = False
 
-    needs_targets: ClassVar[bool] = True
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
+    contracting: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.radii is not None and (
@@ -130,26 +119,19 @@ class _Hieu2022:
                 f"radii must give a number > 0 for each of {BLOCKS}. Got {dict(self.radii)} instead."
             )
 
-    def prove(self, instance: Instance) -> Certificate:
-        frame: dict[str, Any] = {
-            "kind": self.kind,
-            "options": {
-                "radii": None if self.radii is None else dict(self.radii),
-                "printed": self.printed,
-            },
-        }
-        obstacle = obstacle_of(instance, "Monotone")
-        if not obstacle and getattr(instance.model, "bias", None) is not None:
-            obstacle = (
-                "the theorem is about a network without bias. Got one instead: Monotone(…, bias=False)."
-            )
-        if obstacle:
-            return certificate(self.name, instance, obstacle=obstacle, **frame)
-        claims = Claims()
-        if not well_posed(claims, instance):
-            return certificate(self.name, instance, claims, **frame)
-        lambda0 = independent_rows(claims, instance).left
-        radii = dict(self.radii or self._choose(instance))
+    def options(self) -> dict[str, Any]:
+        """The radii and printed."""
+        return {"radii": None if self.radii is None else dict(self.radii), "printed": self.printed}
+
+    def obstacle(self, instance: Instance) -> str:
+        """A bias."""
+        if getattr(instance.model, "bias", None) is None:
+            return ""
+        return "the theorem is about a network without bias. Got one instead: Monotone(…, bias=False)."
+
+    def argued(self, claims: Claims, instance: Instance, least: Interval) -> dict[str, Any]:
+        """(3.8) and (3.9), or (3.16) to (3.18), with λ₀ = σ_min(Z(0))."""
+        lambda0, radii = least, dict(self.radii or self._choose(instance))
         mu, A, U, u = _norms(instance)
         at = Hieu2022Ball(
             A + radii["A"],
@@ -161,15 +143,9 @@ class _Hieu2022:
             {name: Interval(r) for name, r in radii.items()},
         )
         found = self._claim(claims, instance, at, lambda0)
-        return certificate(
-            self.name,
-            instance,
-            claims,
-            movement=relative_movement(instance, self._spectrum(at) / (2 * lambda0**2)),
-            constants={"radii": radii, "lambda0": lambda0.lo, "mu": mu.lo, **found.pop("constants", {})},
-            **found,
-            **frame,
-        )
+        moved = relative_movement(instance, self._spectrum(at) / (2 * lambda0**2))
+        known = {"radii": radii, "lambda0": lambda0.lo, "mu": mu.lo, **found.pop("constants", {})}
+        return {"movement": moved, "constants": known, **found}
 
     def _choose(self, instance: Instance) -> Mapping[str, float]:
         """Radii with the best worst margin."""
@@ -222,12 +198,7 @@ class Hieu2022Flow(_Hieu2022):
         square = lambda0**2
         claims.need("(3.8)", square, ">=", 4 * at.worst(maximum), _BALL, remedy=_REMEDY)
         claims.need("(3.9)", square * lambda0, ">=", at.flow_spectrum(), _SPECTRUM, remedy=_REMEDY)
-        exponent = (square / 2).lo
-        return {
-            "exponent": exponent,
-            "promise": f"the loss falls at least as exp(−{exponent:.3g} t), and equilibria stay unique.",
-            "constants": SAME if self.printed else {},
-        }
+        return {**along_the_flow((square / 2).lo), "constants": SAME if self.printed else {}}
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Theorem1:
             "tier": instance.tier,
             "fingerprint": instance.fingerprint,
         }
-        obstacle = obstacle_of(instance, "LinearEquilibrium", scalar=False) or self._obstacle(instance)
+        obstacle = obstacle_of(instance, self.name, scalar=False) or self._obstacle(instance)
         if obstacle:
             return Certificate(claims=(), obstacle=obstacle, **frame)
         model: Any = instance.model

@@ -1,4 +1,4 @@
-"""L(τ) ≤ (1 − ηλ₀/2)^τ L(0): gradient descent of GaussianReLU [ling2023, Theorem 1], with (9) corrected.
+"""L(τ) ≤ (1 − ηλ₀/2)^τ L(0): gradient descent of z = relu(W z + U x) [ling2023, Theorem 1], (9) corrected.
 
 With ‖W(0)‖ + δ < 1, ρ_w = ‖W(0)‖ + δ, ρ_u = ‖U(0)‖ + δ, ρ_a = ‖a(0)‖ + δ, c_w = ρ_uρ_a/(1−ρ_w)²,
 c_u = ρ_a/(1−ρ_w), c_a = ρ_u/(1−ρ_w), λ₀ = λ_min(ZZᵀ):
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..linalg import Interval, maximum, minimum
-from .certificate import Certificate
+from .certificate import Kind
 from .claim import Claims
-from .common import certificate, independent_rows, obstacle_of, relative_movement, step_exists, well_posed
+from .common import PaperTheorem, relative_movement, step_exists
 from .features import Reach, plain_descent
 from .instance import Instance
 from .search import best_constants, log_margin, middle
@@ -66,7 +66,7 @@ class Ling2023Ball:
 
 
 @dataclass(frozen=True)
-class Ling2023Descent:
+class Ling2023Descent(PaperTheorem):
     """L(τ) ≤ (1 − ηλ₀/2)^τ L(0) under (7)-(10)    [ling2023, Theorem 1].
 
     `delta` is the radius δ of the ball the weights stay in; chosen for the best margin when None. `printed`
@@ -79,45 +79,31 @@ class Ling2023Descent:
     rtol: float = 1e-15
 
     name: ClassVar[str] = "ling2023"
-    needs_targets: ClassVar[bool] = True
+    kind: ClassVar[Kind] = "descent"
 
     def __post_init__(self) -> None:
         if self.delta is not None and not self.delta > 0:
             raise ValueError(f"delta must be > 0. Got {self.delta} instead.")
 
-    def prove(self, instance: Instance) -> Certificate:
-        """The verdict on an instance."""
-        frame: dict[str, Any] = {
-            "kind": "descent",
-            "options": {"delta": self.delta, "printed": self.printed},
-        }
-        obstacle = obstacle_of(instance, "GaussianReLU")
-        if obstacle:
-            return certificate(self.name, instance, obstacle=obstacle, **frame)
-        claims = Claims()
-        if not well_posed(claims, instance, contracting=True):
-            return certificate(self.name, instance, claims, **frame)
-        s = independent_rows(claims, instance).left
-        lambda0 = s**2
-        delta = self.delta or self._choose(instance)
+    def options(self) -> dict[str, Any]:
+        """δ and printed."""
+        return {"delta": self.delta, "printed": self.printed}
+
+    def argued(self, claims: Claims, instance: Instance, least: Interval) -> dict[str, Any]:
+        """(7) to (10), with λ₀ = σ_min(Z(0))²."""
+        lambda0, delta = least**2, self.delta or self._choose(instance)
         at = Ling2023Ball.of(*_norms(instance), Interval(delta), maximum)
         X, r = instance.X_frobenius, instance.residual_norm
         needed = at.sides(X, r, _ROOT2)
-        self._claim(claims, at, s, needed)
+        self._claim(claims, at, least, needed)
         largest = step_exists(claims, "(10)", minimum(2 / lambda0, at.step(X)))
         along = Reach(Interval(delta), at.rho_a, at.c_a * X)
         promised = plain_descent(
             claims, instance, along, exponent=(lambda0 / 2).lo, largest=largest, rtol=self.rtol, count="τ"
         )
-        return certificate(
-            self.name,
-            instance,
-            claims,
-            movement=relative_movement(instance, needed["(8)"] / ((2 + _ROOT2) * lambda0)),
-            constants={"delta": delta, "lambda0": lambda0.lo, **promised.pop("constants", {})},
-            **promised,
-            **frame,
-        )
+        moved = relative_movement(instance, needed["(8)"] / ((2 + _ROOT2) * lambda0))
+        known = {"delta": delta, "lambda0": lambda0.lo, **promised.pop("constants", {})}
+        return {"movement": moved, "constants": known, **promised}
 
     def _claim(self, claims: Claims, at: Ling2023Ball, s: Interval, needed: Mapping[str, Interval]) -> None:
         """State that the ball is one of contractions, and Condition 1."""

@@ -55,6 +55,11 @@ def is_about(model: object, family: str) -> bool:
     return found is not None and found.family == family
 
 
+def family_in(paper: str) -> str:
+    """The name of the family that the theorems of a paper are about."""
+    return next(kind.family for kind in _REGISTER.values() if kind.paper == paper)
+
+
 def has_own_facts(model: object) -> bool:
     """Whether facts are registered of the model's very class, and not only of one it is derived from."""
     return type(model) in _REGISTER

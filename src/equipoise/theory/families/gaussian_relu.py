@@ -27,7 +27,7 @@ from .contracting import ContractingFacts, Singular
 class GaussianReLUFacts(ContractingFacts):
     """What is known of GaussianReLU."""
 
-    family = "GaussianReLU"
+    family, paper = "GaussianReLU", "ling2023"
     remedy = "a smaller W (sigma_w2)"
     linear_injection = True
 

@@ -84,7 +84,7 @@ class Softmax(Geometry):
 class LinearFacts(AffineFacts):
     """What is known of LinearEquilibrium."""
 
-    family = "LinearEquilibrium"
+    family, paper = "LinearEquilibrium", "kawaguchi2021"
     spans_injection = True
 
     def enclosure(self, X: Tensor) -> Enclosure:

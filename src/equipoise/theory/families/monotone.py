@@ -69,7 +69,7 @@ class Monotonic(Geometry):
 class MonotoneFacts(AffineFacts):
     """What is known of Monotone."""
 
-    family = "Monotone"
+    family, paper = "Monotone", "hieu2022"
     linear_injection = True
 
     def enclosure(self, X: Tensor) -> Enclosure:

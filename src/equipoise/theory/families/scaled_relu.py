@@ -30,7 +30,7 @@ from .contracting import ContractingFacts, Singular
 class ScaledReLUFacts(ContractingFacts):
     """What is known of ScaledReLU."""
 
-    family = "ScaledReLU"
+    family, paper = "ScaledReLU", "gao2022"
     condition = "γ‖A‖ < 1"
     remedy = "a smaller γ or A"
 
