@@ -107,7 +107,7 @@ CEILINGS = {
     "functions of more than 60 lines": 0,
     "private names imported": 0,
     "class names with two meanings": 0,
-    "files that name GaussianReLU": 7,
+    "files that name GaussianReLU": 5,
     "public functions without a docstring": 0,
 }
 LINES = 53_546

@@ -20,6 +20,8 @@ class Family:
     """What is known of one family, such as the options that it takes."""
 
     kind: str  # the name of its class in `equipoise.models`
+    words: str  # what kind of equilibrium network it is
+    equation: str
     sizes: Callable[[Any, Any], dict[str, Any]]  # its keywords, from a resolved recipe and the inputs
     options: Mapping[str, float] = field(default_factory=dict)  # of its own, with their defaults
     sized: bool = True  # whether it takes a width
@@ -72,26 +74,55 @@ _IMAGES: dict[str, Any] = {"width": 16, "rate": 3e-3}
 DEFAULT = "gaussian-relu"
 FAMILIES: dict[str, Family] = {
     "linear": Family(
-        "LinearEquilibrium", lambda r, _: {"gamma": r.gamma}, {"gamma": 0.8}, sized=False, affine=True
+        "LinearEquilibrium",
+        "linear",
+        "Z = γ Z Sᵀ + φ(X),  ŷ = Z Bᵀ",
+        lambda r, _: {"gamma": r.gamma},
+        {"gamma": 0.8},
+        sized=False,
+        affine=True,
     ),
     "scaled-relu": Family(
-        "ScaledReLU", lambda r, _: {"width": r.width, "gamma": r.gamma}, {"gamma": 0.5}, affine=True
+        "ScaledReLU",
+        "scaled ReLU",
+        "Z = relu(γ Z A + relu(X W)),  ŷ = Z b",
+        lambda r, _: {"width": r.width, "gamma": r.gamma},
+        {"gamma": 0.5},
+        affine=True,
     ),
     DEFAULT: Family(
         "GaussianReLU",
+        "Gaussian ReLU",
+        "Z = relu(Z Wᵀ + X Uᵀ),  ŷ = Z a",
         lambda r, _: {"width": r.width, "sigma_w2": r.sigma_w2},
         {"sigma_w2": 0.08},
         affine=True,
     ),
     "monotone": Family(
-        "Monotone", lambda r, _: {"width": r.width, "margin": r.margin}, {"margin": 0.5}, affine=True
+        "Monotone",
+        "monotone",
+        "Z = relu(Z Wᵀ + X Uᵀ),  W = (1−μ)I − AᵀA + B − Bᵀ,  ŷ = Z u",
+        lambda r, _: {"width": r.width, "margin": r.margin},
+        {"margin": 0.5},
+        affine=True,
     ),
-    "opteq": Family("OptEq", lambda r, _: {"state": r.width, "hidden": r.width}),
+    "opteq": Family(
+        "OptEq",
+        "optimisation-induced",
+        "z = Wᵀ relu(W z + U x + b),  ŷ = Vᵀz",
+        lambda r, _: {"state": r.width, "hidden": r.width},
+    ),
     "deep-opteq": Family(
-        "DeepOptEq", lambda r, _: {"state": r.width, "hidden": [r.width] * r.layers}, {"layers": 2}
+        "DeepOptEq",
+        "deep optimisation-induced",
+        "z = f_L∘…∘f_1(z),  f_l(z) = W_lᵀ relu(W_l z + U_l x + b_l),  ŷ = Vᵀz",
+        lambda r, _: {"state": r.width, "hidden": [r.width] * r.layers},
+        {"layers": 2},
     ),
     "conv-opteq": Family(
         "ConvOptEq",
+        "convolutional optimisation-induced",
+        "z = f_L∘…∘f_1(z),  f_l(z) = W_lᵀ⋆relu(W_l⋆z + U_l⋆g(x) + b_l),  ŷ = head(z)",
         lambda r, d: {"state": r.width, "hidden": [2 * r.width] * r.layers, **_of_images(r, d)},
         {"layers": 1},
         images=True,
@@ -99,6 +130,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "conv-monotone": Family(
         "ConvMonotone",
+        "convolutional monotone",
+        "z = relu(W⋆z + U⋆g(x) + b),  W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆,  ŷ = head(z)",
         lambda r, d: {"channels": r.width, "margin": r.margin, "norm": 0.5, **_of_images(r, d)},
         {"margin": 1.0},
         images=True,

@@ -4,35 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..recipe import FAMILIES
 from .reading import RunRecord, part
 from .words import RIVALS, count, duration, no_better, number, percent, rivals, simpler, typeset
 
-FAMILIES = {  # class, name in a recipe, in words, equation
-    "LinearEquilibrium": ("linear", "linear equilibrium network", "Z = γ Z Sᵀ + φ(X),  ŷ = Z Bᵀ"),
-    "ScaledReLU": ("scaled-relu", "scaled ReLU equilibrium network", "Z = relu(γ Z A + relu(X W)),  ŷ = Z b"),
-    "GaussianReLU": ("gaussian-relu", "Gaussian ReLU equilibrium network", "Z = relu(Z Wᵀ + X Uᵀ),  ŷ = Z a"),
-    "Monotone": (
-        "monotone",
-        "monotone equilibrium network",
-        "Z = relu(Z Wᵀ + X Uᵀ),  W = (1−μ)I − AᵀA + B − Bᵀ,  ŷ = Z u",
-    ),
-    "OptEq": ("opteq", "optimisation-induced equilibrium network", "z = Wᵀ relu(W z + U x + b),  ŷ = Vᵀz"),
-    "DeepOptEq": (
-        "deep-opteq",
-        "deep optimisation-induced equilibrium network",
-        "z = f_L∘…∘f_1(z),  f_l(z) = W_lᵀ relu(W_l z + U_l x + b_l),  ŷ = Vᵀz",
-    ),
-    "ConvOptEq": (
-        "conv-opteq",
-        "convolutional optimisation-induced equilibrium network",
-        "z = f_L∘…∘f_1(z),  f_l(z) = W_lᵀ⋆relu(W_l⋆z + U_l⋆g(x) + b_l),  ŷ = head(z)",
-    ),
-    "ConvMonotone": (
-        "conv-monotone",
-        "convolutional monotone equilibrium network",
-        "z = relu(W⋆z + U⋆g(x) + b),  W = (1−μ)I − Aᵀ⋆A⋆ + B⋆ − Bᵀ⋆,  ŷ = head(z)",
-    ),
-}
 VERDICTS = {
     "proved": ("Proved", "good"),
     "hypotheses_fail": ("Not proved", "bad"),
@@ -63,11 +38,12 @@ _FOLLOWS = (
 
 def family(record: RunRecord) -> tuple[str, str, str]:
     """The name of the network in a recipe, in words, and its equation."""
-    own = part(record.findings, "model").get("family")
-    if own in FAMILIES:
-        return FAMILIES[own]
-    recipe = record.recipe.get("model")
-    return next((f for f in FAMILIES.values() if f[0] == recipe), ("", "equilibrium network", ""))
+    own, asked = part(record.findings, "model").get("family"), record.recipe.get("model")
+    known = [(name, f) for name, f in FAMILIES.items() if f.kind == own]
+    known += [(name, f) for name, f in FAMILIES.items() if name == asked]
+    for name, found in known:
+        return name, f"{found.words} equilibrium network", found.equation
+    return "", "equilibrium network", ""
 
 
 def data_name(record: RunRecord) -> str:
