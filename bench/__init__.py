@@ -14,6 +14,6 @@ BENCHMARKS = {  # name on the command line → module
     "linear": "bench.linear",
     "many": "bench.many",
     "convolution": "bench.convolution",
-    "estimators": "bench.estimators",
+    "fit": "bench.fit",
     "certificate": "bench.certificate",
 }

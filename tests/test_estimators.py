@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -15,6 +16,7 @@ from contracts.estimator import EstimatorContract
 from equipoise import unroll
 from equipoise.data.columns import read_frame
 from equipoise.estimators import EquilibriumClassifier, EquilibriumRegressor
+from equipoise.train import Callback
 
 EXPECTED_FAILURES: dict[str, str] = {}  # by name of the check, why it cannot pass
 
@@ -241,3 +243,22 @@ def test_a_network_goes_out_with_its_preparation(kind):
     found = fitted.preparation.around(unrolled)(torch.from_numpy(X)).detach().numpy()
     expected = fitted.predict(X)[:, None] if kind == "numbers" else fitted.predict_proba(X)
     assert np.allclose(found, expected, rtol=0, atol=1e-6 * max(1.0, float(np.std(price))))
+
+
+def test_training_is_told_line_by_line_and_to_callbacks(capsys):
+    class Second(Callback):
+        def epoch(self, record):
+            return record["epoch"] == 2
+
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    made = EquilibriumRegressor(random_state=0, verbose=True, callbacks=[Second()])
+    assert clone(made).verbose is True
+    made.fit(X, X[:, 0] * X[:, 1])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said] == ["epoch 0", "epoch 1", "epoch 2"]
+    assert made.n_iter_ == 2
+    assert "Second ended the run" in made.history_.stopped
+    with pytest.raises(ValueError, match="callbacks follow training in batches"):
+        made.set_params(theorem="safeguarded").fit(X, X[:, 0])
+    EquilibriumRegressor(random_state=0, epochs=1).fit(X, X[:, 0] * X[:, 1])
+    assert capsys.readouterr().out == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -31,12 +32,14 @@ from .tasks.fitted import Fitted
 from .tasks.fitting import fit
 from .tasks.jackknife import Jackknife
 from .theory import Certificate
+from .train.callbacks import Callback
 
 Array = NDArray[Any]
 
 
 _OPTIONS = [f for f in dataclasses.fields(Recipe) if f.name != "seed"]
-_DEFAULTS = {**{f.name: f.default for f in _OPTIONS}, "random_state": None}
+_WATCHED = {"verbose": False, "callbacks": ()}
+_DEFAULTS = {**{f.name: f.default for f in _OPTIONS}, "random_state": None, **_WATCHED}
 _SIGNATURE = {  # of the estimators: the fields of a Recipe, with scikit-learn's random_state for its seed
     name: inspect.Parameter(
         name,
@@ -55,6 +58,8 @@ class _EquilibriumEstimator(BaseEstimator):
     fitted_: Fitted
     n_features_in_: int
     class_weight: str | dict[Any, float] | None
+    verbose: bool | int
+    callbacks: Sequence[Callback]
     conformal_: Conformal  # the scores of the rows that calibrate, where a coverage was asked for
     coverage: float | None
     _columns: tuple[Column, ...]
@@ -80,6 +85,8 @@ class _EquilibriumEstimator(BaseEstimator):
         given = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
         if isinstance(given["class_weight"], dict):  # which is part of the weights of the rows
             del given["class_weight"]
+        for name in _WATCHED:
+            del given[name]
         seed = int(check_random_state(given.pop("random_state")).randint(2**31 - 1))
         return Recipe(**given, seed=seed)
 
@@ -108,7 +115,8 @@ class _EquilibriumEstimator(BaseEstimator):
         encoding = Encoding.of(used, self._columns) if self._columns else None
         rows = X.reshape(len(X), *self._image) if self._image else X
         recipe = dataclasses.replace(self._recipe(), coverage=coverage)
-        self.fitted_ = fit(rows, y, kind, recipe, sample_weight=weights, encoding=encoding)
+        watched: Any = {"callbacks": tuple(self.callbacks), "record": _told if self.verbose else None}
+        self.fitted_ = fit(rows, y, kind, recipe, sample_weight=weights, encoding=encoding, **watched)
         if self.fitted_.conformal is not None:
             self.conformal_ = self.fitted_.conformal
         self.certificate_ = self.fitted_.certificate or self.fitted_.wellposed
@@ -149,6 +157,10 @@ _PARAMETERS = f"""
 {_DESCRIBED}
     random_state : int, RandomState or None
         Seed of the weights at the start and of the batches.
+    verbose : bool or int
+        Whether to print a line after every epoch, or after every step of safeguarded training.
+    callbacks : sequence of equipoise.train.Callback
+        They are told of every step and epoch of training in batches, and one may end it.
 
     Attributes
     ----------
@@ -318,6 +330,12 @@ def _flat(X: Any) -> tuple[Any, tuple[int, ...]]:
         return X, ()
     X = np.asarray(X)
     return X.reshape(len(X), -1), X.shape[1:]
+
+
+def _told(record: dict[str, Any]) -> None:
+    """What an epoch, or a step, has given, on one line."""
+    unit = "epoch" if "epoch" in record else "step"
+    print(f"{unit} {record[unit]}: loss {record['loss']:.4g}, {record['seconds']:.1f} s", flush=True)
 
 
 def _plain(value: Any) -> Any:

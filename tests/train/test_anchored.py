@@ -318,3 +318,27 @@ def test_whatever_trains_it_the_promise_holds(seed):
 def test_ten_thousand_runs_keep_their_promise(start):
     for seed in range(100 * start, 100 * start + 100):
         wild(seed)
+
+
+def test_a_run_that_a_callback_ends_is_checked_there():
+    class Third(eq.train.Callback):
+        def epoch(self, record):
+            return record["epoch"] == 3
+
+    model, (X, y) = small(), ring()
+    cert, trainer = certified(model, X, y, ridge=0.1, epochs=12, check_every=6)
+    history = trainer.fit(X, y, callbacks=[Third()])
+    assert [c["epoch"] for c in history.anchored["checkpoints"] if c["accepted"]] == [1, 3]
+    assert "Third ended the run" in history.stopped
+    assert objective(model, X, y, 0.1) < cert.constants["F_start"]
+
+
+def test_a_checkpoint_that_gains_next_to_nothing_is_the_last():
+    model, (X, y) = small(), ring()
+    _, trainer = certified(model, X, y, epochs=40, check_every=2, rate=1e-6, enough=0.01)
+    history = trainer.fit(X, y)
+    kept = [c for c in history.anchored["checkpoints"] if c["accepted"]]
+    assert len(kept) == 2  # the first is compared with nothing
+    assert history.steps == 3
+    assert "training ends" in history.stopped
+    assert history.anchored["gap"] <= 1e-4 * history.anchored["F_end"][1]

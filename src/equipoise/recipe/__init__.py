@@ -37,6 +37,10 @@ SMALLEST = 64
 USUAL: dict[str, Any] = {"optimiser": "adam", "rate": 5e-3, "schedule": "cosine", "weight_decay": 0.0}
 RIDGE = 30.0, 0.1  # λ of the readout: this much, but no more than a share of the rows
 DECAY = 10.0, 0.03  # κ of the hidden weights, likewise
+ENOUGH = (
+    0.005  # of the objective: a checkpoint that takes less off it is the last one, where epochs are chosen
+)
+ANCHORED = "ridge", "decay", "enough"  # options of anchored training alone
 
 
 def _option(panel: str, words: str, default: Any = None) -> Any:
@@ -73,6 +77,9 @@ class Recipe:
     coverage: float | None = _option(
         PROMISE,
         "Share of new rows that sets or intervals hold the truth of, as 0.9; a quarter is kept for it.",
+    )
+    enough: float | None = _option(
+        PROMISE, "End at a checkpoint that took less than this share off the objective; 0 trains every epoch."
     )
     readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
     eta: float | None = _option(WHOLE, "Readout step as a share of the largest allowed one, in (0, 1].")
@@ -124,6 +131,7 @@ class Recipe:
         ):
             _number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
         _number("coverage", self.coverage, lambda v: 0 < v < 1, "in (0, 1), such as 0.9")
+        _number("enough", self.enough, lambda v: 0 <= v < 1, "in [0, 1)")
         _number("eta", self.eta, lambda v: 0 < v <= 1, "in (0, 1]")
         _number("momentum", self.momentum, lambda v: 0 <= v < 1, "in [0, 1)")
         for name in ("slack", "weight_decay", "decay"):
@@ -148,8 +156,8 @@ class Recipe:
             raise ValueError("theorem must not be given for free training, which keeps none.")
         if self.certified:
             object.__setattr__(self, "theorem", self.path)  # which a file says whatever the default becomes
-        others = {"anchored": of_panel(WHOLE), "safeguarded": [*of_panel(BATCHES), "ridge", "decay"]}
-        others["free"] = [*of_panel(WHOLE), "ridge", "decay"]
+        others = {"anchored": of_panel(WHOLE), "safeguarded": [*of_panel(BATCHES), *ANCHORED]}
+        others["free"] = [*of_panel(WHOLE), *ANCHORED]
         if wrong := [name for name in others[self.path] if getattr(self, name) is not None]:
             raise ValueError(
                 f"{', '.join(wrong)} must not be given for {self.path} training: "
@@ -257,6 +265,7 @@ class Recipe:
             usual |= family.usual
         if self.path == "anchored":
             usual |= {"ridge": min(RIDGE[0], RIDGE[1] * rows), "decay": min(DECAY[0], DECAY[1] * rows)}
+            usual["enough"] = ENOUGH if self.epochs is None else 0.0
         if not family.sized:
             del usual["width"]
         chosen |= {name: value for name, value in usual.items() if getattr(self, name) is None}

@@ -182,6 +182,7 @@ class Anchoring:
         state = self.state
         fell = (Interval(state.F[0]) - found.F.hi).lo
         state.checkpoints.append(self._entry(found, accepted=True, decrease=fell))
+        self._stop_where_little_is_gained(fell / state.F[0] if state.F[0] > 0 else 0.0)
         self.good.take()
         state.F, state.data = [found.F.lo, found.F.hi], [found.data.lo, found.data.hi]
         state.refusals, state.fresh = 0, True
@@ -192,6 +193,15 @@ class Anchoring:
             state.spacing = max(1, math.ceil(_WIDE * check / (_SHARE * epoch)))
         else:
             state.spacing = self.run.trainer.check_every
+
+    def _stop_where_little_is_gained(self, share: float) -> None:
+        """End the run where the epochs since the last checkpoint took next to nothing off F."""
+        run, before = self.run, sum(c["accepted"] for c in self.state.checkpoints[:-1])
+        if before and share < run.trainer.enough and not run.at_last_epoch:
+            run.stopped = (
+                f"epoch {run.epoch}: the objective fell by {100 * share:.2g} % since the last checkpoint: "
+                f"at less than {100 * run.trainer.enough:g} % training ends."
+            )
 
     def refuse(self, reason: str) -> bool:
         """Go back to what was kept last, with half the learning rate."""
@@ -219,6 +229,8 @@ class Anchoring:
 
     def finish(self, best: dict[str, Tensor], epoch: int) -> None:
         """Leave the model at the best of the weights that were kept, or at the last."""
+        if not (self.state.fresh or best):  # a callback ended the run between two checkpoints
+            self.check()
         entries = [c for c in self.state.checkpoints if c["accepted"] and c["epoch"] == epoch]
         if best and entries and epoch != self.run.epoch:
             self.model.load_state_dict(best)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checks import integer
+from ..checks import integer, within
 from ..history import History
 from ..solve import Stop
 from ..theory.certificate import Certificate, digest_of
@@ -38,32 +38,44 @@ class Trainer:
         history = trainer.fit(X, y, validation=(X_val, y_val))
         trainer.evaluate(X_test, y_test)          # {"loss": …, "accuracy": …}
 
-    Args: model: trained in place. loss: "square", "half_square", "logistic", "hinge", "cross_entropy", a
-    Loss, or a function of (ŷ, y) that returns a number for each sample. By default the cross entropy if y are
-    integers, otherwise that of the family or "half_square". Batches and records show the mean over samples.
-    optimiser: "sgd", "adam", "adamw", "rmsprop", "adagrad", or a function from parameters to a torch
-    optimiser. rate, momentum, weight_decay: of an optimiser given by name. The default rate is 1e-2 for "sgd"
-    and "adagrad", and 1e-3 for the others. schedule: "constant", "cosine", "step", "poly", or a Schedule of
-    `equipoise.train.schedules`. batch_size, epochs: an epoch is one pass in a new order, which follows from
-    `seed` and its number; the last batch may be smaller. A batch_size of None is the full batch. clip: the
-    largest norm of a gradient; longer gradients are scaled down to it. patience: stop after this many epochs
-    without a better loss (of the validation set, if there is one), and leave the model at its best weights.
-    projection: keep weights well-posed after every step: True for Projection(0.99), or a Projection. Modules
-    that are well-posed whatever their parameters, and plain networks, are left alone. warm_start: begin the
-    solve of each sample at its last equilibrium; with "extrapolate", at the point to which its last two
-    equilibria lead. seed: of the order of samples, and of all that is random in the network while it trains.
-    rtol: the tolerance of equilibria during training; by default that of the model. ridge, decay: λ and κ of
-    (λ/2)‖a‖² + (κ/2)‖h‖², added to the sum of the loss over all samples; by default those of the certificate,
-    or none. certificate: of theorem "anchored", for this model and the data that `fit` is given. Training is
-    the same, but at checkpoints its weights are kept only if F is proved not to have risen; otherwise the run
-    goes back to the last that were kept. It ends with those, and with the best readout for them. check_every:
-    epochs from one checkpoint to the next; by default as many as keep the checkpoints cheap. refit: solve for
-    the best readout at the end, and at a checkpoint that would not pass without it. start_at_best: train from
-    the best readout of the untrained features. From the readout of the model (False) the hidden layer learns
-    from more than residuals, and the first checkpoint comes later. augment: for images, "shifts", "flips" or
-    "shifts,flips": random changes of the samples of each step. The losses that are measured, and the
-    certificate, are about the images without changes. decrease: the share by which every checkpoint must be
-    proved to lower F; 0 by default.
+    Args:
+        model: trained in place.
+        loss: "square", "half_square", "logistic", "hinge", "cross_entropy", a Loss, or a function of (ŷ, y)
+            that returns a number for each sample. By default the cross entropy if y are integers, otherwise
+            that of the family or "half_square". Batches and records show the mean over samples.
+        optimiser: "sgd", "adam", "adamw", "rmsprop", "adagrad", or a function from parameters to a torch
+            optimiser.
+        rate, momentum, weight_decay: of an optimiser given by name. The default rate is 1e-2 for "sgd" and
+            "adagrad", and 1e-3 for the others.
+        schedule: "constant", "cosine", "step", "poly", or a Schedule of `equipoise.train.schedules`.
+        batch_size, epochs: an epoch is one pass in a new order, which follows from `seed` and its number; the
+            last batch may be smaller. A batch_size of None is the full batch.
+        clip: the largest norm of a gradient; longer gradients are scaled down to it.
+        patience: stop after this many epochs without a better loss (of the validation set, if there is one),
+            and leave the model at its best weights.
+        projection: keep weights well-posed after every step: True for Projection(0.99), or a Projection.
+            Modules that are well-posed whatever their parameters, and plain networks, are left alone.
+        warm_start: begin the solve of each sample at its last equilibrium; with "extrapolate", at the point
+            to which its last two equilibria lead.
+        seed: of the order of samples, and of all that is random in the network while it trains.
+        rtol: the tolerance of equilibria during training; by default that of the model.
+        loose: where ‖W‖ < 1 is kept, find the equilibria of a batch by plain iteration until the batch as a
+            whole has settled to `rtol`, without judging rows. On small batches this is several times as fast.
+            A batch that does not settle is solved as always. Several processes do not use it.
+        ridge, decay: λ and κ of (λ/2)‖a‖² + (κ/2)‖h‖², added to the sum of the loss over all samples; by
+            default those of the certificate, or none.
+        certificate: of theorem "anchored", for this model and the data that `fit` is given. Training is the
+            same, but at checkpoints its weights are kept only if F is proved not to have risen; otherwise the
+            run goes back to the last that were kept. It ends with those, and with the best readout for them.
+        check_every: epochs from one checkpoint to the next; by default as many as keep the checkpoints cheap.
+        refit: solve for the best readout at the end, and at a checkpoint that would not pass without it.
+        start_at_best: train from the best readout of the untrained features. From the readout of the model
+            (False) the hidden layer learns from more than residuals, and the first checkpoint comes later.
+        augment: for images, "shifts", "flips" or "shifts,flips": random changes of the samples of each step.
+            The losses that are measured, and the certificate, are about the images without changes.
+        decrease: the share by which every checkpoint must be proved to lower F; 0 by default.
+        enough: end at a checkpoint that lowered F by less than this share since the last one; 0 by default,
+            so that every epoch is trained.
 
     Under `torchrun` (after `torch.distributed.init_process_group`), each process trains on a part of the
     rows: on its own, given as a `Shard`, or on a part of the data that every process was given. Gradients and
@@ -98,26 +110,13 @@ class Trainer:
         decrease: float = 0.0,
         start_at_best: bool = True,
         augment: str | None = None,
+        loose: bool = False,
+        enough: float = 0.0,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module. Got {type(model).__name__} instead.")
-        for name, value, least in (
-            ("epochs", epochs, 0),
-            ("seed", seed, 0),
-            ("batch_size", 1 if batch_size is None else batch_size, 1),
-            ("patience", 1 if patience is None else patience, 1),
-            ("check_every", 1 if check_every is None else check_every, 1),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
-        if clip is not None and not 0 < clip < math.inf:
-            raise ValueError(f"clip must be a finite number > 0. Got {clip!r} instead.")
-        if not 0 <= decrease < 1:
-            raise ValueError(f"decrease must lie in [0, 1), a share of F. Got {decrease!r} instead.")
         if certificate is not None and (ridge is not None or decay is not None):
             raise ValueError("ridge and decay are those of the certificate: give them to certify alone.")
-        if warm_start not in (True, False, "extrapolate"):
-            raise ValueError(f"warm_start must be True, False or 'extrapolate'. Got {warm_start!r} instead.")
         if not isinstance(projection, bool | Projection):
             raise TypeError(f"projection must be True, False or a Projection. Got {projection!r} instead.")
         self.model, self.loss = model, loss
@@ -130,7 +129,34 @@ class Trainer:
         self.ridge, self.decay, self.certificate = ridge or 0.0, decay or 0.0, certificate
         self.check_every, self.refit, self.decrease = check_every, refit, decrease
         self.start_at_best, self.augment = start_at_best, named(augment)
+        self.loose, self.enough = loose, enough
+        self._check_options()
         self.make_optimiser()  # so that wrong options are named at once
+
+    def _check_options(self) -> None:
+        """An error that names the option which cannot be, or does not go with another."""
+        for name, least in (
+            ("epochs", 0),
+            ("seed", 0),
+            ("batch_size", 1),
+            ("patience", 1),
+            ("check_every", 1),
+        ):
+            value = getattr(self, name)
+            if value is None and least:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer ≥ {least}. Got {value!r} instead.")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip must be a finite number > 0. Got {self.clip!r} instead.")
+        for name in ("decrease", "enough"):
+            within(name, getattr(self, name), "[0, 1)", ", a share of F")
+        if self.loose and self.stop is None:
+            raise ValueError("loose solves need a tolerance. Got none: give rtol, such as 1e-2.")
+        if self.warm_start not in (True, False, "extrapolate"):
+            raise ValueError(
+                f"warm_start must be True, False or 'extrapolate'. Got {self.warm_start!r} instead."
+            )
 
     def fit(
         self,
@@ -292,6 +318,8 @@ class Trainer:
         found: dict[str, Any] = {}
         if self.augment:
             found["augment"] = ",".join(self.augment)
+        if self.loose:
+            found["loose"] = True
         if self.stop is not None:
             found["rtol"] = self.stop.rtol
         if self.ridge or self.decay:
@@ -299,6 +327,7 @@ class Trainer:
         if self.certificate is not None:
             found["certificate"] = self.about_certificate(("sample_weight",))  # weights are said apart
             found["checkpoints"] = [self.check_every, self.refit, self.decrease]
+            found |= {"enough": self.enough} if self.enough else {}
             found |= {} if self.start_at_best else {"start": "the model's own readout"}
         return found
 

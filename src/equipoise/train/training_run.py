@@ -23,6 +23,7 @@ from .batches import Batches
 from .checkpoint import Checkpoints
 from .distributed import sum_over_ranks
 from .early_end import lost, lost_advice, slower
+from .loose import LooseSolves
 from .objective import Custom, as_objective, weights_of
 from .training_state import save
 from .warm_start import WarmStarts, startable
@@ -76,6 +77,7 @@ class TrainingRun:
         self.starts = WarmStarts(self.model, len(X), extrapolated, warm, trainer.stop)
         self.warm = self.starts if warm else None
         self.layers = [layer for _, layer in startable(self.model)]
+        self.loose = LooseSolves.of(self)
         self.epoch = self.position = self.step = 0  # epochs done, batches done of the next, steps in all
         self.penalties = penalties(self)
         self.sums: dict[str, float] = {}  # of the epoch that is under way
@@ -236,8 +238,10 @@ class TrainingRun:
         y = self.y[mine.to(self.y.device)].to(device)
         if augment:
             x = augmented(x, augment, (self.trainer.seed * 1_000_003 + self.step) % 2**63)
-        with self.starts.using(mine):
-            yhat = self.model(x)
+        yhat = None if self.loose is None else self.loose.outputs(x, mine)
+        if yhat is None:
+            with self.starts.using(mine):
+                yhat = self.model(x)
         each = self.weight[mine].to(yhat) * self.objective.each(yhat, y)
         loss = each.sum() / count
         value = float(loss.detach())
@@ -301,6 +305,8 @@ class TrainingRun:
 
     def _solver_steps(self, which: str) -> int:
         """The most steps that a sample's last solve took, in any layer."""
+        if self.loose is not None and self.loose.work:
+            return self.loose.steps[which]
         found = [getattr(layer.last, which) for layer in self.layers]
         return max((int(s.steps.max()) for s in found if s is not None and len(s.steps)), default=0)
 
@@ -312,6 +318,8 @@ class TrainingRun:
 
     def _work(self) -> int:
         """Evaluations of a row in the last solves, forward and adjoint, of all layers."""
+        if self.loose is not None and self.loose.work:
+            return self.loose.work
         records: list[Any] = [layer.last for layer in self.layers]
         solved = [s for record in records for s in (record.forward, record.adjoint) if s is not None]
         return sum(int(s.steps.sum()) for s in solved)

@@ -1,0 +1,201 @@
+"""`fit` at its defaults: certified beside free training, and ten tables beside scikit-learn's models.
+
+First the same network with and without its certificate, at equal epochs: the ratio is the CPU time of the
+free run over that of the certified one, and the note has the difference of their accuracies (or R²), seed by
+seed, with its standard error, and what the network reaches with its hidden layer untrained. A target of
+0.77 is "at most 1.3 times the time".
+
+Then ten tables, all models at their defaults (networks stop early), on the same five splits with a quarter to
+test on. "Verified" is 1 − score. The last row has the mean rank of every model over tables and splits.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+from sklearn import datasets
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import LabelBinarizer, StandardScaler
+
+from bench.measure import Row
+from equipoise.data.load import load
+from equipoise.estimators import EquilibriumClassifier, EquilibriumRegressor
+
+SEEDS = 5
+IMAGES = 4000  # rows of MNIST and Fashion-MNIST that are trained on
+Data = tuple[Any, Any]
+
+TABLES: dict[str, Callable[[], Data]] = {
+    "iris": lambda: datasets.load_iris(return_X_y=True),
+    "wine": lambda: datasets.load_wine(return_X_y=True),
+    "breast cancer": lambda: datasets.load_breast_cancer(return_X_y=True),
+    "digits": lambda: datasets.load_digits(return_X_y=True),
+    "diabetes": lambda: datasets.load_diabetes(return_X_y=True),
+    "friedman1": lambda: datasets.make_friedman1(1000, noise=1.0, random_state=0),
+    "friedman2": lambda: datasets.make_friedman2(1000, noise=1.0, random_state=0),
+    "hastie": lambda: datasets.make_hastie_10_2(2000, random_state=0),
+    "two moons": lambda: datasets.make_moons(1000, noise=0.3, random_state=0),
+    "classification": lambda: datasets.make_classification(
+        5000, 20, n_informative=10, n_classes=3, random_state=0
+    ),
+}
+NUMBERS = "diabetes", "friedman1", "friedman2"
+
+
+class KernelClassifier(KernelRidge):
+    """Kernel ridge regression on indicators of the classes; the largest is the answer."""
+
+    def fit(self, X: Any, y: Any) -> KernelClassifier:
+        self.labels = LabelBinarizer(neg_label=-1).fit(y)
+        return super().fit(X, self.labels.transform(y))
+
+    def score(self, X: Any, y: Any) -> float:
+        return float((self.labels.inverse_transform(super().predict(X)) == y).mean())
+
+
+def models(numbers: bool, seed: int) -> dict[str, Any]:
+    """Ours first, then the peers."""
+    if numbers:
+        found = {
+            "EquilibriumRegressor": EquilibriumRegressor(random_state=seed),
+            "Ridge": Ridge(),
+            "MLP, early stopping": MLPRegressor(early_stopping=True, random_state=seed),
+            "HistGradientBoosting": HistGradientBoostingRegressor(random_state=seed),
+            "KernelRidge": KernelRidge(kernel="rbf"),
+        }
+    else:
+        found = {
+            "EquilibriumClassifier": EquilibriumClassifier(random_state=seed),
+            "LogisticRegression": LogisticRegression(),
+            "MLP, early stopping": MLPClassifier(early_stopping=True, random_state=seed),
+            "HistGradientBoosting": HistGradientBoostingClassifier(random_state=seed),
+            "KernelRidge": KernelClassifier(kernel="rbf"),
+        }
+    ours, *peers = found
+    return {ours: found[ours]} | {name: make_pipeline(StandardScaler(), found[name]) for name in peers}
+
+
+def run(quick: bool = False) -> list[Row]:
+    seeds = 2 if quick else SEEDS
+    found = [_certified(name, *data, seeds) for name, data in _pairs(quick).items()]
+    names = ("iris", "wine", "diabetes") if quick else tuple(TABLES)
+    scores = {}
+    for name in names:
+        rows, scores[name] = _table(name, seeds)
+        found += rows
+    return [*found, _ranks(list(scores.values()))]
+
+
+# -- certified beside free -----------------------------------------------------------------------------------
+
+
+def _pairs(quick: bool) -> dict[str, tuple[Data, bool]]:
+    """Data to train on both ways, and whether they are numbers to predict; images where they are stored."""
+    found = {"digits": (TABLES["digits"](), False)}
+    if not quick:
+        for name in ("mnist", "fashion_mnist"):
+            if os.environ.get("EQUIPOISE_DATA"):
+                data = load(name)
+                X, y = data.x_train[: 2 * IMAGES], data.y_train[: 2 * IMAGES]
+                found[f"{name}, {IMAGES} images"] = (X, y), False
+        found["classification"] = TABLES["classification"](), False
+    return found | {"friedman1": (TABLES["friedman1"](), True)}
+
+
+def _certified(name: str, data: Data, numbers: bool, seeds: int) -> Row:
+    """Both ways on the same splits, from the same start and with the same penalties of the optimiser."""
+    kind = EquilibriumRegressor if numbers else EquilibriumClassifier
+    scores, times, gains = np.zeros((2, seeds)), np.zeros((2, seeds)), []
+    share = 0.5 if "images" in name else 0.25
+    for seed in range(seeds):
+        parts = _split(*data, seed, numbers, share)
+        ours = kind(random_state=seed)
+        scores[0, seed], times[0, seed] = _score(ours, *parts)
+        recipe = ours.fitted_.recipe
+        free = kind(certified=False, epochs=recipe.epochs, weight_decay=0.0, random_state=seed)
+        scores[1, seed], times[1, seed] = _score(free, *parts)
+        frozen = kind(epochs=1, rate=1e-12, random_state=seed)
+        gains.append(scores[0, seed] - _score(frozen, *parts)[0])
+    difference = scores[0] - scores[1]
+    error = float(difference.std(ddof=1)) / seeds**0.5
+    ratio = statistics.median((times[1] / times[0]).tolist())
+    return Row(
+        work=f"{name}: certified or free",
+        ours="certified",
+        ours_ms=1e3 * float(np.median(times[0])),
+        peer="free, equal epochs",
+        peer_ms=1e3 * float(np.median(times[1])),
+        error=1 - float(scores[0].mean()),
+        peer_error=1 - float(scores[1].mean()),
+        ratio=ratio,
+        target=round(1 / 1.3, 2),
+        note=f"{difference.mean():+.4f} ± {error:.4f}; over frozen features {np.mean(gains):+.4f}",
+    )
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+def _table(name: str, seeds: int) -> tuple[list[Row], np.ndarray]:
+    """A row beside each peer, and all scores, (models, seeds)."""
+    data, numbers = TABLES[name](), name in NUMBERS
+    names = list(models(numbers, 0))
+    scores, times = np.zeros((len(names), seeds)), np.zeros((len(names), seeds))
+    for seed in range(seeds):
+        parts = _split(*data, seed, numbers)
+        for i, model in enumerate(models(numbers, seed).values()):
+            scores[i, seed], times[i, seed] = _score(model, *parts)
+    rows = []
+    for i, peer in enumerate(names[1:], start=1):
+        a, b, difference = scores[0].mean(), scores[i].mean(), scores[0] - scores[i]
+        error = float(difference.std(ddof=1)) / seeds**0.5
+        rows.append(
+            Row(
+                work=f"{name}, N = {len(parts[0])}, {'R²' if numbers else 'accuracy'}",
+                ours=names[0],
+                ours_ms=1e3 * float(np.median(times[0])),
+                peer=peer,
+                peer_ms=1e3 * float(np.median(times[i])),
+                error=1 - float(scores[0].mean()),
+                peer_error=1 - float(scores[i].mean()),
+                ratio=statistics.median((times[i] / times[0]).tolist()),
+                target=1 / 3 if peer.startswith("MLP") else None,
+                note=f"{a:.4f} against {b:.4f}, {difference.mean():+.4f} ± {error:.4f}",
+            )
+        )
+    return rows, scores
+
+
+def _ranks(scores: list[np.ndarray]) -> Row:
+    """The mean rank of each model, 1 the best, over tables and splits; and what it is made of."""
+    ranks = np.mean([rankdata(-table, axis=0).mean(axis=1) for table in scores], axis=0)
+    short = ("ours", "linear", "MLP", "boosting", "kernel ridge")
+    said = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(short, ranks, strict=True))
+    return Row(
+        work="mean rank over the tables", ours_ms=0.0, peer="", peer_ms=None, error=ranks[0], note=said
+    )
+
+
+def _split(X: Any, y: Any, seed: int, numbers: bool, share: float = 0.25) -> list[Any]:
+    return train_test_split(X, y, test_size=share, random_state=seed, stratify=None if numbers else y)
+
+
+def _score(model: Any, X: Any, X_test: Any, y: Any, y_test: Any) -> tuple[float, float]:
+    """The score on rows not trained on, and the CPU seconds of fitting."""
+    begin = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peers that stop at 200 epochs, and frozen features
+        model.fit(X, y)
+    return float(model.score(X_test, y_test)), time.process_time() - begin
