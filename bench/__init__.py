@@ -1,7 +1,10 @@
-"""Side by side with peers: `python -m bench [names] [--quick]`.
+"""Side by side with peers: `python -m bench [names] [--quick]`, and `python -m bench page` for the written
+page.
 
 A benchmark is a module with `run(quick=False)` that returns a list of `Row`s (or of dicts of a Row's fields).
-It joins by a line in BENCHMARKS.
+It joins by a line in BENCHMARKS. Its docstring stands on the page above its rows. It may have `REASONS`,
+which say of a work (or of its peer), by a part of the name, why a target is missed; a reason is written only
+where one is.
 """
 
 BENCHMARKS = {  # name on the command line → module
@@ -16,4 +19,5 @@ BENCHMARKS = {  # name on the command line → module
     "convolution": "bench.convolution",
     "fit": "bench.fit",
     "certificate": "bench.certificate",
+    "threads": "bench.threads",
 }

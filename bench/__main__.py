@@ -1,11 +1,18 @@
-"""python -m bench [names] [--quick] [--threads N]: a table, and a plot and the rows in bench/results/."""
+"""python -m bench [names] [--quick] [--threads N]: tables, rows in bench/results/, and the page in docs/.
+
+Without names everything is measured. A run of some names keeps what the page has of the others, so that it
+can be measured in pieces; `python -m bench page` writes it anew from what is stored. A quick run never
+reaches the page.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import time
+from dataclasses import replace
 
 from bench import BENCHMARKS
 
@@ -13,26 +20,49 @@ from bench import BENCHMARKS
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="equipoise beside its peers")
     parser.add_argument(
-        "names", nargs="*", metavar="name", help=f"any of {', '.join(BENCHMARKS)}; all by default"
+        "names",
+        nargs="*",
+        metavar="name",
+        help=f"any of {', '.join(BENCHMARKS)} (all by default), or page: write the page from stored results",
     )
-    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repetitions")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repetitions; no page")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch and of XLA (default 1)")
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in BENCHMARKS]
+    unknown = [name for name in options.names if name not in (*BENCHMARKS, "page")]
     if unknown:
-        parser.error(f"unknown benchmark {unknown[0]!r}: choose from {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown benchmark {unknown[0]!r}: choose from {', '.join(BENCHMARKS)}, page")
 
     set_threads(options.threads)
+    from bench.page import write_page
+    from bench.table import summary
+
+    asked = [name for name in options.names or BENCHMARKS if name != "page"]
+    found = {name: measured(name, options.threads, options.quick) for name in asked}
+    if len(found) > 1:
+        summary(found)
+    if not options.quick and options.threads == 1:
+        write_page()
+
+
+def measured(name: str, threads: int, quick: bool) -> dict:
+    """Run one benchmark, show its rows and store them."""
     from bench.measure import Row, environment
     from bench.table import show, store
 
-    facts = environment(options.threads, options.quick)
-    for name in options.names or BENCHMARKS:
-        begin = time.perf_counter()
-        found = importlib.import_module(BENCHMARKS[name]).run(quick=options.quick)
-        rows = [row if isinstance(row, Row) else Row.from_dict(row) for row in found]
-        show(name, rows, facts, time.perf_counter() - begin)
-        store(name, rows, facts)
+    module = importlib.import_module(BENCHMARKS[name])
+    facts, begin = environment(threads, quick), time.perf_counter()
+    rows = [row if isinstance(row, Row) else Row.from_dict(row) for row in module.run(quick=quick)]
+    reasons = getattr(module, "REASONS", {})
+    rows = [replace(row, reason=reason_of(row, reasons)) if row.missed else row for row in rows]
+    facts |= {"seconds": round(time.perf_counter() - begin), "about": inspect.getdoc(module) or ""}
+    facts["load"] = [*facts["load"], os.getloadavg()[0]]
+    show(name, rows, facts)
+    return store(name, rows, facts)
+
+
+def reason_of(row, reasons: dict[str, str]) -> str:  # type: ignore[no-untyped-def]
+    """The reason of the first key that the name of the work and of the peer hold."""
+    return next((why for part, why in reasons.items() if part in f"{row.work}: {row.peer}"), "")
 
 
 def set_threads(threads: int) -> None:

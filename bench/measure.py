@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import statistics
 import time
@@ -30,6 +31,16 @@ class Row:
     ours: str = "equipoise"
     target: float | None = None
     note: str = ""
+    reason: str = ""  # why the target is missed, where it is
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a target that the ratio does not reach, as both are written."""
+        return (
+            self.target is not None
+            and self.ratio is not None
+            and round(self.ratio, 2) < round(self.target, 2)
+        )
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Row:
@@ -132,6 +143,9 @@ def environment(threads: int, quick: bool) -> dict[str, Any]:
     return {
         "threads": threads,
         "quick": quick,
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": os.cpu_count(),
+        "load": [os.getloadavg()[0]],
         "cpu": _cpu(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("equipoise", "torch", *PEERS)},

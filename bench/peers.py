@@ -29,6 +29,8 @@ class Problem:
     z0: Tensor
     size: float  # ‖z‖ of the whole batch at the solution, for those who stop on an absolute residual
     answer: Callable[[Tensor], Tensor] = lambda z: z  # from the peer's unknown to z
+    # From `arrays` to what f takes, once a solve and timed with it; of torch's tensors and of jax's arrays.
+    prepare: Callable[..., tuple[Any, ...]] = lambda *arrays: arrays
 
 
 def contenders(
@@ -66,13 +68,12 @@ def _torchdeq(problem: Problem, name: str, label: str, tolerance: float) -> Cont
     method = {"fixed point": fixed_point_iter, "Anderson": anderson_solver, "Broyden": broyden_solver}[
         name.removeprefix("torchdeq ")
     ]
-    f = lambda z: problem.torch_map(z, *problem.arrays)
+    options = {"max_iter": MAX_STEPS, "tol": tolerance, "stop_mode": "rel", **OPTIONS.get(name, {})}
 
     @torch.no_grad()
     def solve() -> Tensor:
-        return method(
-            f, problem.z0, max_iter=MAX_STEPS, tol=tolerance, stop_mode="rel", **OPTIONS.get(name, {})
-        )[0]
+        arrays = problem.prepare(*problem.arrays)
+        return method(lambda z: problem.torch_map(z, *arrays), problem.z0, **options)[0]
 
     return Contender(label, solve, problem.answer)
 
@@ -85,7 +86,7 @@ def _jaxopt(problem: Problem, name: str, label: str, tolerance: float) -> Conten
         name.removeprefix("jaxopt ")
     ]
     solver = method(problem.jax_map, maxiter=MAX_STEPS, tol=tolerance, **OPTIONS.get(name, {}))
-    run = jax.jit(lambda z, *arrays: solver.run(z, *arrays).params)
+    run = jax.jit(lambda z, *arrays: solver.run(z, *problem.prepare(*arrays)).params)
     z0, *arrays = (jax.numpy.asarray(a.numpy()) for a in (problem.z0, *problem.arrays))
     return Contender(label, lambda: run(z0, *arrays).block_until_ready(), _from_jax(problem))
 
@@ -98,7 +99,12 @@ def _optimistix(problem: Problem, name: str, label: str, tolerance: float) -> Co
     run = jax.jit(
         lambda z, *arrays: (
             optimistix.fixed_point(
-                lambda z, a: problem.jax_map(z, *a), solver, z, arrays, max_steps=MAX_STEPS, throw=False
+                lambda z, a: problem.jax_map(z, *a),
+                solver,
+                z,
+                problem.prepare(*arrays),
+                max_steps=MAX_STEPS,
+                throw=False,
             ).value
         )
     )

@@ -57,6 +57,12 @@ class Equation(ABC):
                 )
             return self._settled(start, found, tensors)
 
+    def _of(self, rows: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The tensors of some of the rows."""
+        if len(rows) == len(tensors[0]):
+            return tensors
+        return (*(t[rows] for t in tensors[: self.batched]), *tensors[self.batched :])
+
     @torch.no_grad()
     def _settled(self, start: Tensor, found: Solution, tensors: Sequence[Tensor]) -> Solution:
         """What was found, with exactly those entries set to 0 that are 0 at the equilibrium.
@@ -70,7 +76,10 @@ class Equation(ABC):
         near = ((z == 0) | small) & found.converged[:, None]
         if not bool(near.any()) or not any(bool((t == 0).any()) for t in tensors):
             return found
-        settled = settle(lambda z: self(z, *tensors), z, near)
+        if self.batched:
+            settled = settle(lambda now, rows: self(now, *self._of(rows, tensors)), z, near, by_rows=True)
+        else:
+            settled = settle(lambda now: self(now, *tensors), z, near)
         moved = (settled != z).any(dim=1)
         if not bool(moved.any()):
             return found

@@ -17,6 +17,7 @@ from .loop import LoopOptions, RowsFound, iterate, run_chain
 from .norms import norm_dtype, row_distances, row_norms
 from .picard import Picard
 from .problem import AffineMap, Map, make_map
+from .refinement import refined
 from .solution import Solution, State, Status, Stop, Trace
 from .solver import Solver
 
@@ -46,17 +47,22 @@ def fixed_point(
     The state is a tensor (N, …) or a tuple of such tensors. Each sample has its own stopping test, status
     and step count. A sample that has ended is frozen, and dropped from the batch if that saves work.
 
-    Args: f: the map; its output is checked against z at every call. An `AffineMap` also offers its parts. z0:
-    where to start, or an earlier Solution. An AffineMap may leave it out: σ(b) is used. args: batch-first
-    arguments of f. Their rows are dropped with the batch, and they are cast with the precision. shared:
-    arguments of f that all samples share; they are cast with the precision. A closure over its tensors needs
-    neither, but its samples are never dropped, since the batch it holds would no longer fit. solver: a
-    solver, or a sequence of solvers, each of which is tried on the rows that failed before; by default
-    `Anderson()`, then `Picard(0.9)` and `Anderson(25)`. stop: the tolerance and the limit on steps, by
-    default that of the dtype. precision: "mixed" iterates in float32, then finishes and verifies in float64
-    with the same stopping test; "native" stays in the dtype of z0; "auto" is "mixed" if that is sure to be
-    faster, which is so for a large AffineMap in float64 whose solver is Picard, without a trace. trace: keep
-    the iterates and residuals of every step.
+    Args:
+        f: the map; its output is checked against z at every call. An `AffineMap` also offers its parts.
+        z0: where to start, or an earlier Solution. An AffineMap may leave it out: σ(b) is used.
+        args: batch-first arguments of f. Their rows are dropped with the batch, and they are cast with the
+            precision.
+        shared: arguments of f that all samples share; they are cast with the precision. A closure over its
+            tensors needs neither, but its samples are never dropped, since the batch it holds would no longer
+            fit.
+        solver: a solver, or a sequence of solvers, each of which is tried on the rows that failed before; by
+            default `Anderson()`, then `Picard(0.9)` and `Anderson(25)`.
+        stop: the tolerance and the limit on steps, by default that of the dtype.
+        precision: "mixed" iterates in float32, then finishes and verifies in float64 with the same stopping
+            test; "native" stays in the dtype of z0; "auto" is "mixed" if that is sure to be faster, which is
+            so for a large AffineMap in float64 whose solver is Picard or a splitting, without a trace. Picard
+            then takes most of its steps in bfloat16, if the processor multiplies in it.
+        trace: keep the iterates and residuals of every step.
 
     Returns a Solution. Samples that failed raise no error: look at its `status`, or call
     `.raise_if_failed()`.
@@ -121,6 +127,7 @@ def _solve(
     chain = checked_chain(solver)
     if isinstance(z0, Solution):
         z0 = z0.value
+    cold = z0 is None
     if z0 is None:
         if not isinstance(f, AffineMap):
             raise ValueError("z0 is required: only an AffineMap has a start of its own, σ(b).")
@@ -144,7 +151,7 @@ def _solve(
             mixed = precision == "mixed" or (
                 precision == "auto" and run == LoopOptions() and _pays(problem, z, chain[0])
             )
-            before = _single_precision(problem, z, chain[0], limit) if mixed else None
+            before = _single_precision(problem, z, chain[0], limit, cold) if mixed else None
             outcome = run_chain(problem, z, chain, limit, run, before)
             if outcome.dropped and not run.ahead and problem.affine is None:
                 _confirm_batch(problem, outcome, limit)
@@ -218,11 +225,11 @@ def check_precision(precision: str) -> None:
 def _pays(f: Map, z: Tensor, solver: Solver) -> bool:
     """Whether float32 before float64 is sure to save time, since products with W are nearly all the work."""
     large = f.affine is not None and f.affine.weight.numel() * z.shape[0] >= _LARGE
-    return large and z.dtype == torch.float64 and solver.smooth and solver.uses_value
+    return large and z.dtype == torch.float64 and solver.smooth
 
 
-def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> RowsFound:
-    """What an iteration in float32 reaches, cast back to float64: the start of the verified solve."""
+def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop, cold: bool) -> RowsFound:
+    """What an iteration in less than float64 reaches, in float64 again: the start of the verified solve."""
     if z.dtype != torch.float64:
         raise ValueError(
             f"precision='mixed' finishes in float64, so z0 must be float64. Got {z.dtype} instead."
@@ -231,6 +238,8 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop) -> RowsFoun
         raise ValueError(
             "precision='mixed' cannot cast the tensors inside of a closure: pass them as args= or shared=."
         )
+    if solver == Picard() and _pays(f, z, solver):
+        return refined(f, z, stop, cold)
     single = torch.float32
     assert stop.rtol is not None
     reach = Stop.reach(single) * (1 if solver.uses_value else 4)  # a step of its own rounds more than f

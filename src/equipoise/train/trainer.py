@@ -247,8 +247,10 @@ class Trainer:
         self.model.eval()
         if isinstance(X, Shard):  # each rank answers its own rows
             X = X.rows
-        size = 1024 if self.batch_size is None else max(self.batch_size, 1024)
         rows = as_input(X)
+        # The states of that many images leave the cache: 256 took a quarter of the time of 1,024.
+        least = 256 if isinstance(rows, Tensor) and rows.ndim > 2 else 1024
+        size = least if self.batch_size is None else max(self.batch_size, least)
         rows = rows.contiguous() if isinstance(rows, Tensor) else rows
         try:
             found = [(self.model(part.to(self.device)).detach(), part.device) for part in parts(rows, size)]

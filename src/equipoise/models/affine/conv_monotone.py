@@ -21,6 +21,7 @@ from ...solve.autocast import compute_dtype
 from ..checks import all_counts, counts, odd, positive_finite
 from ..images.model import ImageModel
 from ..images.parts import Extractor, Image, Maker, head_for, transposed_kernel
+from ..kept import Kept
 from ..proximal.pieces import tightened
 
 _POWER_STEPS = 10
@@ -100,6 +101,7 @@ class ConvMonotone(ImageModel):
         kernel, reach = odd(kernel=kernel, reach=reach)
         positive_finite(norm=norm)
         make = Maker(dtype, device, generator)
+        self._kept = Kept()
         self.margin, self.norm, self.pool = margin, float(norm), pool
         self.normalise, self.task = normalise, task
         self.channels, self.hidden, self.kernel, self.reach = channels, hidden, kernel, reach
@@ -162,6 +164,9 @@ class ConvMonotone(ImageModel):
     @torch.no_grad()
     def norms(self) -> tuple[float, float]:
         """About ‖A‖ and ‖B − Bᵀ‖, from below, as maps of images of the state's size."""
+        return self._kept.of((self.A, self.B, self.probe), self._norms)
+
+    def _norms(self) -> tuple[float, float]:
         K = self.skew()
         return (
             _estimated_norm(self.A, transposed_kernel(self.A), self.probe),

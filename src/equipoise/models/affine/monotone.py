@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ...solve.autocast import unlowered
 from ...solve.norms import norm_dtype, row_norms
 from ..checks import finite_matrix, slope_at_zero
 from ..draws import Draws
+from ..kept import Kept
 from .blocks import pairs, readout_block, squeeze_blocks, weigh
 from .family import AffineFamily
 
@@ -73,7 +73,7 @@ class Monotone(AffineFamily):
         self.u = nn.Parameter(make.normal(*self.readout_shape, std=(1 / n) ** 0.5))
         self.bias = nn.Parameter(make.zeros(n)) if bias else None
         self.c = nn.Parameter(make.zeros(outputs)) if output_bias else None
-        self._held: _Held | None = None
+        self._kept = Kept()
 
     def weight(self) -> Tensor:
         """W = (1−μ)I − AᵀA + B − Bᵀ, (n, n)."""
@@ -139,11 +139,8 @@ class Monotone(AffineFamily):
     @unlowered
     def affine_map(self, X: Tensor) -> AffineMap:
         """f(Z) = relu(Z Wᵀ + X Uᵀ), which reuses what was computed from the same A and B before."""
-        held = self._held
-        if held is None or not held.still_of(self):
-            empty = AffineMap(self.weight(), self.A.new_empty(0, self.width), self.activation)
-            held = self._held = _Held(self.margin, self.A.clone(), self.B.clone(), empty)
-        return held.map.with_bias(self.injection(X))
+        empty = lambda: AffineMap(self.weight(), self.A.new_empty(0, self.width), self.activation)
+        return self._kept.of((self.A, self.B), empty, self.margin).with_bias(self.injection(X))
 
     def _error(self, problem: AffineMap, change: Tensor) -> Tensor:
         """‖z − z*‖ ≤ ‖f(z) − z‖ + ‖W(f(z) − z)‖/μ, valid where ‖W‖ > 1 too."""
@@ -160,9 +157,6 @@ class Monotone(AffineFamily):
 
     # -- housekeeping --------------------------------------------------------------------------------------
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_held": None}
-
     def config(self) -> dict[str, Any]:
         """The settings, and which biases there are."""
         settings = super().config() | {"bias": self.bias is not None}
@@ -174,22 +168,3 @@ class Monotone(AffineFamily):
         shift = "" if self.bias is None else " + bias"
         behind = "" if self.c is None else " + c"
         return self.described.format(self, shift, behind)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """What was computed from A, B and μ, and copies of them that tell whether they have changed since."""
-
-    margin: float
-    A: Tensor
-    B: Tensor
-    map: AffineMap
-
-    def still_of(self, model: Monotone) -> bool:
-        same = self.margin == model.margin and self.A.dtype == model.A.dtype
-        return (
-            same
-            and self.A.device == model.A.device
-            and torch.equal(self.A, model.A)
-            and torch.equal(self.B, model.B)
-        )

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ...checks import positive, within
+from ...differentiate.equation import needs_gradient
 from ...linalg import norm_upper
+from ..kept import Kept
 from ..norms import spectral_norm
 from .pieces import Skip, pace
 
 
 class Bounded(Skip):
     """Layers W_l of a state, with α, μ and σ: their norms, and what follows from them."""
+
+    _kept: Kept
 
     @property
     @abstractmethod
@@ -56,7 +60,12 @@ class Bounded(Skip):
 
     def effective(self, raw: list[Tensor]) -> list[Tensor]:
         """The stored W_l, scaled where `bound` asks for it."""
-        return raw if self.bound is None else [_scaled(W, self.bound * self.proximal_norm) for W in raw]
+        if self.bound is None:
+            return raw
+        limit = self.bound * self.proximal_norm
+        if needs_gradient(raw):
+            return [_scaled(W, limit) for W in raw]
+        return list(self._kept.of(raw, lambda: [_scaled(W, limit) for W in raw], limit))
 
     @property
     def pace(self) -> float:

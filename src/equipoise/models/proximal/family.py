@@ -21,6 +21,7 @@ from ...solve import Activation, Anderson, Picard
 from ..base import EquilibriumModel, Start
 from ..cell import Equilibrium
 from ..checks import check_rows, checked_map, counts, features_of, given_start, name_of, same_place
+from ..kept import Kept
 from ..methods import check_sam, method_config, selects
 from .bounds import Bounded
 from .pieces import Cell, ProximalEquation, tightened
@@ -59,7 +60,7 @@ class ProximalFamily(Bounded, EquilibriumModel):
         super().__init__(**how)
         self.inputs, self.state, self.outputs = counts(inputs=inputs, state=state, outputs=outputs)
         self.feature_map = checked_map(feature_map, inputs)
-        self.alpha, self.mu, self.bound = alpha, 1.0, bound
+        self.alpha, self.mu, self.bound, self._kept = alpha, 1.0, bound, Kept()
         self.set_activation(activation)
         self.regulariser = regulariser
 
