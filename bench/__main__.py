@@ -1,8 +1,8 @@
 """python -m bench [names] [--quick] [--threads N]: tables, rows in bench/results/, and the page in docs/.
 
-Without names everything is measured. A run of some names keeps what the page has of the others, so that it
-can be measured in pieces; `python -m bench page` writes it anew from what is stored. A quick run never
-reaches the page.
+Without names everything is measured; `forward:m=500` is a part of a benchmark. A run of some names keeps what
+the page has of the others, so that it can be measured in pieces, and `python -m bench page` writes it anew
+from what is stored. A quick run never reaches the page.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def main() -> None:
         "names",
         nargs="*",
         metavar="name",
-        help=f"any of {', '.join(BENCHMARKS)} (all by default), or page: write the page from stored results",
+        help=f"any of {', '.join(BENCHMARKS)} (all by default), a part of one such as forward:m=500, or "
+        "page: write the page from stored results",
     )
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repetitions; no page")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch and of XLA (default 1)")
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in (*BENCHMARKS, "page")]
+    unknown = [name for name in options.names if name.split(":")[0] not in (*BENCHMARKS, "page")]
     if unknown:
         parser.error(f"unknown benchmark {unknown[0]!r}: choose from {', '.join(BENCHMARKS)}, page")
 
@@ -49,15 +50,20 @@ def measured(name: str, threads: int, quick: bool) -> dict:
     from bench.measure import Row, environment
     from bench.table import show, store
 
+    name, _, part = name.partition(":")
     module = importlib.import_module(BENCHMARKS[name])
+    parts = getattr(module, "PARTS", {})
+    if part and part not in parts:
+        raise SystemExit(f"{name} has no part {part!r}: choose from {', '.join(parts) or 'none'}.")
     facts, begin = environment(threads, quick), time.perf_counter()
-    rows = [row if isinstance(row, Row) else Row.from_dict(row) for row in module.run(quick=quick)]
+    found = parts[part]() if part else module.run(quick=quick)
+    rows = [row if isinstance(row, Row) else Row.from_dict(row) for row in found]
     reasons = getattr(module, "REASONS", {})
     rows = [replace(row, reason=reason_of(row, reasons)) if row.missed else row for row in rows]
     facts |= {"seconds": round(time.perf_counter() - begin), "about": inspect.getdoc(module) or ""}
     facts["load"] = [*facts["load"], os.getloadavg()[0]]
     show(name, rows, facts)
-    return store(name, rows, facts)
+    return store(name, rows, facts, merge=bool(part))
 
 
 def reason_of(row, reasons: dict[str, str]) -> str:  # type: ignore[no-untyped-def]

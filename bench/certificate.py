@@ -22,10 +22,9 @@ TARGET = 1 / 3
 
 
 def run(quick: bool = False) -> list[Row]:
-    rows = certificates(1000, 1000, repeats=3 if quick else 7)
-    for m in (500,) if quick else (1000, 2000):
-        rows += steps(m, min(m, 1000), count=10 if quick else 20, repeats=3)
-    return rows
+    if quick:
+        return certificates(500, 500, repeats=3) + steps(500, 500, count=10, repeats=3)
+    return [row for part in PARTS.values() for row in part()]
 
 
 def certificates(m: int, n: int, repeats: int) -> list[Row]:
@@ -65,7 +64,9 @@ def steps(m: int, n: int, count: int, repeats: int) -> list[Row]:
         broken,
     )
     peers = [plain("native"), plain("mixed")]
-    rows = side_by_side(f"a training step, m={m}, n={n}", ours, peers, float, repeats, {"gradient": TARGET})
+    rows = side_by_side(
+        f"a training step, m={m}, n={n}", ours, peers, float, repeats, {"gradient descent": TARGET}
+    )
     return [
         replace(
             row, ours_ms=row.ours_ms / count, peer_ms=None if row.peer_ms is None else row.peer_ms / count
@@ -80,3 +81,10 @@ def instance(m: int, n: int, d: int = 784) -> tuple[eq.GaussianReLU, Tensor, Ten
     X *= math.sqrt(d) / X.norm(dim=1, keepdim=True)
     y = torch.randn(n, dtype=torch.float64, generator=generator)
     return eq.GaussianReLU(d, m, sigma_w2=0.08, dtype=torch.float64, generator=generator), X, y
+
+
+PARTS = {
+    "1000": lambda: certificates(1000, 1000, repeats=7) + steps(1000, 1000, count=20, repeats=3),
+    "2000": lambda: certificates(2000, 1000, repeats=3) + steps(2000, 1000, count=5, repeats=1),
+    "4000": lambda: certificates(4000, 1000, repeats=1) + steps(4000, 1000, count=2, repeats=1),
+}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +35,11 @@ SIZES = {  # images, channels of z, its size, hidden channels, α
 
 
 def run(quick: bool = False) -> list[Row]:
-    rows = []
-    for name in list(SIZES)[:1] if quick else SIZES:
-        rows += _training(name, *SIZES[name], repeats=5)
-        rows += _single(name, *SIZES[name], repeats=5)
-    return rows
+    return [row for part in list(PARTS.values())[: 1 if quick else None] for row in part()]
+
+
+def _at(name: str) -> list[Row]:
+    return _training(name, *SIZES[name], repeats=5) + _single(name, *SIZES[name], repeats=5)
 
 
 def _problem(
@@ -165,3 +166,6 @@ def _step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def _flat(model: ConvOptEq) -> Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+PARTS = {name.replace("×", "x").replace(", ", "-"): partial(_at, name) for name in SIZES}

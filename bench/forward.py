@@ -13,6 +13,7 @@ in float32 until its residual is small, then in float64 until it is small there,
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,13 +36,10 @@ WARM = ("torchdeq fixed point", "jaxopt fixed point", "optimistix fixed point")
 
 
 def run(quick: bool = False) -> list[Row]:
-    rows = []
-    for m in (500,) if quick else (500, 1000, 2000):
-        rows += _at(m, n=1000, repeats=5)
-    return rows
+    return _at(500) if quick else [row for part in PARTS.values() for row in part()]
 
 
-def _at(m: int, n: int, repeats: int) -> list[Row]:
+def _at(m: int, n: int = 1000, repeats: int = 5) -> list[Row]:
     model, X = problem(m, n)
     W, U = model.W.detach(), model.U.detach()
     verify = lambda z: relative_residual(W, X @ U.T, z)
@@ -119,3 +117,6 @@ def _off(model: eq.GaussianReLU) -> eq.GaussianReLU:
     off = torch.randn(model.W.shape, dtype=model.W.dtype, generator=torch.Generator().manual_seed(1))
     other.W += off * (1e-3 * model.W.norm() / off.norm())
     return other
+
+
+PARTS = {f"m={m}": partial(_at, m) for m in (500, 1000, 2000)}

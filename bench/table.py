@@ -62,13 +62,24 @@ def asked(row: Row) -> str:
     return f"≥ {row.target:.3g}x {'✗' if row.missed else '✓'}"
 
 
-def store(name: str, rows: list[Row], facts: dict[str, Any]) -> dict[str, Any]:
-    """The rows and what they were measured on and with, as JSON; returned as it is written."""
+def store(name: str, rows: list[Row], facts: dict[str, Any], merge: bool = False) -> dict[str, Any]:
+    """The rows and what they were measured on and with, as JSON; returned as it is written.
+
+    `merge`: rows of other works that were stored before stay, and the times and loads are those of all.
+    """
     RESULTS.mkdir(exist_ok=True)
-    document = {"benchmark": name, **facts, "rows": [row.as_dict() for row in rows]}
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     suffix = "" if facts["threads"] == 1 else f"-{facts['threads']}"
-    write_atomically(RESULTS / f"{name}{suffix}{'-quick' if facts['quick'] else ''}.json", text.encode())
+    path = RESULTS / f"{name}{suffix}{'-quick' if facts['quick'] else ''}.json"
+    kept: list[dict[str, Any]] = []
+    if merge and path.exists():
+        before, works = json.loads(path.read_text(encoding="utf-8")), {row.work for row in rows}
+        kept = [row for row in before["rows"] if row["work"] not in works]
+        facts = facts | {
+            "seconds": facts["seconds"] + before["seconds"],
+            "load": facts["load"] + before["load"],
+        }
+    document = {"benchmark": name, **facts, "rows": [*kept, *(row.as_dict() for row in rows)]}
+    write_atomically(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return document
 
 

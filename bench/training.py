@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,14 +26,10 @@ TARGETS = {4: {500: 2.5, 1000: 2.5, 2000: 2.5}, 20: {500: 4.0, 1000: 4.0, 2000: 
 
 
 def run(quick: bool = False) -> list[Row]:
-    rows = []
-    for m in (500,) if quick else (500, 1000, 2000):
-        for steps in (4,) if quick else (4, 20):
-            rows += _at(steps, m, n=1000, repeats=3 if steps * m <= 4000 else 1)
-    return rows
+    return _at(4, 500) if quick else [row for part in PARTS.values() for row in part()]
 
 
-def _at(steps: int, m: int, n: int, d: int = 1000, repeats: int = 3) -> list[Row]:
+def _at(steps: int, m: int, n: int = 1000, d: int = 1000) -> list[Row]:
     generator = torch.Generator().manual_seed(m)
     X = torch.randn(n, d, dtype=torch.float64, generator=generator)
     X *= math.sqrt(d) / X.norm(dim=1, keepdim=True)
@@ -48,6 +45,7 @@ def _at(steps: int, m: int, n: int, d: int = 1000, repeats: int = 3) -> list[Row
 
     exact = trained(1e-11)
     verify = lambda weights: float((weights - exact).norm() / (exact - first).norm())
+    repeats = 3 if steps * m <= 4000 else 1
     ours = Contender("gradient_descent", lambda: trained(RTOL))
     peers = [_torchdeq(start, X, y, eta, steps)]
     return side_by_side(
@@ -86,3 +84,6 @@ def _torchdeq(start: eq.GaussianReLU, X: Tensor, y: Tensor, eta: float, steps: i
         return _weights(model)
 
     return Contender(name, solve)
+
+
+PARTS = {f"{steps}-{m}": partial(_at, steps, m) for m in (500, 1000, 2000) for steps in (4, 20)}
