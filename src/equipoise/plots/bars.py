@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from ..plain import plain
 from .plane import shorten
-from .style import DASHES, FONT, LIGHT, SMALL, Theme, label, note, scale_axis, single
+from .style import DASHES, LIGHT, SMALL, Theme, label, linear, note, scale_axis, single, write
 
 _FAINT, _FULL = 0.06, 0.95  # of a patch's colour
 
@@ -25,32 +25,15 @@ def reliability(bins: Sequence[Mapping[str, Any]], *, title: str = "", theme: Th
     figure, ax = single(theme)
     for one in bins:
         low, width, right = one["low"], one["high"] - one["low"], one["right"]
-        ax.bar(
-            low + width / 2,
-            right,
-            width=0.92 * width,
-            color=theme.colour(0),
-            alpha=0.45,
-            linewidth=0,
-        )
-        ax.text(
-            low + width / 2,
-            0.02,
-            f"{one['count']}",
-            ha="center",
-            va="bottom",
-            color=theme.ink,
-            fontsize=SMALL,
-            fontfamily=FONT,
-        )
+        middle = low + width / 2
+        ax.bar(middle, right, width=0.92 * width, color=theme.colour(0), alpha=0.45, linewidth=0)
+        write(ax, middle, 0.02, f"{one['count']}", theme.ink, SMALL, va="bottom")
     ax.plot([0, 1], [0, 1], color=theme.ink, linestyle=DASHES[1], linewidth=1.2)
     lowest = min((one["low"] for one in bins), default=0.0)
     ax.set(xlim=(min(lowest, 0.5), 1.0), ylim=(0, 1.09))
-    scale_axis(ax, "x", log=False)
-    scale_axis(ax, "y", log=False)
+    linear(ax, "probability of the answer", "share that is right", title)
     ax.set_xticks(np.arange(round(10 * min(lowest, 0.5)), 11) / 10)
     ax.set_yticks(np.arange(0, 11, 2) / 10)
-    label(ax, "probability of the answer", "share that is right", title)
     return figure
 
 

@@ -11,19 +11,13 @@ from numpy.typing import ArrayLike
 
 from ..plain import plain
 from .plane import shorten
-from .style import FONT, LIGHT, SMALL, Theme, label, single
+from .style import LIGHT, SMALL, Theme, label, single, write
 
 _STRONGEST = 0.55  # of a cell's colour: numbers stay readable on it
 _MOST_NUMBERS = 16  # classes beyond which the cells are too small for numbers
 
 
-def confusion(
-    counts: ArrayLike,
-    names: Sequence[str],
-    *,
-    title: str = "",
-    theme: Theme = LIGHT,
-) -> Figure:
+def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme: Theme = LIGHT) -> Figure:
     """Counts (C, C), each cell shaded by its share of its row.
 
     Right answers have the first colour, wrong ones the second.
@@ -40,16 +34,7 @@ def confusion(
             strength = _STRONGEST * (0.15 + 0.85 * float(share[i, j]))
             ax.add_patch(Rectangle((j, i), 1, 1, facecolor=colour, alpha=strength, linewidth=0))
             if C <= _MOST_NUMBERS:
-                ax.text(
-                    j + 0.5,
-                    i + 0.5,
-                    f"{table[i, j]}",
-                    ha="center",
-                    va="center",
-                    color=theme.ink,
-                    fontsize=min(SMALL, 60 / C + 4),
-                    fontfamily=FONT,
-                )
+                write(ax, j + 0.5, i + 0.5, f"{table[i, j]}", theme.ink, min(SMALL, 60 / C + 4))
     ax.set(xlim=(0, C), ylim=(C, 0), aspect="equal")
     ax.grid(False)
     ax.spines[["left", "bottom"]].set_visible(False)

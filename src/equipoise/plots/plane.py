@@ -13,19 +13,18 @@ from numpy.typing import ArrayLike
 from .style import (
     DASHES,
     FINE,
-    FONT,
     LIGHT,
     LINE,
     MARKERS,
     NORMAL,
     SMALL,
     Theme,
-    label,
     legend,
+    linear,
     note,
-    scale_axis,
     single,
     thin,
+    write,
 )
 
 MOST_NAMED = 12  # classes that a plane can tell apart by a word at their centre
@@ -152,19 +151,9 @@ def draw_path(ax: Axes, path: ArrayLike, name: str = "", *, at: int = 0, theme: 
 
 
 def _name(ax: Axes, centre: np.ndarray, name: str, theme: Theme) -> None:
-    ax.text(
-        float(centre[0]),
-        float(centre[1]),
-        shorten(name),
-        ha="center",
-        va="center",
-        fontsize=NORMAL,
-        fontfamily=FONT,
-        fontweight="bold",
-        color=theme.ink,
-        parse_math=False,
-        bbox={"facecolor": theme.paper, "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.15"},
-    )
+    box = {"facecolor": theme.paper, "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.15"}
+    x, y = map(float, centre)
+    write(ax, x, y, shorten(name), theme.ink, NORMAL, fontweight="bold", bbox=box)
 
 
 def shorten(name: str, most: int = 14) -> str:
@@ -183,9 +172,7 @@ def _frame(
 ) -> None:
     if shares is not None:
         x, y = (f"{name} ({100 * share:.0f} %)" for name, share in zip((x, y), shares, strict=True))
-    scale_axis(ax, "x", log=False)
-    scale_axis(ax, "y", log=False)
-    label(ax, x, y, title)
+    linear(ax, x, y, title)
     ax.tick_params(labelsize=SMALL)
     if empty:
         note(ax, empty, theme)

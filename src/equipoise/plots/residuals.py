@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from .style import DASHES, LIGHT, MARKERS, Theme, label, legend, note, scale_axis, single
+from .style import DASHES, LIGHT, MARKERS, Theme, legend, linear, note, single
 
 
 def residuals(
@@ -28,24 +29,14 @@ def residuals(
         finite = np.isfinite(said) & np.isfinite(left)
         if finite.any():
             spread = float(np.sqrt(np.mean(left[finite] ** 2)))
-            ax.scatter(
-                said[finite],
-                left[finite],
-                s=16,
-                marker=MARKERS[at],
-                color=theme.colour(at),
-                alpha=0.7,
-                linewidths=0,
-                label=name,
-            )
+            look: dict[str, Any] = {"marker": MARKERS[at], "color": theme.colour(at), "label": name}
+            ax.scatter(said[finite], left[finite], s=16, alpha=0.7, linewidths=0, **look)
     ax.axhline(0, color=theme.ink, linewidth=1)
     if np.isfinite(spread):
         for side, words in ((spread, "± root mean square"), (-spread, None)):
             ax.axhline(side, color=theme.soft, linestyle=DASHES[1], linewidth=1.2, label=words)
     else:
         note(ax, "the predictions are not finite", theme)
-    scale_axis(ax, "x", log=False)
-    scale_axis(ax, "y", log=False)
-    label(ax, x, y, title)
+    linear(ax, x, y, title)
     legend(ax, theme, above=True)
     return figure

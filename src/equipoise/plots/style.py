@@ -180,21 +180,22 @@ def _plain(box: Legend) -> None:
         text.set_parse_math(False)
 
 
+def linear(ax: Axes, x: str, y: str, title: str) -> None:
+    """Two linear axes with readable ticks, and the words around them."""
+    scale_axis(ax, "x", log=False)
+    scale_axis(ax, "y", log=False)
+    label(ax, x, y, title)
+
+
+def write(ax: Axes, x: float, y: float, words: str, colour: str, size: float, **how: Any) -> None:
+    """Words on the axes, around (x, y) unless `how` says otherwise. `$` in them starts no formula."""
+    kept: dict[str, Any] = {"ha": "center", "va": "center", "fontfamily": FONT, "parse_math": False}
+    ax.text(x, y, words, color=colour, fontsize=size, **{**kept, **how})
+
+
 def note(ax: Axes, words: str, theme: Theme = LIGHT) -> None:
     """Words in the middle of empty axes, so that no figure is blank without a reason."""
-    ax.text(
-        0.5,
-        0.5,
-        words,
-        transform=ax.transAxes,
-        ha="center",
-        va="center",
-        color=theme.soft,
-        fontsize=NORMAL,
-        fontfamily=FONT,
-        parse_math=False,
-        wrap=True,
-    )
+    write(ax, 0.5, 0.5, words, theme.soft, NORMAL, transform=ax.transAxes, wrap=True)
 
 
 # -- axes ----------------------------------------------------------------------------------------------------

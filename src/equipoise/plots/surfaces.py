@@ -29,6 +29,7 @@ from .style import (
     Theme,
     label,
     legend,
+    linear,
     new_figure,
     note,
     scale_axis,
@@ -121,9 +122,7 @@ def contours(
     for words, place in (marks or {}).items():
         ax.scatter(*place, s=80, marker="P", color=theme.ink, edgecolors=theme.paper, zorder=4, label=words)
     ax.set(xlim=(a.min(), a.max()), ylim=(b.min(), b.max()))
-    scale_axis(ax, "x", log=False)
-    scale_axis(ax, "y", log=False)
-    label(ax, seen.x, seen.y, seen.title)
+    linear(ax, seen.x, seen.y, seen.title)
     legend(ax, theme, above=True)
     return figure
 

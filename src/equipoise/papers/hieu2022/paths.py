@@ -15,7 +15,7 @@ from ...models.zoo import ResidualConv
 from ...plots import LIGHT, new_figure
 from ...plots.curves import BAND, Panel, panels
 from ...plots.plane import draw_path
-from ...plots.style import MARKERS, label, scale_axis, shared_legend
+from ...plots.style import MARKERS, linear, shared_legend
 from ...solve import Stop
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
@@ -153,9 +153,7 @@ def _draw_paths(measured: Measured, page: Page) -> None:
 
 
 def _frame(ax: Any, shares: Sequence[float], title: str) -> None:
-    scale_axis(ax, "x", log=False)
-    scale_axis(ax, "y", log=False)
-    label(ax, f"first component ({shares[0]:.0%})", f"second component ({shares[1]:.0%})", title)
+    linear(ax, f"first component ({shares[0]:.0%})", f"second component ({shares[1]:.0%})", title)
 
 
 @register("hieu2022.fig4.2", "Figure 4.2: trajectories by the size of the start", _judge_paths, _draw_paths)
