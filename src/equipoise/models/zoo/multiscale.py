@@ -75,17 +75,14 @@ class MultiscaleCell(nn.Module):
         for _ in channels[1:]:
             self.sizes.append(reduced(self.sizes[-1], 2))
         self.blocks = nn.ModuleList(Block(m, groups, std, make) for m in channels)
-        self.fuse = nn.ModuleList(
-            nn.ModuleList(
-                nn.Identity()
-                if i == j
-                else down(channels[j], channels[i], i - j, std, make)
-                if i > j
-                else Up(channels[j], channels[i], self.sizes[i], std, make)
-                for j in range(len(channels))
-            )
-            for i in range(len(channels))
-        )
+
+        def fuse(j: int, i: int) -> nn.Module:  # from resolution j to i, which is finer where i < j
+            if i < j:
+                return Up(channels[j], channels[i], self.sizes[i], std, make)
+            return down(channels[j], channels[i], i - j, std, make) if i > j else nn.Identity()
+
+        each = range(len(channels))
+        self.fuse = nn.ModuleList(nn.ModuleList(fuse(j, i) for j in each) for i in each)
         self.norms = nn.ModuleList(make.norm(groups, m) for m in channels)
 
     def forward(self, z: tuple[Tensor, ...], *c: Tensor) -> tuple[Tensor, ...]:

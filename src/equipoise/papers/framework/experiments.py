@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -182,6 +181,8 @@ class Context:
     provenance: dict[str, Any] = field(default_factory=dict)  # of the data used
     sizes: dict[str, list[Any]] = field(default_factory=dict)  # the numbers among the inputs of the units
     used: set[str] = field(default_factory=set)  # of the settings: names of data, and "seeds"
+    _loaded: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
+    _parts: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)  # taken, by data
 
     def pick(self, **by_scale: Any) -> Any:
         """The value of the run's scale; one that is not given is that of the next smaller."""
@@ -191,14 +192,6 @@ class Context:
         """0, 1, …: as many as asked for, or as the scale has."""
         self.used.add("seeds")
         return list(range(self.settings.seeds or self.settings.pick(**by_scale)))
-
-    @cached_property
-    def _loaded(self) -> dict[str, Dataset]:
-        return {}
-
-    @cached_property
-    def _parts(self) -> dict[str, list[str]]:
-        return {}
 
     def _find(self, name: str) -> Dataset:
         if name not in self._loaded:

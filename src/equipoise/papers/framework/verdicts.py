@@ -18,6 +18,8 @@ from scipy.special import stdtrit
 
 Verdict = Literal["agree", "differs", "undecided", "cannot be tried here"]
 
+Values = Sequence[float] | np.ndarray  # one for each seed
+
 NOT_MEASURED = "not measured"
 LEVEL = 0.05  # the share of equal pairs that is decided, both ways together
 
@@ -93,7 +95,7 @@ def overall(judgements: Iterable[Judgement]) -> str:
 # -- comparisons over seeds --------------------------------------------------------------------------------
 
 
-def below(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> bool | None:
+def below(a: Values, b: Values, level: float = LEVEL) -> bool | None:
     """Whether mean(a) < mean(b); None where the numbers say neither that nor the reverse.
 
     `a` and `b` hold one number a seed; if both have as many, they are paired by seed. The difference of the
@@ -144,7 +146,7 @@ FALLING = (
 )
 
 
-def all_below(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> bool | None:
+def all_below(pairs: Sequence[tuple[Values, Values]]) -> bool | None:
     """Whether mean(a) < mean(b) for every pair, by `below`; False if one of them is above.
 
     The latter is asked at LEVEL over the number of pairs, so that equal pairs are decided at LEVEL at most.
@@ -157,7 +159,7 @@ def all_below(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> bool 
 ALL_BELOW = f"{BELOW}; that one is not, at {100 * LEVEL:g} % over the number of comparisons"
 
 
-def standard_error(values: Sequence[float]) -> float | None:
+def standard_error(values: Values) -> float | None:
     """s/√n, the standard error of the mean of n values; None of a single value."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
 
@@ -172,7 +174,7 @@ def with_error(mean: float, error: float | None, form: str = ".1f") -> str:
     return f"{mean:{form}} (one seed)" if error is None else f"{mean:{form}} ± {error:{form}}"
 
 
-def error_of_difference(a: Sequence[float], b: Sequence[float]) -> float | None:
+def error_of_difference(a: Values, b: Values) -> float | None:
     """The standard error of mean(a) − mean(b), by pairs if both have as many seeds; None if one has one."""
     if len(a) == len(b):
         return standard_error(np.asarray(a, dtype=float) - np.asarray(b, dtype=float))

@@ -151,10 +151,6 @@ def _percent(cell: Measured) -> np.ndarray:
     return 100 * np.array(cell["accuracies"])
 
 
-def _below(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> bool | None:
-    return below(a.tolist(), b.tolist(), level)
-
-
 def _judge_table3(measured: Measured) -> list[Judgement]:
     cells = measured["cells"]
     plain = {float(a): _percent(row["none"]) for a, row in cells.items()}
@@ -177,7 +173,7 @@ def _by_step(cells: Measured, plain: dict[float, np.ndarray]) -> list[Judgement]
     found = [
         judged(
             "α ≥ .4 is a safe choice",
-            all_below([((best - FAR).tolist(), v.tolist()) for a, v in plain.items() if a >= 0.4]),
+            all_below([(best - FAR, v) for a, v in plain.items() if a >= 0.4]),
             paper=f"A.1, Table 3: a safe choice; {reported} % (CIFAR10)",
             measured=", ".join(f"α = {a:g}: {mean_error(v)}" for a, v in plain.items()) + " % (digits)",
             tolerance=f"each above the best less {FAR:g} points, {ALL_BELOW}",
@@ -185,7 +181,7 @@ def _by_step(cells: Measured, plain: dict[float, np.ndarray]) -> list[Judgement]
     ]
     for alpha, values in plain.items():
         if alpha < 0.4:
-            behind = _below(values, one - FAR)
+            behind = below(values, one - FAR)
             found.append(
                 judged(
                     f"α = {alpha:g} is far behind α = 1",
@@ -206,7 +202,7 @@ def _improves(cells: Measured, overall: dict[str, np.ndarray]) -> Judgement:
     gains = ", ".join(f"{c} {np.mean(overall[c] - overall['none']):+.1f}" for c in others)
     return judged(
         "regularising the features improves the accuracy",
-        _below(np.full_like(better, 0.5), better),
+        below(np.full_like(better, 0.5), better),
         paper="A.1, Table 3: both R and h improve classification, in 19 of 25 cells",
         measured=f"in {mean_error(100 * better, '.0f')} % of the {len(cells) * len(others)} cells; mean gain "
         f"over all α, in points: {gains}",
@@ -219,7 +215,7 @@ def _layers(cells: Measured, overall: dict[str, np.ndarray]) -> Judgement:
     by_sam, by_layer = (np.mean([overall[c] for c in part], axis=0) for part in (PAIRS, PAIRS.values()))
     return judged(
         "as a layer, h, a regulariser improves more than by SAM, as R",
-        _below(by_sam, by_layer),
+        below(by_sam, by_layer),
         paper="A.1, Table 3: h more than R of the same type (means 78.8 and 78.6 %)",
         measured=f"{mean_error(by_layer)} against {mean_error(by_sam)} %, over all α, of ‖z‖² and "
         "decorrelation",
@@ -233,10 +229,10 @@ def _decorrelation(cells: Measured, overall: dict[str, np.ndarray]) -> Judgement
     kinds = zip(DECORRELATION, ("SAM", "prox"), strict=True)
     pairs = [(ours, c) for ours, kind in kinds for c in others if c.startswith(kind) and c != ours]
     level = LEVEL / len(pairs)
-    behind = [(ours, c) for ours, c in pairs if _below(overall[c], overall[ours], level) is False]
+    behind = [(ours, c) for ours, c in pairs if below(overall[c], overall[ours], level) is False]
     return judged(
         "decorrelation is the best regulariser overall",
-        all_below([(overall[c].tolist(), overall[ours].tolist()) for ours, c in pairs]),
+        all_below([(overall[c], overall[ours]) for ours, c in pairs]),
         paper="A.1, Table 3: better overall than the other types, as R (means 79.1, 78.7 and 78.2 %) "
         "and as h (79.1 and 78.5 %)",
         measured="over all α: " + ", ".join(f"{c}: {mean_error(overall[c])} %" for c in others),
@@ -279,7 +275,7 @@ def _by_weight(kind: str, row: dict[str, Measured], plain: np.ndarray) -> list[J
         ),
         judged(
             f"a suitable λ improves the accuracy, with {kind}",
-            _below(plain, accuracies[best]),
+            below(plain, accuracies[best]),
             paper="§5.1, Table 1a: 87.7 and 87.6 % at the second of three λ, 87.2 % without",
             measured=f"at λ = {best}, the best of {', '.join(row)}: {mean_error(accuracies[best])} %, "
             f"without: {mean_error(plain)} %",
