@@ -15,7 +15,7 @@ KINDS = (
 )
 RULES = {
     "says one word twice": re.compile(r"\b([a-z]{2,}) \1\b"),
-    "leaves out `for each`": re.compile(rf"\b(?:a|an|one) (?!of\b|in\b)[a-z]+ an? (?:{KINDS})\b"),
+    "leaves out `for each`": re.compile(rf"\b(?:[Aa]n?|[Oo]ne) (?!of\b|in\b)[a-z]+ an? (?:{KINDS})\b"),
     "says `in the open`": re.compile(r"\bin the open\b"),
     "says `where ... alone` for `only`": re.compile(r"\bthose alone\b|\bof it alone\b"),
     "begins with a bare error": re.compile(r"^An? \w+Error (?:where|unless)\b"),

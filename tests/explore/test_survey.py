@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
+import torch
 
 from equipoise.explore import (
     Unrepeated,
@@ -38,6 +41,24 @@ def test_the_loss_at_the_middle_of_a_survey_is_that_of_the_network(fitted):
         assert found.share_below_twice == found.slice.share_below(2 * found.centre.loss)
         assert found.sharpness.value > 0
         assert "path" not in found.to_dict()
+
+
+@pytest.mark.parametrize("line", [True, False])
+def test_a_slice_is_chosen_so_that_most_of_it_has_a_loss(fitted, line):
+    """At the rim of the networks that are well-posed a step of the filters' own size leads out of them."""
+    network, _ = fitted
+    loss = measured(network, X, Y, "regression", most=9)
+    model = copy.deepcopy(network.model)
+    with torch.no_grad():
+        model.W.mul_(0.99 / torch.linalg.matrix_norm(model.W, 2))
+    far = survey_around(model, loss, 5, radius=1.0, line=line).slice
+    near = survey_around(model, loss, 5, line=line).slice
+    assert far.masked.mean() > 0.3 > near.masked.mean()
+    assert near.s[-1] in 2.0 ** np.arange(-10, 0)
+    inside = copy.deepcopy(network.model)
+    with torch.no_grad():
+        inside.W.mul_(0.01)
+    assert survey_around(inside, loss, 3, line=line).slice.s[-1] == 1.0
 
 
 def test_the_path_of_a_training_ends_at_the_network_and_the_line_at_both(fitted):

@@ -32,7 +32,11 @@ def landscape(
     path: Annotated[bool, option(_PATH, "--path")] = False,
     line: Annotated[bool, option("Draw along one random direction instead of two.", "--line")] = False,
     radius: Annotated[
-        float | None, option("How far to go, relative to the norms of the filters; 1 by default.", min=1e-6)
+        float | None,
+        option(
+            "How far to go, relative to the norms of the filters; 1 by default, or less if it shows little.",
+            min=1e-6,
+        ),
     ] = None,
     grid: Annotated[int, typer.Option(help="Points along each direction.", min=3)] = 21,
     rows: Annotated[
@@ -70,6 +74,7 @@ def landscape(
     stored = Stored.load(run, data_dir)
     model, sample = stored.fitted.model, stored.sample
     loss = measured(stored.fitted, *sample.train, sample.kind, rows, sample.weights)
+    reach = {}
     if path:
         found = survey_path(model, _repeated(stored, output), loss, grid)
     elif to is not None:
@@ -77,12 +82,12 @@ def landscape(
         refuse_unlike(stored, other)
         found = survey_between(model, other.fitted.model, loss, grid)
     else:
-        reach = 1.0 if radius is None else radius
-        found = survey_around(model, loss, grid, radius=reach, line=line, seed=seed or 0)
+        found = survey_around(model, loss, grid, radius=radius, line=line, seed=seed or 0)
+        reach = {"reach": f"{found.slice.s[-1]:g} times the norms of the filters"}
     content = found.to_dict()
     figures = draw_survey(found, between_runs=to is not None)
     files = publish(out or run / "landscape", "landscape", content, figures, _KINDS)
-    output.facts({**survey_facts(found), "written": ", ".join(str(f) for f in files)})
+    output.facts({**reach, **survey_facts(found), "written": ", ".join(str(f) for f in files)})
     output.result(content)
 
 

@@ -114,7 +114,7 @@ def resize(images: Array, size: int) -> Array:
 
 
 def flatten(images: Array) -> Array:
-    """One row a sample, (N, pixels), float64"""
+    """One row for each sample, (N, pixels), float64."""
     if images.ndim < 2:
         raise DataError(f"a batch of samples is required; got shape {images.shape}")
     return images.reshape(len(images), -1).astype(np.float64)

@@ -312,7 +312,7 @@ def _from_npz(path: Path, asked: _Request) -> Draft:
 
 
 def _array_targets(path: Path, name: str, y: Array, kind: Kind | None) -> Targets:
-    """One target a row by the rule of `kinds`; a matrix of targets is a regression."""
+    """One target for each row, by the rule of `kinds`; a matrix of targets is a regression."""
     if y.dtype.kind not in "biufUS" or y.ndim not in (1, 2):
         raise DataError(f"{path.name}: {name} must be (N,) or (N, k); got {y.dtype} of shape {y.shape}")
     if y.ndim == 1:

@@ -27,6 +27,8 @@ from .sharpness import hessian_lambda_max
 
 _MARGIN = 0.15  # around the path, of its length on an axis
 _FLATTEST = 0.1  # of the longer side of the plane, for the shorter
+_BLANK = 0.25  # the share of a coarse slice that may have no loss
+_SHORTEST = 2**-10
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,31 @@ def survey_around(
     loss: Measured,
     points: int,
     *,
-    radius: float = 1.0,
+    radius: float | None = None,
     line: bool = False,
     seed: int = 0,
 ) -> Survey:
-    """The loss along one random direction (`line`) or two, up to `radius` times the filters' own norms."""
+    """The loss along one random direction (`line`) or two, up to `radius` times the norms of the filters.
+
+    By default that is 1, or as much less as it takes for the slice not to be mostly blank.
+    """
     generator = torch.Generator().manual_seed(seed)
     directions = random_directions(model, 1 if line else 2, generator)
+    radius = _reach(model, loss, directions) if radius is None else radius
     axis = np.linspace(-radius, radius, points)
     return _survey(model, loss, directions, axis, None if line else axis, generator, seed)
+
+
+def _reach(model: EquilibriumModel, loss: Measured, directions: Sequence[Direction]) -> float:
+    """The largest of 1, ½, ¼, … at which a coarse slice has a loss at most of its points."""
+    evaluate, radius = affine_loss(loss.X, loss.y, loss), 1.0
+    while radius > _SHORTEST:
+        axis = np.linspace(-radius, radius, 3)
+        coarse = landscape(model, evaluate, directions, axis, axis if len(directions) > 1 else None)
+        if coarse.masked.mean() <= _BLANK:
+            break
+        radius /= 2
+    return radius
 
 
 def survey_between(model: EquilibriumModel, other: EquilibriumModel, loss: Measured, points: int) -> Survey:

@@ -24,7 +24,7 @@ _MATTERS = 2.0  # standard errors of its drop that an input must cost to be said
 
 
 def scores(record: RunRecord) -> list[dict[str, str]]:
-    """A row a model and part: the network's on test and training rows, and what simpler models reach."""
+    """The scores of the network on test and training rows, and those of simpler models."""
     table: list[dict[str, str]] = []
     known = part(record.findings, "scores")
     for name in sorted(known, key=lambda n: n != "test"):
