@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import inspect
@@ -127,8 +128,6 @@ _OUTPUT = (
 
 def parameters_of(options: Any) -> list[inspect.Parameter]:
     """A parameter for every field of a dataclass of options, in its panel and with its words."""
-    import dataclasses
-
     found = []
     for field in dataclasses.fields(options):
         hint = get_type_hints(options)[field.name]
@@ -138,6 +137,32 @@ def parameters_of(options: Any) -> list[inspect.Parameter]:
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=asked)
         )
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The options of a command whose work several processes can share."""
+
+    workers: int = dataclasses.field(
+        default=1, metadata={"panel": None, "words": "How many processes share the work; 1 by default."}
+    )
+    engine: str = dataclasses.field(
+        default="local", metadata={"panel": None, "words": "local (the default), or ray for a Ray cluster."}
+    )
+
+
+def workers_of(given: dict[str, Any]) -> Any:
+    """The Workers that were asked for; None without an option of `Spread`."""
+    from ..engines import Workers
+    from ..tasks import WrongOption
+
+    if not given:
+        return None
+    asked = Spread(**given)
+    try:
+        return Workers(asked.workers, asked.engine)
+    except ValueError as error:
+        raise WrongOption(f"--{error}") from None
 
 
 def explain(error: BaseException) -> Failure:

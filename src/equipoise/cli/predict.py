@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .failures import Code, DataDir, Failure, RunPath, command, option
+from .failures import Code, DataDir, Failure, RunPath, Spread, command, option, parameters_of, workers_of
 from .output import Output, as_csv
 
 if TYPE_CHECKING:
@@ -21,11 +21,16 @@ _NEW = (
 )
 
 
-@command("""predict runs/houses-auto-1 new.csv
+@command(
+    """predict runs/houses-auto-1 new.csv
 predict runs/houses-auto-1 new.csv --out answers.csv
-predict runs/digits-auto-1 digits --json""")
+predict runs/houses-auto-1 new.parquet --out answers.csv --workers 4
+predict runs/digits-auto-1 digits --json""",
+    more=parameters_of(Spread),
+)
 def predict(
     output: Output,
+    given: dict[str, Any],
     run: RunPath,
     data: Annotated[str, typer.Argument(help=_NEW, metavar="DATA", show_default=False)],
     out: Annotated[
@@ -46,27 +51,34 @@ def predict(
     In CSV an apostrophe is put before text that a spreadsheet would run as a formula (text that begins with
     =, +, − or @ and is not a number). In .npz the characters that a file name cannot hold, and %, are written
     as in %2F.
+
+    With --workers the rows are shared by processes. If --out is given too, what they have answered survives a
+    kill: the same command goes on from there.
     """
     import numpy as np
 
     from ..files import write_atomically
     from ..plain import plain
     from ..tasks import Stored
+    from ..tasks.predicting import decided
     from ..tasks.rows import read_rows
 
     _check_ending(out)
+    workers = workers_of(given)
     stored = Stored.load(run)
     encoding = stored.fitted.preparation.encoding
     rows = read_rows(data, stored.run.data, encoding.columns if encoding else (), delimiter, data_dir)
     notes = encoding.surprises(rows.X, rows.places) if encoding else []
-    answers = _answers(stored.fitted, rows.X, rows.target)
-    found = {} if rows.y is None else _score(stored.fitted, answers, rows.X, rows.y)
-    answers |= _bounds(stored.fitted, rows.X, answers)
+    fitted = decided(stored, rows.X, workers, out)
+    answers = _answers(fitted, rows.X, rows.target)
+    found = {} if rows.y is None else _score(fitted, answers, rows.X, rows.y)
+    answers |= _bounds(fitted, rows.X, answers)
     if rows.images:
         answers = {"image file" if "image" in answers else "image": np.array(rows.images), **answers}
     columns = {name: column.tolist() for name, column in answers.items()}
     if out is not None:
         write_atomically(out, _npz(answers) if out.suffix.lower() == ".npz" else as_csv(columns).encode())
+        fitted.written()
     elif not output.json:
         typer.echo(plain(as_csv(columns)), nl=False)
     if output.talks:

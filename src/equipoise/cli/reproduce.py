@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .failures import Code, Ended, Failure, command, explain, option
+from .failures import Code, Ended, Failure, command, explain, option, parameters_of
 from .output import Output, PlainConsole, duration, table
 
 if TYPE_CHECKING:
@@ -20,11 +21,32 @@ if TYPE_CHECKING:
 _OUT = Path("gallery")
 
 
-@command("""reproduce list
+@dataclass(frozen=True)
+class _Jobs:
+    """How the work is spread."""
+
+    jobs: int = field(
+        default=0,
+        metadata={
+            "panel": None,
+            "words": "How many experiments to run at a time; by default one for each core, up to 8.",
+        },
+    )
+    engine: str = field(
+        default="local", metadata={"panel": None, "words": "local (the default), or ray for a Ray cluster."}
+    )
+
+
+@command(
+    """reproduce list
 reproduce gao2022.fig1 --scale small --data mnist,fashion_mnist --seeds 5
-reproduce all --out gallery           [dim]then open gallery/index.html[/dim]""")
+reproduce all --out gallery           [dim]then open gallery/index.html[/dim]
+reproduce all --engine ray --jobs 64""",
+    more=parameters_of(_Jobs),
+)
 def reproduce(
     output: Output,
+    given: dict[str, Any],
     what: Annotated[
         list[str],
         typer.Argument(
@@ -45,16 +67,13 @@ def reproduce(
     seeds: Annotated[int | None, option("Number of seeds; by default that of the scale.", min=1)] = None,
     out: Annotated[Path, option("Folder to write to; gallery by default.")] = _OUT,
     data_dir: Annotated[Path | None, option("Folder of the data; by default $EQUIPOISE_DATA.")] = None,
-    jobs: Annotated[
-        int | None,
-        option("How many experiments to run at a time; by default one for each core, up to 8.", min=1),
-    ] = None,
 ) -> None:
     """Run the figures, tables and numerical claims of the papers again, and judge each by its numbers.
 
     What was computed before with the same settings and the same code is not computed again, so that an
     interrupted run can be continued. What must be computed again is named, with the reason.
     """
+    from ..engines import Workers
     from ..papers import catalogue
     from ..papers.framework.gallery import check_place
 
@@ -67,13 +86,14 @@ def reproduce(
             _list(chosen, output)
             return
         check_place(out)
+        Workers(given.get("jobs", 1), given.get("engine", "local"))
     except ValueError as error:
         raise Failure("That cannot be run", str(error), "Nothing was run.", Code.USAGE) from None
     except KeyError as error:
         raise Failure("No such experiment", str(error.args[0]), code=Code.USAGE) from None
     try:
         with _Bar(output, out) as bar:
-            results = catalogue.reproduce(what, settings, out, bar, jobs=jobs)
+            results = catalogue.reproduce(what, settings, out, bar, **{"jobs": None, **given})
     except KeyboardInterrupt:
         raise Failure("Interrupted", _kept(out), code=Code.INTERRUPTED) from None
     except OSError as error:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .failures import DataDir, command, option
+from .failures import DataDir, Spread, command, option, parameters_of, workers_of
 from .output import Output, number, percent, table
 
 _SOURCE = "Directory of a finished run, a model file, or a checkpoint of a monotone network."
 
 
-@command("""verify mnist_h40.safetensors --data mnist --epsilon 0.02 --mean 0.1307 --std 0.3081 --rows 100
-verify runs/digits-auto-1 --data digits --epsilon 2/255 --epsilon 8/255""")
+@command(
+    """verify mnist_h40.safetensors --data mnist --epsilon 0.02 --mean 0.1307 --std 0.3081 --rows 100
+verify runs/digits-auto-1 --data digits --epsilon 2/255 --epsilon 8/255 --workers 2""",
+    more=parameters_of(Spread),
+)
 def verify(
     output: Output,
+    given: dict[str, Any],
     source: Annotated[Path, typer.Argument(help=_SOURCE, show_default=False)],
     data: Annotated[str, option("Rows with their classes: a table like the run's, or a named data set.")],
     epsilon: Annotated[list[str], option("How far each entry may move, such as 2/255; may be repeated.")],
@@ -59,7 +63,7 @@ def verify(
         if output.talks:
             typer.echo(f"\r{done} of {total}", nl=done == total, err=True)
 
-    found = task.run(epsilons, out, progress)
+    found = task.run(epsilons, out, progress, workers_of(given))
     page = write_page(task, found, out, source.name)
     shown = table(
         "ε", "rows", "proved", "not refuted", "parts a row", right=("rows", "proved", "not refuted")

@@ -304,14 +304,19 @@ def flat(x: Array) -> Array:
     return x.reshape(len(x), -1).astype(np.float64)
 
 
-def _sizes(train: Pair, test: Pair | None, weights: Array | None = None) -> dict[str, Any]:
+def digest_of_arrays(*arrays: Array) -> str:
+    """The SHA-256 of arrays: of their dtypes, shapes and entries."""
     digest = hashlib.sha256()
-    for part in (*train, *(test or ()), *(() if weights is None else (weights,))):
+    for part in arrays:
         digest.update(f"{part.dtype.str}|{part.shape}|".encode())
         digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _sizes(train: Pair, test: Pair | None, weights: Array | None = None) -> dict[str, Any]:
     return {
         "rows": len(train[0]),
         "test_rows": len(test[0]) if test else 0,
         "columns": train[0].shape[1],
-        "sha256": digest.hexdigest(),
+        "sha256": digest_of_arrays(*train, *(test or ()), *(() if weights is None else (weights,))),
     }

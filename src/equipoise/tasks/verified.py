@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..data import DataError, Dataset, load
+from ..engines import Workers, each, in_order
 from ..files import parse_json, strict, write_atomically
 from ..models import load as load_model
 from ..models import load_mondeq
 from ..theory import fingerprint, verify_predictions
+from .preparation import Preparation
 from .rows import read_rows
 from .sources import WrongOption, flat, is_named
 from .stored import Stored
@@ -82,7 +84,11 @@ class VerifyTask:
         return self.classes[y if len(self.classes) > 2 else max(y, 0)]
 
     def run(
-        self, epsilons: Sequence[float], out: Path, progress: Callable[[int, int], None] | None = None
+        self,
+        epsilons: Sequence[float],
+        out: Path,
+        progress: Callable[[int, int], None] | None = None,
+        workers: Workers | None = None,
     ) -> dict[str, Any]:
         """Verify every row for every ε; verified.json is written after each part, and continued from."""
         asked = self._asked()
@@ -93,20 +99,25 @@ class VerifyTask:
                 f"{file} is of another network, other rows or other options: give another --out."
             )
         found: dict[str, Any] = {"asked": asked, "epsilons": known.get("epsilons", {})}
-        total = len(epsilons) * len(self.X)
-        for i, epsilon in enumerate(epsilons):
-            at = found["epsilons"].setdefault(
-                repr(float(epsilon)), {name: [] for name in _COLUMNS} | {"broken": {}}
-            )
-            while (done := len(at["proved"])) < len(self.X):
-                self._part(at, epsilon, slice(done, done + PART))
-                write_atomically(file, json.dumps(strict(found)).encode())
-                if progress is not None:
-                    progress(i * len(self.X) + len(at["proved"]), total)
+        N = len(self.X)
+        asked_for = [repr(float(epsilon)) for epsilon in epsilons]
+        for name in asked_for:
+            found["epsilons"].setdefault(name, {column: [] for column in _COLUMNS} | {"broken": {}})
+        done = {name: len(found["epsilons"][name]["proved"]) for name in asked_for}
+        parts = [(name, slice(i, i + PART)) for name in asked_for for i in range(done[name], N, PART)]
+        results = in_order(each(_part_of, self, parts, workers or Workers()))
+        for (name, _), part in zip(parts, results, strict=True):
+            at = found["epsilons"][name]
+            for column in _COLUMNS:
+                at[column] += part[column]
+            at["broken"] |= part["broken"]
+            write_atomically(file, json.dumps(strict(found)).encode())
+            if progress is not None:
+                progress(asked_for.index(name) * N + len(at["proved"]), len(asked_for) * N)
         return found
 
-    def _part(self, at: dict[str, Any], epsilon: float, rows: slice) -> None:
-        """The results of some rows, added to those there are."""
+    def part(self, epsilon: float, rows: slice) -> dict[str, Any]:
+        """The results of some rows."""
         X, y = self.X[rows], self.y[rows]
         how: dict[str, Any] = {"nodes": self.nodes}
         if self.prepare is None:
@@ -120,10 +131,9 @@ class VerifyTask:
                 low, high = low.clamp_min(self.box[0]), high.clamp_max(self.box[1])
             box = self.prepare(low), self.prepare(high)
             result = verify_predictions(self.model, self.prepare(X), y, box=box, **how)
-        for name in _COLUMNS:
-            at[name] += getattr(result, name).tolist()
-        for row in torch.nonzero(result.refuted).flatten().tolist():
-            at["broken"][str(rows.start + row)] = result.counterexample[row].flatten().tolist()
+        refuted = torch.nonzero(result.refuted).flatten().tolist()
+        broken = {str(rows.start + row): result.counterexample[row].flatten().tolist() for row in refuted}
+        return {name: getattr(result, name).tolist() for name in _COLUMNS} | {"broken": broken}
 
     def _asked(self) -> dict[str, Any]:
         data = hashlib.sha256(self.X.numpy().tobytes() + self.y.numpy().tobytes()).hexdigest()
@@ -156,12 +166,23 @@ def _of_run(
     if len(preparation.classes) == 2 and preparation.outputs == 1:
         y = 2 * y - 1
     names = tuple(map(str, preparation.classes.tolist()))
-    model = stored.fitted.model
+    prepare = _Prepared(preparation, scale)
+    return VerifyTask(stored.fitted.model, X, y, names, shape, prepare=prepare, **common)
 
-    def prepare(X: Tensor) -> Tensor:
-        return preparation.apply((scale * X).numpy())
 
-    return VerifyTask(model, X, y, names, shape, prepare=prepare, **common)
+@dataclass(frozen=True)
+class _Prepared:
+    """Raw rows, in the units that are asked about, as the network takes them."""
+
+    preparation: Preparation
+    scale: float
+
+    def __call__(self, X: Tensor) -> Tensor:
+        return self.preparation.apply((self.scale * X).numpy())
+
+
+def _part_of(task: VerifyTask, part: tuple[str, slice]) -> dict[str, Any]:
+    return task.part(float(part[0]), part[1])
 
 
 def _brightest(data: Dataset) -> float:

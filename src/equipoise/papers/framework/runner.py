@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import multiprocessing.connection
 import os
 import shutil
 import signal
 import threading
 import traceback
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from ...checks import integer
 from ...data import DataError
+from ...engines import Workers, cores, each
 from ...files import write_atomically
 from .experiments import SCALES, Context, Experiment, Result, Settings, Silent, Watcher, experiment, select
 from .gallery import check_place, read_result, write_gallery, write_page
@@ -46,19 +42,22 @@ def reproduce(
     watcher: Watcher | None = None,
     *,
     jobs: int | None = 1,
+    engine: str = "local",
 ) -> list[Result]:
     """Run experiments and write, for each, a directory `out`/<key>; then the gallery, `out`/index.html.
 
     `jobs` of them at a time, each in a process of its own; None is the number of cores, up to 8. One that
     raises is reported as failed, and the others go on. SIGTERM is a KeyboardInterrupt, which ends them all.
+    With the engine "ray" they are tasks of a cluster whose nodes all see `out`, with the same results.
     """
     chosen, out, watcher = select(names), Path(out), watcher or Silent()
     integer("jobs", 1 if jobs is None else jobs, other=", or None")
     check_place(out)
     jobs = min(jobs or min(cores(), MOST), len(chosen))
+    workers = Workers(jobs, engine, max(1, cores() // jobs))
     results: dict[str, Result] = {}
     work = (chosen, settings, out, watcher)
-    found = _side_by_side(*work, jobs) if jobs > 1 else _in_turn(*work)
+    found = _side_by_side(*work, workers) if jobs > 1 or engine == "ray" else _in_turn(*work)
     with _interruptible(), closing(found):
         for result in found:
             write_page(read_result(out / result.key), out)
@@ -66,11 +65,6 @@ def reproduce(
             results[result.key] = result
         write_gallery(out)
     return [results[entry.key] for entry in chosen]
-
-
-def cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_turn(
@@ -177,50 +171,23 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# -- processes -----------------------------------------------------------------------------------------------
+# -- processes and Ray ---------------------------------------------------------------------------------------
 
 
 def _side_by_side(
-    chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher, jobs: int
+    chosen: Sequence[Experiment], settings: Settings, out: Path, watcher: Watcher, workers: Workers
 ) -> Generator[Result]:
     """Results as they come. The longest start first, so that none is left running alone at the end."""
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    messages = context.SimpleQueue()
     order = sorted(chosen, key=lambda entry: -entry.minutes)
-    with (
-        _told(messages, watcher, len(chosen)),
-        ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_start, initargs=(messages, max(1, cores() // jobs))
-        ) as pool,
-    ):
-        try:
-            with _no_interrupt():  # which a worker keeps, also before it comes to `_start`
-                futures: list[Future[Result]] = [pool.submit(_work, e.key, settings, out) for e in order]
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool:
-            raise RuntimeError(
-                "a process of the run was killed, perhaps for want of memory: what was computed is kept, and "
-                "the same command with fewer jobs goes on from there."
-            ) from None
-        except BaseException:  # such as Ctrl-C: nothing goes on in the background
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-
-
-@contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block; processes that are started in it never hear of it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
+    keys = [entry.key for entry in order]
+    if workers.engine == "ray":  # whose tasks can be far away: they tell nothing before they are done
+        for _, result in each(_work, (settings, out.resolve(), None), keys, workers):
+            yield result
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    messages = multiprocessing.get_context("spawn").SimpleQueue()
+    with _told(messages, watcher, len(chosen)):
+        for _, result in each(_work, (settings, out, messages), keys, workers):
+            yield result
 
 
 @contextmanager
@@ -260,28 +227,10 @@ class _Messenger(Silent):
         self.messages.put(("unit", name, share))
 
 
-_messenger: _Messenger | None = None  # of a worker
-
-
-def _start(messages: Any, threads: int) -> None:
-    global _messenger
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    _messenger = _Messenger(messages)
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed could not end its workers. A unit is written whole or not at all."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _work(key: str, settings: Settings, out: Path) -> Result:
+def _work(shared: tuple[Settings, Path, Any], key: str) -> Result:
     from .. import catalogue  # noqa: F401  enters the experiments
 
-    assert _messenger is not None
-    _messenger.experiment(key, 0, 0)
-    return run_one(experiment(key), settings, out, _messenger)
+    settings, out, messages = shared
+    watcher = Silent() if messages is None else _Messenger(messages)
+    watcher.experiment(key, 0, 0)
+    return run_one(experiment(key), settings, out, watcher)
