@@ -211,3 +211,8 @@ def test_leave_one_out_is_right_where_rows_are_nearly_interpolated():
     ends = np.sort(said - np.abs(left_out))[:, ::-1][:, 3], np.sort(said + np.abs(left_out))[:, 3]
     got = jackknife_plus(Z, y, new, ridge=1e-6, coverage=0.5)
     np.testing.assert_allclose(got, np.stack(ends, axis=1), rtol=1e-9)
+
+
+def test_a_share_that_is_no_number_rules_out_no_class():
+    found = Conformal.of_classes(np.full((9, 2), 0.5), np.zeros(9, dtype=int))
+    assert found.sets(np.array([[np.nan, 0.1]]), 0.5).tolist() == [[True, False]]

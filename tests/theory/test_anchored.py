@@ -347,3 +347,13 @@ def test_the_start_is_enclosed_whatever_the_data(seed, family, loss, ridge, N, s
     F = plain_objective(model, X, y, loss, ridge)
     assert anchor.lower * (1 - 1e-9) <= F
     assert anchor.F.lo * (1 - 1e-9) <= F <= anchor.F.hi * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_targets_that_are_no_tensor_are_refused(kind):
+    """torch would keep half of their digits, and no fingerprint knew them."""
+    model, X, y = instance("gao2022", N=6, width=8)
+    with pytest.raises(TypeError, match="y must be a tensor"):
+        eq.certify(model, X, kind(y.tolist()), theorem="anchored")
+    taken = eq.certify(model, X.numpy(), y.numpy(), theorem="anchored")
+    assert taken.constants == eq.certify(model, X, y, theorem="anchored").constants

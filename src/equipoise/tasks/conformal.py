@@ -60,7 +60,8 @@ class Conformal:
         """
         _not_negative(change)
         limit = threshold(self.scores, coverage)
-        return 1.0 - np.asarray(probabilities, dtype=np.float64) <= limit + (change + 2.0**-51) * (change > 0)
+        limit = limit + (change + 2.0**-51) * (change > 0)
+        return ~(1.0 - np.asarray(probabilities, dtype=np.float64) > limit)  # NaN rules out no class
 
     def intervals(self, predicted: Array, coverage: float, change: float = 0.0) -> Array:
         """(N, 2), or (N, k, 2) with the promise for each of k targets alone; `change` as for sets.

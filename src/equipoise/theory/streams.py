@@ -59,6 +59,8 @@ def as_data(X: Any, y: Any) -> tuple[Input, Tensor]:
     if y is None and hasattr(X, "__getitem__") and not isinstance(X, Tensor | Stream | Shard | np.ndarray):
         return Stream(X, 0), torch.cat(list(parts(Stream(X, 1))))
     y = torch.as_tensor(y) if isinstance(y, np.ndarray) else y
+    if y is not None and not isinstance(y, Tensor):  # of numbers in lists torch would keep half of the digits
+        raise TypeError(f"y must be a tensor, a row a sample. Got {type(y).__name__} instead.")
     return as_input(X), y
 
 

@@ -211,7 +211,7 @@ def _(theorem: gao2022.Flow | gao2022.Descent, draft: _Draft) -> _Draft:
         return draft
     model.W.mul_(beta)
     norm = spectral_norm(model.W)
-    model.A.copy_(norm * torch.eye(model.width))
+    model.A.copy_(norm * torch.eye(model.width, dtype=model.A.dtype))
     model.b.zero_()
     model.gamma = 1 / (2 * (norm + 1))
     draft.theorem = dataclasses.replace(theorem, C=C)

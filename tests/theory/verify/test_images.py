@@ -137,3 +137,9 @@ def test_pixels_and_other_activations_are_refused():
         facts(eq.ConvMonotone((1, 4, 4), 2, features=2, task="segmentation")).unit_network()
     with pytest.raises(ValueError, match="relu alone"):
         facts(eq.ConvOptEq((1, 4, 4), 2, [2], features=2, activation="tanh")).unit_network()
+
+
+def test_a_multiple_of_the_identity_is_bounded_in_float64():
+    """Of (1 − μ)I a row has the norm 1 − μ, which float32 rounds down for every second μ."""
+    for scale in torch.linspace(0.01, 3, 50, dtype=torch.float64).tolist():
+        assert bool((images.Chain((), scale).row_norms(2).double() >= scale).all())

@@ -236,3 +236,12 @@ def test_models_that_cannot_be_verified_say_why():
             eq.verify_predictions(model, X, y, epsilon=0.1)
     with pytest.raises(TypeError, match="affine families"):
         eq.verify_predictions(torch.nn.Linear(3, 3), X, y, epsilon=0.1)
+
+
+def test_inequalities_in_lists_are_the_numbers_that_were_written():
+    """0.1 is not the float32 next to it."""
+    model, X = network("monotone", k=2), inputs()
+    Q, q = [[0.1, -0.7]], [0.1]
+    exact = tuple(torch.tensor(t, dtype=torch.float64) for t in (Q, q))
+    said, want = (eq.verify_predictions(model, X, epsilon=0.01, inequalities=t) for t in ((Q, q), exact))
+    assert torch.equal(said.margin, want.margin)

@@ -94,7 +94,8 @@ class Chain:
     def row_norms(self, channels: int) -> Tensor:
         """≥ the norm of a row, of every channel that it leads to."""
         rest = Chain(self.steps[:-1], self.scale).norm().hi
-        return up((self.steps[-1].row_norms() if self.steps else torch.ones(channels)) * rest)
+        last = self.steps[-1].row_norms() if self.steps else torch.ones(channels, dtype=torch.float64)
+        return up(last * rest)
 
 
 Places = dict[tuple[int, int], tuple[Chain, ...]]  # (to, from) -> a sum of chains; from −1 is the image

@@ -222,7 +222,7 @@ def _wanted(net: UnitNetwork, N: int, y: Tensor | None, inequalities: Sequence[T
     if (y is None) == (inequalities is None):
         raise ValueError("either y or inequalities must say what is wanted, and not both.")
     if inequalities is not None:
-        Q, q = (torch.as_tensor(t).detach().cpu().double() for t in inequalities)
+        Q, q = (torch.as_tensor(t, dtype=torch.float64).detach().cpu() for t in inequalities)
         if Q.ndim != 2 or Q.shape[1] != k or tuple(q.shape) != (len(Q),) or not len(Q):
             shapes = f"{tuple(Q.shape)} and {tuple(q.shape)}"
             raise ValueError(f"inequalities must be Q (T, {k}) and q (T,). Got {shapes} instead.")
