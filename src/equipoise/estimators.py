@@ -31,6 +31,7 @@ from .tasks.conformal import Conformal, threshold
 from .tasks.fitted import Fitted
 from .tasks.fitting import fit
 from .tasks.jackknife import Jackknife
+from .tasks.origin import Origin
 from .theory import Certificate
 from .train.callbacks import Callback
 
@@ -113,13 +114,34 @@ class _EquilibriumEstimator(BaseEstimator):
             )
             used = X[weights > 0]
         encoding = Encoding.of(used, self._columns) if self._columns else None
-        rows = X.reshape(len(X), *self._image) if self._image else X
         recipe = dataclasses.replace(self._recipe(), coverage=coverage)
+        self._fit(X, y, kind, recipe, sample_weight=weights, encoding=encoding)
+
+    def _fit(self, X: Array, y: Array, kind: Kind, recipe: Recipe, **how: Any) -> None:
+        rows = X.reshape(len(X), *self._image) if self._image else X
         watched: Any = {"callbacks": tuple(self.callbacks), "record": _told if self.verbose else None}
-        self.fitted_ = fit(rows, y, kind, recipe, sample_weight=weights, encoding=encoding, **watched)
+        self.fitted_ = fit(rows, y, kind, recipe, **how, **watched)
         if self.fitted_.conformal is not None:
             self.conformal_ = self.fitted_.conformal
         self.certificate_ = self.fitted_.certificate or self.fitted_.wellposed
+
+    def fine_tune(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train the fitted network further on new rows, whose columns and classes are those of `fit`.
+
+        The rows are prepared as those of `fit` were. The certificate is anchored at the network as it is:
+        what is kept of the training is proved to be no worse on the new rows than its best readout. The rate
+        is a fifth of that of `fit` unless one is given.
+        """
+        rows = self._rows(X)
+        origin = Origin(self.fitted_.model, self.fitted_.preparation)
+        recipe = origin.continued(self._recipe(), self.fitted_.recipe)
+        kind: Kind = "regression" if origin.preparation.classes is None else "classification"
+        self._fit(rows, self._coded(y), kind, recipe, sample_weight=sample_weight, origin=origin)
+        return self
+
+    def _coded(self, y: Any) -> Array:
+        """New targets as `fit` has handed them on."""
+        return np.asarray(y)
 
     def _rows(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -276,6 +298,15 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
         coverage = self.coverage if coverage is None else coverage
         self._train(X, codes, "classification", sample_weight, coverage)
         return self
+
+    def _coded(self, y: Any) -> Array:
+        y = column_or_1d(y, warn=True)
+        if len(strange := np.setdiff1d(y, self.classes_[self._seen])):
+            raise ValueError(
+                f"labels must be among those of fit ({', '.join(map(str, self.classes_[:10]))}). Got "
+                f"{strange[0]!s} instead."
+            )
+        return np.searchsorted(self.classes_, y)
 
     def predict(self, X: Any) -> Array:
         """Labels, (n,)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from equipoise.data.columns import Column
 from equipoise.tasks.sources import Asked, read
 from equipoise.tasks.splitting import held_out
 
@@ -63,7 +64,7 @@ def test_a_run_of_before_columns_were_told_apart_reads_what_it_read(tmp_path):
     now = read(asked)
     assert now.provenance["features"] == ["x"]
     assert now.encoding.dropped == {"id": "a row number"}
-    before = read(asked, features=["id", "x"])
+    before = read(asked, columns=(Column("id"), Column("x")))
     assert before.encoding is None
     assert before.train[0].shape == (24, 2)
     assert np.array_equal(before.train[0][:, 1:], now.train[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +17,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..tasks import Asked, Run, Sample
+    from ..tasks.origin import Origin
 
 _ANY = "A name ([cyan]equipoise data[/cyan] lists them), a file .csv .tsv .parquet .npz, or a folder."
 _FREELY = "Train without a guarantee; what can be proved of the result is said afterwards."
@@ -35,6 +38,7 @@ of_data, of_output = partial(option, panel="Data"), partial(option, panel="Outpu
 fit houses.csv --target price --test-share 0.25
 fit digits --model monotone --width 800 --margin 0.5 --seed 3
 fit digits --uncertified --optimiser adam --epochs 20
+fit newer.csv --from runs/houses-auto-1
 fit --resume runs/digits-auto-1""",
     more=_OPTIONS,
 )
@@ -46,9 +50,7 @@ def fit(
     kind: Annotated[
         str | None, of_data("classification or regression; by default the target decides.")
     ] = None,
-    delimiter: Annotated[
-        str | None, of_data("Separator of the cells of a text file; by default ','.")
-    ] = None,
+    delimiter: Annotated[str | None, of_data("Separator of cells in a text; by default ','.")] = None,
     test_share: Annotated[float | None, of_data("Share of the rows to test on; 0.2 by default.")] = None,
     test: Annotated[Path | None, of_data("Another table, to test on.")] = None,
     rows: Annotated[int | None, of_data("Train on about this many rows, drawn at random.", min=2)] = None,
@@ -61,9 +63,8 @@ def fit(
     drop_missing_target: Annotated[
         bool, of_data("Leave out rows without a target.", "--drop-missing-target")
     ] = False,
-    data_dir: Annotated[
-        Path | None, of_data("Folder of the named data sets; by default $EQUIPOISE_DATA.")
-    ] = None,
+    data_dir: Annotated[Path | None, of_data("Folder of named data; by default $EQUIPOISE_DATA.")] = None,
+    from_: Annotated[Path | None, of_data("Run to train further on DATA.", "--from", metavar="RUN")] = None,
     out: Annotated[
         Path | None, of_output("Directory of the run; runs/<data>-<model>-<n> by default.")
     ] = None,
@@ -94,9 +95,10 @@ def fit(
         if not first:
             _take_part()
         elif resume is not None:
-            _resume(resume, {"DATA": data, "out": out, **places, **given}, output, not no_report)
+            besides = {"DATA": data, "from": from_, "out": out, **places, **given}
+            _resume(resume, besides, output, not no_report)
         else:
-            _begin(data, out, places, given, output, not no_report)
+            _begin(data, out, from_, places, given, output, not no_report)
 
 
 def _take_part() -> None:
@@ -119,6 +121,7 @@ def _take_part() -> None:
 def _begin(
     data: str | None,
     out: Path | None,
+    first: Path | None,
     places: dict[str, Any],
     given: dict[str, Any],
     output: Output,
@@ -135,28 +138,74 @@ def _begin(
     from .training import train
 
     recipe = _recipe(given)
+    if first is not None:
+        _go_on(first, data, out, places, recipe, output, report)
+        return
     asked = Asked.of(data, seed=recipe.seed, **places)
     sample = read(asked, check=partial(check_memory, recipe))
     train(_create(out, asked, recipe, sample), recipe, sample, output, report, fresh=True)
 
 
+def _go_on(
+    first: Path,
+    data: str,
+    out: Path | None,
+    places: dict[str, Any],
+    recipe: Recipe,
+    output: Output,
+    report: bool,
+) -> None:
+    """Train the network of a finished run further: rows are read as that run read its own."""
+    from ..tasks import Asked, check_memory, read
+    from ..tasks.origin import Origin
+    from ..tasks.stored import Stored
+    from .training import train
+
+    stored = Stored.load(first)
+    about, fitted = stored.run.data, stored.fitted
+    origin = Origin(fitted.model, fitted.preparation)
+    recipe = _fitting(lambda: origin.continued(recipe, fitted.recipe))
+    asked = Asked.of(data, seed=recipe.seed, **places)
+    table = Path(asked.source).is_file() and about.get("features") is not None
+    if table:
+        asked = replace(asked, target=asked.target or about["target"], kind=asked.kind or about["kind"])
+    columns = origin.columns(about["features"]) if table else ()
+    sample = read(asked, partial(check_memory, recipe), columns)
+    origin.check(sample.train[0].shape[1], sample.kind, sample.provenance.get("image_shape") or ())
+    origin.preparation.targets(sample.train[1])  # which refuses classes that are not the network's
+    run = _create(out, asked, recipe, sample, origin)
+    train(run, recipe, sample, output, report, fresh=True)
+
+
 def _recipe(given: dict[str, Any]) -> Recipe:
+    return _fitting(lambda: Recipe(**given))
+
+
+def _fitting(make: Callable[[], Recipe]) -> Recipe:
+    """The recipe; where an option does not fit, a failure that names it as it is given."""
     try:
-        return Recipe(**given)
+        return make()
     except (ValueError, TypeError) as error:
         said = re.sub(rf"\b({'|'.join(OPTIONS)})\b", lambda found: OPTIONS[found[0]], str(error))
         advice = "equipoise fit --help explains each option."
         raise Failure("An option does not fit", said, advice, Code.USAGE) from error
 
 
-def _create(out: Path | None, asked: Asked, recipe: Recipe, sample: Sample) -> Run:
+def _create(
+    out: Path | None, asked: Asked, recipe: Recipe, sample: Sample, origin: Origin | None = None
+) -> Run:
     from ..tasks import Run, free_directory
 
-    config = {"data": asked.to_dict(), "recipe": recipe.to_dict()}
+    config: dict[str, Any] = {"data": asked.to_dict(), "recipe": recipe.to_dict()}
+    if origin is not None:
+        config["from"] = origin.digests()
     while True:
         path = out or free_directory("runs", f"{asked.stem}-{recipe.model}")
         try:
-            return Run.create(path, config, sample.provenance)
+            run = Run.create(path, config, sample.provenance)
+            if origin is not None:
+                origin.save(run.path)
+            return run
         except FileExistsError as error:
             if out is not None:
                 raise Failure("The directory is taken", str(error), code=Code.USAGE) from error

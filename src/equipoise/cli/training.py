@@ -18,6 +18,7 @@ from ..report.following import Following, left_behind
 from ..report.words import beside, kept
 from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
+from ..tasks.stored import stored_origin
 from .failures import Code, Ended, Failure, explain
 from .output import Output, duration, number, percent, table
 from .watching import Watch
@@ -64,6 +65,7 @@ def train(
                     sample_weight=sample.weights,
                     encoding=sample.encoding,
                     test=sample.test,
+                    origin=stored_origin(run),
                     checkpoints=run.checkpoints,
                     record=record,
                     progress=watch.progress,

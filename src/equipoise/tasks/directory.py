@@ -1,6 +1,7 @@
 """A run is a directory: what was asked, what was measured, what came out.
 
-    config.toml             what was asked: [data] and [recipe]
+    config.toml             what was asked: [data], [recipe], and [from] where a trained network goes on
+    origin*.safetensors     a copy of that network
     data.json               where the data came from
     run.json                state, reason, advice, exit code, versions, times, results, digests of the files
     metrics.jsonl           what was measured, one line for each step
@@ -48,6 +49,7 @@ from ..train.environment import changes, environment
 from .keeping import CONFORMAL, FILES
 from .lock import locked
 from .metrics import Metrics
+from .origin import FILES as ORIGIN
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed"]
 KILLED = "the process was killed, or the machine went down: there is no record of how the run ended"
@@ -55,7 +57,7 @@ _FORMAT = "equipoise.run.2"
 _FORMATS = ("equipoise.run.1", _FORMAT)  # those that can be read
 _BEGINNING = "beginning"  # the state while the first files are written: nothing is lost if it ends there
 _ASKED = ("config.toml", "data.json")
-_SEALED = (*_ASKED, "metrics.jsonl", *FILES, CONFORMAL, "fitted.json", "findings.json")
+_SEALED = (*_ASKED, "metrics.jsonl", *FILES, *ORIGIN, CONFORMAL, "fitted.json", "findings.json")
 
 
 class RunBusy(RuntimeError):
@@ -139,7 +141,7 @@ class Run:
 
     def discard(self) -> None:
         """Remove the files of a run that failed before its first step; the directory too, if this made it."""
-        for name in (*_ASKED, "run.json"):  # the last one says that the others are ours
+        for name in (*ORIGIN, *_ASKED, "run.json"):  # the last one says that the others are ours
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):  # what others have put there stays
             (self.path / "checkpoints").rmdir()

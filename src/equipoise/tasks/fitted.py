@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,7 @@ class Fitted:
     advice: str = ""  # what to try, where it failed
     conformal: Conformal | None = None  # of the rows that calibrate, where a coverage was asked for
     kept: Rows | None = None  # these rows, in the process that fitted it
+    origin: EquilibriumModel | None = None  # what training began from, where its recipe did not build that
 
     def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
         """The tensors that `certificate` is about, of the rows trained on.
@@ -58,6 +60,8 @@ class Fitted:
 
     def start(self) -> EquilibriumModel:
         """The network as it was before the first step."""
+        if self.origin is not None:
+            return deepcopy(self.origin)
         return self.recipe.build(self.preparation.inputs, self.preparation.outputs)
 
     def decide(self, X: Any) -> Tensor:

@@ -39,6 +39,7 @@ from .choose import choose_sharpness, choose_slack
 from .covered import scores_of
 from .fitted import GATHERED, Fitted, tensors, training_tensors
 from .forecast import Forecast, check_memory, memory_needed
+from .origin import Origin
 from .preparation import Preparation
 from .raw import HELD_OUT, Rows, calibrating, held_out
 from .scores import score
@@ -86,6 +87,7 @@ def fit(
     sample_weight: Any = None,
     encoding: Encoding | None = None,
     test: tuple[Any, Any] | None = None,
+    origin: Origin | None = None,
     **watched: Unpack[Watched],
 ) -> Fitted:
     """A network trained on raw rows X (N, d) and labels or numbers y, with its certificate.
@@ -96,18 +98,24 @@ def fit(
         sample_weight: (N,), ≥ 0. A row of weight 2 is the same as two rows.
         encoding: what X holds besides numbers, and what is made of it; it becomes part of the preparation.
         test: raw rows and targets on which the network is measured during training; they decide nothing.
+        origin: a trained network to begin from, of the recipe that `Origin.continued` gives. Rows are
+            prepared as its own were, and the certificate is anchored at its best readout of these rows.
         watched: see `Watched`. A run that is resumed makes the same choices again, since they depend on the
             data and the recipe only.
 
     Raises NotProved, before any step, if the certificate of certified training is not proved.
     """
     recipe = recipe or Recipe()
-    data = Rows.of(X, y, kind, sample_weight, encoding)
+    data = Rows.of(X, y, kind, sample_weight, encoding if origin is None else origin.preparation.encoding)
+    if origin is not None:
+        origin.check(data.X.shape[1], kind, data.image)
     kept = None
     if recipe.coverage is not None:
         data, kept = calibrating(data, recipe.coverage, recipe.seed)
     data = data.balanced() if recipe.class_weight else data
     whole = recipe.path == "safeguarded"
+    if origin is not None and ranks() > 1:
+        raise ValueError(f"a trained network goes on in one process. Got {ranks()} processes.")
     if whole and ranks() > 1:
         raise ValueError(
             f"safeguarded training is that of one process, which has every row at each step. Got {ranks()} "
@@ -120,7 +128,11 @@ def fit(
     recipe = recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
     check_memory(recipe, *data.X.shape)
     tested = None if test is None else Rows.of(*test, kind, encoding=data.encoding)
-    fitted = (_fit_whole if whole else _fit_batches)(data, recipe, tested, {"every": EVERY, **watched})
+    watched = {"every": EVERY, **watched}
+    if whole:
+        fitted = _fit_whole(data, recipe, tested, watched)
+    else:
+        fitted = _fit_batches(data, recipe, tested, watched, origin)
     return fitted if kept is None else replace(fitted, conformal=scores_of(fitted, kept), kept=kept)
 
 
@@ -205,21 +217,19 @@ def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
 # -- in batches ----------------------------------------------------------------------------------------------
 
 
-def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched) -> Fitted:
+def _fit_batches(
+    data: Rows, recipe: Recipe, test: Rows | None, watched: Watched, origin: Origin | None = None
+) -> Fitted:
     """`Trainer` on batches, under the certificate `anchored` or freely.
 
     With patience a fifth of the rows is held out to say when to stop.
     """
-    assert recipe.loss is not None
     data, held = (data, None) if recipe.patience is None else held_out(data, recipe.seed)
-    preparation = Preparation.of(
-        data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss, data.encoding
-    )
-    if recipe.built.images:
-        preparation = preparation.of_images(_checked_image(data, recipe))
-    elif data.image:
-        preparation = preparation.in_one_unit()
-    model = recipe.build(preparation.inputs, preparation.outputs)
+    preparation = _prepared(data, recipe) if origin is None else origin.preparation
+    if origin is None:
+        model = recipe.build(preparation.inputs, preparation.outputs)
+    else:
+        model = deepcopy(origin.model)
     A, B = tensors(model, preparation, data)
     weights = None if bool((data.weights == 1).all()) else torch.from_numpy(data.weights)
     measured = held or test
@@ -251,7 +261,19 @@ def _fit_batches(data: Rows, recipe: Recipe, test: Rows | None, watched: Watched
         validation={} if held is None else {"method": HELD_OUT, "rows": len(held.y)},
         stopped=history.stopped,
         advice=history.advice,
+        origin=None if origin is None else origin.model,
     )
+
+
+def _prepared(data: Rows, recipe: Recipe) -> Preparation:
+    """How the network gets these rows: images in one unit, and as images where it takes them so."""
+    assert recipe.loss is not None
+    found = Preparation.of(
+        data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss, data.encoding
+    )
+    if recipe.built.images:
+        return found.of_images(_checked_image(data, recipe))
+    return found.in_one_unit() if data.image else found
 
 
 def take_part_in_fit() -> None:

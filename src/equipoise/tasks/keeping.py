@@ -7,6 +7,7 @@ wellposed.json            of the weights at the end
 history.json              what was measured
 conformal.safetensors     the scores of the rows that calibrate, where a coverage was asked for
 timing.json               how long it took, which is not sealed: the same fit need not take the same time
+origin.safetensors        the network that training began from, where its recipe does not build that
 fitted.json               recipe, validation, why it stopped, and the digests of the others
 """
 
@@ -38,6 +39,7 @@ from ..recipe import Recipe
 from ..theory import Certificate
 from .conformal import Conformal
 from .fitted import Fitted
+from .origin import FILES as ORIGIN
 from .preparation import Preparation
 
 FILES = ("model.safetensors", "preparation.safetensors", "certificate.json", "wellposed.json", "history.json")
@@ -58,6 +60,10 @@ def save(fitted: Fitted, directory: str | Path) -> None:
     for name, content in (("history.json", history), ("timing.json", timing)):
         write_atomically(at / name, json.dumps(content, indent=1, allow_nan=False).encode())
     files = list(FILES)
+    if fitted.origin is not None:
+        files.append(ORIGIN[0])
+        if not (at / ORIGIN[0]).exists():  # where a run did not put it there before
+            fitted.origin.save(at / ORIGIN[0])
     if fitted.conformal is not None:
         files.append(CONFORMAL)
         scores = safetensors.numpy.save({"scores": np.ascontiguousarray(fitted.conformal.scores)})
@@ -81,7 +87,8 @@ def load(directory: str | Path) -> Fitted:
     known = _read(at / "fitted.json")
     recipe = Recipe.from_dict(known["recipe"])
     kept = [CONFORMAL] if recipe.coverage is not None else []
-    for name in (*FILES, *kept):
+    began = [ORIGIN[0]] if ORIGIN[0] in known["files"] else []
+    for name in (*FILES, *kept, *began):
         if not (at / name).exists():
             raise FileNotFoundError(f"{at / name} is missing: {at} does not hold a whole fitted network.")
         if sha256(at / name) != known["files"].get(name):
@@ -98,6 +105,7 @@ def load(directory: str | Path) -> Fitted:
         stopped=known["stopped"],
         advice=known["advice"],
         conformal=_conformal(at / CONFORMAL) if kept else None,
+        origin=cast(EquilibriumModel, load_model(at / ORIGIN[0])) if began else None,
     )
 
 

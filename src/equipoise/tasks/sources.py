@@ -142,19 +142,19 @@ def resolve(source: str) -> str:
     return source
 
 
-def read(asked: Asked, check: Check | None = None, features: Sequence[str] = ()) -> Sample:
+def read(asked: Asked, check: Check | None = None, columns: tuple[Column, ...] = ()) -> Sample:
     """The rows, checked; one DataError lists whatever is wrong with them. Warnings go into the provenance.
 
-    With `features` these columns of a table are read as numbers, whatever they tell. Only the rows that are
-    asked for are held. `check` is called before they are read, with the number of rows to train on and of
-    columns, and may raise.
+    With `columns` these columns of a table are read, as what they are said to hold, and no others. Only the
+    rows that are asked for are held. `check` is called before they are read, with the number of rows to train
+    on and of columns, and may raise.
     """
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", DataWarning)
         if is_named(asked.source):
             sample = _named(load(asked.source, asked.data_dir), asked, check)
         else:
-            sample = _table(asked, check, tuple(Column(name) for name in features) or None)
+            sample = _table(asked, check, columns or None)
     notes = [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
     sample.provenance["warnings"] = notes
     return sample

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ..data.columns import Column
 from ..data.errors import DataError
 from ..files import Damaged
 from .directory import Run
 from .fitted import Fitted
 from .keeping import load
+from .origin import Origin
 from .sources import Asked, Sample, read
 
 
@@ -56,13 +58,23 @@ class Stored:
         return self.fitted.training(*self.sample.train, self.sample.weights)
 
 
+def stored_origin(run: Run) -> Origin | None:
+    """The network that a run began from, where it was not a new one."""
+    given = run.config.get("from")
+    return None if given is None else Origin.load(run.path, given)
+
+
 def stored_sample(run: Run, data_dir: Path | None = None) -> Sample:
     """The rows a run was trained on, read again (named data from `data_dir`); refused if they are others."""
     asked = Asked(**run.config["data"])
     if data_dir is not None:
         asked = replace(asked, data_dir=str(data_dir.expanduser().resolve()))
-    before = "described" not in run.data  # a run of before columns were told apart had numbers alone
-    sample = read(asked, features=run.data.get("features") or () if before else ())
+    columns: tuple[Column, ...] = ()
+    if "described" not in run.data:  # a run of before columns were told apart had numbers alone
+        columns = tuple(Column(name) for name in run.data.get("features") or ())
+    if (origin := stored_origin(run)) is not None:
+        columns = origin.columns(run.data.get("features"))
+    sample = read(asked, columns=columns)
     if sample.provenance["sha256"] != run.data.get("sha256"):
         raise DataChanged(
             f"{sample.provenance['source']} must be as it was when {run.path} began: its content has another "
