@@ -48,8 +48,8 @@ NAMED = {
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    return tmp_path_factory.mktemp("gallery")
+def out(tmp_path_factory, with_units):
+    return with_units(tmp_path_factory.mktemp("gallery"))
 
 
 def test_the_registry_holds_every_figure_and_table():
@@ -92,7 +92,7 @@ def test_the_gallery_shows_every_result_and_escapes(out):
         assert f'id="{result.key}"' in page
     assert "<script" not in page
     assert not re.search(r'src="(?!data:)', page)  # self-contained
-    for key in ("", *(result.key for result in results[::5])):  # what it points to is there
+    for key in ("", *(result.key for result in results[::-5][::-1])):  # what it points to is there
         page = out / key / "index.html"
         links = re.findall(r'href="([^"#]+)"', page.read_text())
         assert [link for link in links if not (page.parent / unquote(link)).is_file()] == []

@@ -61,8 +61,8 @@ def test_words_say_what_is_taken(tmp_path):
         ("ling2023.theorem4", "synthetic-sphere", "3 samples, x uniform on the sphere"),
     ],
 )
-def test_a_page_names_the_part_of_the_data(tmp_path, key, name, words):
-    result = run_one(catalogue.experiment(key), TINY, tmp_path)
+def test_a_page_names_the_part_of_the_data(tmp_path, with_units, key, name, words):
+    result = run_one(catalogue.experiment(key), TINY, with_units(tmp_path))
     assert words in result.data[name]["subset"]
     assert words in write_page(result, tmp_path).read_text()
 

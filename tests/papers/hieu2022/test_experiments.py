@@ -284,7 +284,8 @@ def test_a_slice_is_of_the_data_asked_for(scale, tmp_path):
     assert "stand" in own.notes[-1]
 
 
-def test_both_landscapes_say_that_digits_stand_in(tmp_path):
+def test_both_landscapes_say_that_digits_stand_in(tmp_path, with_units):
+    with_units(tmp_path)
     for key in ("hieu2022.fig4.4", "hieu2022.fig4.5"):
         result = run_one(experiment(key), Settings("tiny"), tmp_path)
         assert any("digits stand for CIFAR10" in note for note in result.notes), key

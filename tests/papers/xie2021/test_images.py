@@ -64,8 +64,8 @@ def test_shifts_keep_the_size_and_the_pixels():
 
 
 @pytest.mark.parametrize("key", ["xie2021.mnist", "xie2021.table1"])
-def test_a_table_of_every_network(key, tmp_path):
-    result = run_one(experiment(key), Settings(scale="tiny", data=("digits",)), tmp_path)
+def test_a_table_of_every_network(key, tmp_path, with_units):
+    result = run_one(experiment(key), Settings(scale="tiny", data=("digits",)), with_units(tmp_path))
     assert not result.error
     table = result.tables[0]
     implicit = images.IMPLICIT if key == "xie2021.table1" else ()
@@ -160,8 +160,8 @@ def test_what_all_images_reach_is_said_and_not_judged(tmp_path, monkeypatch):
     assert "an OptEq of 9 parameters classifies 97.90 % of the test images" in page.notes[-1]
 
 
-def test_both_segment_better_than_guessing_and_pictures_are_drawn(tmp_path):
-    result = run_one(experiment("xie2021.table2"), Settings(scale="tiny"), tmp_path)
+def test_both_segment_better_than_guessing_and_pictures_are_drawn(tmp_path, with_units):
+    result = run_one(experiment("xie2021.table2"), Settings(scale="tiny"), with_units(tmp_path))
     assert not result.error
     assert [row[0] for row in result.tables[0]["rows"]] == ["FCN", "OptEq"]
     assert (tmp_path / "xie2021.table2" / "pictures.png").exists()
