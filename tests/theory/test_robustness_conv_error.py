@@ -98,7 +98,7 @@ def test_means_and_resizing_have_the_norms_of_their_matrices():
 
 def test_what_is_not_known_is_refused_by_name():
     X = drawn(3, *IMAGE)
-    with pytest.raises(ValueError, match="local=True is known of affine families"):
+    with pytest.raises(ValueError, match="local=True is known for affine families only"):
         certified_radius(build(), X, local=True)
     for wrong in (X[..., 1:], X[0], X.flatten(1)):
         with pytest.raises(ValueError, match=r"x must be \(N, 2, 5, 6\)"):

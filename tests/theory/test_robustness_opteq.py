@@ -98,7 +98,7 @@ def test_labels_and_what_is_not_proved():
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="local=True is known of affine families"):
+    with pytest.raises(ValueError, match="local=True is known for affine families only"):
         certified_radius(build(), drawn(3, 4), local=True)
     with pytest.raises(ValueError, match=r"needs g\(x\) = x"):
         lipschitz_bound(build(feature_map=torch.tanh))

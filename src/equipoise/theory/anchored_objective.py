@@ -61,7 +61,9 @@ class SampleRows:
 
     def __init__(self, X: Any, y: Any, terms: Terms, outputs: int) -> None:
         if len(X) != len(y) or len(X) == 0:
-            raise ValueError(f"X and y must have as many rows, and at least one. Got {len(X)} and {len(y)}.")
+            raise ValueError(
+                f"X and y must have the same number of rows, and at least one. Got {len(X)} and {len(y)}."
+            )
         self.X, self.y, self.terms, self.outputs = X, y, terms, outputs
         self.shared, self.whole = isinstance(X, Shard), whole(X)
         self.first = X.first if isinstance(X, Shard) else 0

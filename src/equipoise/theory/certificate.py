@@ -44,7 +44,7 @@ class Certificate:
     """The verdict of a theorem with the two sides of every claim it rests on.
 
     `verdict` is "proved" only if every claim holds for certain; "hypotheses_fail" if one is certainly
-    violated or an obstacle (NaN, another family, …) keeps the theorem from speaking; else "inconclusive".
+    violated, or if an obstacle (NaN, another family, …) makes the theorem inapplicable; else "inconclusive".
     """
 
     theorem: str
@@ -97,9 +97,9 @@ class Certificate:
     def bound(self, k: float, step_size: float | None = None) -> float:
         """The promised L(k)/L(0) after k steps (or at time k of a flow), rounded up; ∞ if nothing is proved.
 
-        Of the gap to the optimal loss for kawaguchi2021; for "anchored" F(k)/F(h₀, 0) after k checkpoints,
-        whose start has no readout. Never below `floor`, which is that of the
-        certificate's own step: one that is c times smaller has a floor that is c² times higher.
+        For kawaguchi2021 it is about the gap to the optimal loss; for "anchored" it is F(k)/F(h₀, 0) after k
+        checkpoints, relative to a start without a readout. It is never below `floor`, which belongs to the
+        step of the certificate: a step that is c times smaller has a floor that is c² times higher.
         """
         if not self.proved:
             return math.inf
@@ -191,7 +191,7 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Certificate:
-        """The certificate of a dict; a ValueError where its verdict does not follow from its claims."""
+        """The certificate of a dict; a ValueError if its verdict does not follow from its claims."""
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             got = data.get("format") if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f"a certificate of format {FORMAT} is required. Got {got!r} instead.")

@@ -55,14 +55,14 @@ class Claim:
 
     @property
     def margin(self) -> float:
-        """lhs / rhs: for a relation ≥ it proves from 1 up, for ≤ from 1 down."""
+        """lhs / rhs: a relation ≥ is proved if this is at least 1, a relation ≤ if it is at most 1."""
         if self.rhs == 0:
             return math.nan if self.lhs == 0 else math.copysign(math.inf, self.lhs)
         return self.lhs / self.rhs
 
     @property
     def short(self) -> float:
-        """The factor by which a claim that does not hold misses, ≥ 1; ∞ where no factor would do."""
+        """The factor ≥ 1 by which a claim fails to hold; ∞ if no factor would be enough."""
         small, large = (self.lhs, self.rhs) if self.relation in (">", ">=") else (self.rhs, self.lhs)
         if not (small > 0 and math.isfinite(large)):
             return math.inf
@@ -70,7 +70,7 @@ class Claim:
 
     @property
     def sides(self) -> tuple[str, str]:
-        """Both sides in four digits, or in as many as tell them apart."""
+        """Both sides with four digits, or with as many as it takes to tell them apart."""
         for digits in (4, 8, 12, 17):
             left, right = f"{self.lhs:.{digits}g}", f"{self.rhs:.{digits}g}"
             if left != right:

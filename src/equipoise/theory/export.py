@@ -72,13 +72,13 @@ def unroll(
     """A plain module of K steps whose output is within `error` of the equilibrium network's for ‖x‖ ≤ radius.
 
     Args:
-        model: an affine family, of which sound bounds are known (of your own by the facts that you register,
-            with `input_map`); or an `Equilibrium` of any cell.
+        model: an affine family, for which sound bounds are known (for a family of your own they come from the
+            facts that you register, with `input_map`); or an `Equilibrium` of any cell.
         error: the largest Euclidean error of one sample's output.
-        radius: the largest ‖x‖ it is to hold for.
-        contraction: q < 1 of an Equilibrium's cell in z, for every such x: a number you have a proof of, or
-            "estimate", measured on `sample` and labelled so.
-        offset: a bound of ‖cell(0, x)‖ over ‖x‖ ≤ radius, likewise.
+        radius: the largest ‖x‖ for which this is to hold.
+        contraction: the factor q < 1 by which the cell of an Equilibrium contracts in z, for every such x: a
+            number that you have a proof of, or "estimate", which is measured on `sample` and labelled so.
+        offset: a bound of ‖cell(0, x)‖ over ‖x‖ ≤ radius, given in the same way.
         sample: inputs to estimate on.
     """
     for name, value in (("error", error), ("radius", radius)):

@@ -34,7 +34,8 @@ _HYPOTHESES = (FLOAT64_TIER, "distances between inputs are Euclidean")
 class Radii:
     """For every row: what is predicted, and a ball of inputs around it in which no other prediction occurs.
 
-    About the exact network of the stored weights. A radius of 0 certifies nothing; `uncertified` says why.
+    They are about the exact network with the stored weights. A radius of 0 certifies nothing; `uncertified`
+    says why.
     """
 
     radius: Tensor  # (N,) float64: within it, open, the prediction is constant
@@ -63,10 +64,10 @@ class Radii:
 
 
 def lipschitz_bound(model: nn.Module) -> float:
-    """≥ sup ‖ŷ(x) − ŷ(x')‖ / ‖x − x'‖ over all inputs; ∞ where uniqueness is not proved.
+    """≥ sup ‖ŷ(x) − ŷ(x')‖ / ‖x − x'‖ over all inputs; ∞ if uniqueness is not proved.
 
-    ŷ is read from equilibria, whatever a model that is unrolled or chooses by SAM returns. Inputs that are
-    images have the size that the model was built for, and the distance of all their pixels.
+    The bound is about the outputs at equilibria, even if the model returns unrolled steps or those of SAM.
+    Images have the size that the model was built for, and their distance is that of all their pixels.
     """
     return _bounds_of(model).output_bound()
 
@@ -102,15 +103,15 @@ def certified_radius(
     """(margin − error) / Lipschitz of the difference, for every row; the worst over the other classes.
 
     Args:
-        model: an affine family, an OptEq or a ConvOptEq of classes; k ≥ 2 outputs predict the class of the
-            largest, one output by its sign.
-        labels: classes (N,), or −1 and 1 for one output; rows predicted otherwise get radius 0.
-        local: the sharper bound on the units that can be active near each row: never smaller, and some
-            factorisations a row. Of affine families only.
+        model: an affine family, an OptEq or a ConvOptEq that predicts classes: with k ≥ 2 outputs that of the
+            largest, with one output by its sign.
+        labels: classes (N,), or −1 and 1 for one output; rows that are predicted wrongly get the radius 0.
+        local: use the sharper bound on the units that can be active near each row. It is never smaller, costs
+            some factorisations for each row, and is known for affine families only.
     """
     network = _bounds_of(model)
     if local and not network.local:
-        raise ValueError("local=True is known of affine families. Leave it out for an OptEq.")
+        raise ValueError("local=True is known for affine families only. Leave it out for an OptEq.")
     points, obstacle = network.checked(X)
     N, k = len(X), network.a.shape[1]
     truth = None if labels is None else _checked_labels(labels, N, k)

@@ -60,7 +60,7 @@ def as_data(X: Any, y: Any) -> tuple[Input, Tensor]:
         return Stream(X, 0), torch.cat(list(parts(Stream(X, 1))))
     y = torch.as_tensor(y) if isinstance(y, np.ndarray) else y
     if y is not None and not isinstance(y, Tensor):  # of numbers in lists torch would keep half of the digits
-        raise TypeError(f"y must be a tensor, a row a sample. Got {type(y).__name__} instead.")
+        raise TypeError(f"y must be a tensor, one row for each sample. Got {type(y).__name__} instead.")
     return as_input(X), y
 
 

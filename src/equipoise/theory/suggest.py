@@ -40,8 +40,8 @@ _ROOM = 1.01  # beyond the smallest change that does it, so that rounding cannot
 class Suggestion:
     """What to change (`changes`), in words (`lines`), and what is then proved (`certificate`).
 
-    `model` is a copy of the network with the changes made, `y` the targets they were made for; both are as
-    given where nothing need, or can, be changed. `alternatives` would do instead, and are not proved.
+    `model` is a copy of the network with the changes made, and `y` the targets for which they were made; both
+    are as given if nothing needs to, or can, be changed. `alternatives` might do instead, but are not proved.
     """
 
     theorem: str
@@ -59,12 +59,12 @@ class Suggestion:
 
     @property
     def step_size(self) -> float | Mapping[str, float] | None:
-        """What the theorem then allows; None of a flow, or where it does not hold."""
+        """The step size that the theorem then allows; None for a flow, or if it does not hold."""
         return (self.certificate.step_sizes or self.certificate.step_size) if self.holds else None
 
     @property
     def efold(self) -> float:
-        """Steps (time, of a flow) in which the loss is then promised to fall by a factor e."""
+        """Steps (or the time of a flow) in which the loss is then promised to fall by a factor e."""
         return self.certificate.efold
 
     @property
@@ -83,7 +83,7 @@ def suggest(
     theorem: str | Theorem = "wellposed",
     **constants: Any,
 ) -> Suggestion:
-    """What would make a theorem hold of this network on these data. Arguments as `certify`'s."""
+    """What would make a theorem hold for this network and these data. It takes the arguments of `certify`."""
     if isinstance(theorem, str):
         theorem = make_theorem(theorem, **constants)
         constants = {}
