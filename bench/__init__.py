@@ -10,6 +10,8 @@ where one is.
 BENCHMARKS = {  # name on the command line → module
     "forward": "bench.forward",
     "small": "bench.small",
+    "residual": "bench.residual",
+    "transformer": "bench.transformer",
     "monotone": "bench.monotone",
     "population": "bench.population",
     "training": "bench.training",

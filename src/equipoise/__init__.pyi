@@ -50,6 +50,7 @@ from .models import repeat as repeat
 from .solve import SAM as SAM
 from .solve import AffineMap as AffineMap
 from .solve import Anderson as Anderson
+from .solve import Auto as Auto
 from .solve import Broyden as Broyden
 from .solve import EquilibriumError as EquilibriumError
 from .solve import EquilibriumWarning as EquilibriumWarning

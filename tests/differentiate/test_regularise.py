@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import spectral_norm
 
 from equipoise import Equilibrium, EquilibriumError, OnFailure
@@ -192,3 +193,52 @@ def test_bad_use_is_refused_in_words():
         spectral_radius_penalty(layer, x, steps=0)
     with pytest.raises(TypeError, match="must be an Equilibrium"):
         jacobian_penalty(nn.Linear(5, 5), x)
+
+
+class Attention(nn.Module):
+    """x + attention of z to itself, by torch's fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12, dtype=torch.float64)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        q, k, v = (part[:, None] for part in self.qkv(z).chunk(3, dim=-1))
+        return x + 0.2 * nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
+
+
+def test_attention_is_penalised_by_a_kernel_that_can_be_differentiated_twice():
+    torch.manual_seed(0)
+    layer, x = Equilibrium(Attention()), torch.randn(2, 3, 4, dtype=torch.float64)
+    z = layer(x).detach()
+    penalty = jacobian_penalty(layer, x, z=z, samples=400, generator=torch.Generator().manual_seed(0))
+    penalty.backward()
+    exact = torch.autograd.functional.jacobian(lambda z: layer.cell(z, x), z).reshape(2, 12, 2, 12)
+    want = sum(exact[n, :, n].square().sum() for n in range(2)) / 24
+    assert float(penalty.detach()) == pytest.approx(float(want), rel=0.05)
+    assert layer.cell.qkv.weight.grad.abs().max() > 0
+
+
+def test_what_cannot_be_differentiated_twice_is_named():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, z):
+            return z.tanh()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return 0.5 * g
+
+    w = torch.full((5,), 0.5, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        jacobian_penalty(Equilibrium(lambda z, x: w * Once.apply(z) + x), inputs(), z=inputs())
+
+    class Fused(Attention):
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                return super().forward(z, x)
+
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        jacobian_penalty(Equilibrium(Fused()), x, z=x)

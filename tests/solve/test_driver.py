@@ -176,13 +176,48 @@ def test_a_remedy_is_not_the_solver_that_failed():
 
 
 def test_the_second_solver_of_a_chain_may_climb_before_it_arrives():
-    """The residuals of this contraction rise at first: no reason to give up, however short the patience."""
+    """The residuals of this contraction rise at first, for fewer steps than the patience."""
     f = lambda z, c: torch.stack((0.9 * z[:, 0] + 50 * z[:, 1], 0.9 * z[:, 1]), dim=1) + c
     c = torch.tensor([[1.0, 0.1]], dtype=torch.float64)
     stop = eq.Stop(rtol=1e-8, patience=3, max_steps=400)
+    patient = eq.Stop(rtol=1e-8, patience=20, max_steps=400)
     found = eq.fixed_point(f, torch.zeros(1, 2, dtype=torch.float64), (c,), solver=[eq.Picard()], stop=stop)
     assert not found.converged.any()
-    chain = eq.fixed_point(
-        f, torch.zeros(1, 2, dtype=torch.float64), (c,), solver=[eq.Picard(), eq.Picard(0.9)], stop=stop
-    )
+    solvers = [eq.Anderson(1, damping=1e-6), eq.Picard(0.9)]  # the first gets nowhere
+    chain = eq.fixed_point(f, torch.zeros(1, 2, dtype=torch.float64), (c,), solver=solvers, stop=patient)
     assert chain.converged.all()
+
+
+@pytest.mark.parametrize("solvers", [None, [eq.Anderson(), eq.Picard(0.9), eq.Picard(0.5)]])
+def test_a_row_that_has_no_equilibrium_ends_every_solver_of_a_chain_by_its_patience(solvers):
+    """z ↦ z + 1 is at a standstill in every solver: none may take all of its 500 steps."""
+    shift = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    f = lambda z, s: torch.where(s == 0, 0.5 * z + 1, z + s)
+    found = eq.fixed_point(f, torch.zeros(2, 1, dtype=torch.float64), (shift,), solver=solvers)
+    assert found.converged.tolist() == [True, False]
+    assert found.status[1] == Status.stalled
+    assert found.counts.evaluations <= (3 if solvers else 2) * 60
+
+
+def test_the_default_chain_has_max_steps_in_all():
+    """A row that ran out of steps needs more of them, and no second solver."""
+    f = lambda z, c: 0.999 * z + c
+    c = torch.ones(3, 4, dtype=torch.float64) * torch.tensor([[1.0], [2.0], [3.0]])
+    stop = eq.Stop(rtol=1e-14, max_steps=2)
+    found = eq.fixed_point(f, torch.zeros(3, 4, dtype=torch.float64), (c * torch.arange(1, 5),), stop=stop)
+    assert found.steps.tolist() == [2, 2, 2]
+    assert found.counts.retried == 0
+
+
+def test_a_later_solver_that_does_worse_leaves_what_was_found():
+    """z ↦ −1.5 z: Anderson comes near and runs out of steps, plain steps run away from there."""
+    weight = torch.tensor([[-1.5, 0.0], [0.3, -1.2]], dtype=torch.float64)
+    f = lambda z, c: torch.tanh(z @ weight.T) * 2 + c
+    c = torch.tensor([[0.1, 0.2]], dtype=torch.float64)
+    start, stop = torch.zeros(1, 2, dtype=torch.float64), eq.Stop(rtol=1e-13, max_steps=6)
+    near = eq.fixed_point(f, start, (c,), solver=eq.Anderson(), stop=stop)
+    chain = eq.fixed_point(f, start, (c,), solver=[eq.Anderson(), eq.Picard()], stop=stop)
+    assert near.status[0] == Status.max_steps
+    assert torch.equal(chain.value, near.value)
+    assert torch.equal(chain.residual, near.residual)
+    assert int(chain.steps) == 12

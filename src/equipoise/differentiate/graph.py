@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,17 +53,19 @@ class Graph:
     def foreign(self) -> bool:
         """Whether f reads a tensor of autograd that it was not given."""
         mine = {id(t) for t in (self.z, *self.tensors)}
-        seen, queue = set(), [self.fz.grad_fn]
-        while queue:
-            node = queue.pop()
-            if node is None or node in seen:
-                continue
+        leaves = (getattr(node, "variable", None) for node in nodes_of(self.fz))
+        return any(leaf is not None and id(leaf) not in mine for leaf in leaves)
+
+
+def nodes_of(t: Tensor) -> Iterator[Any]:
+    """Every node of the graph behind a tensor, once."""
+    seen, queue = set(), [t.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is not None and node not in seen:
             seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and id(leaf) not in mine:
-                return True
+            yield node
             queue.extend(parent for parent, _ in node.next_functions)
-        return False
 
 
 @dataclass(frozen=True)

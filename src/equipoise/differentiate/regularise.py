@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ..solve.problem import Layout
 from ..solve.solution import State
+from .graph import nodes_of
+
+_UNKNOWN = ("NotImplemented", "autograd::Error")  # nodes of torch that have no derivative
 
 
 def jacobian_penalty(
@@ -82,7 +86,8 @@ def _evaluate(
                 z = tuple(part[kept] for part in z) if isinstance(z, tuple) else z[kept]
         layout = Layout.of(z)
         at = layout.flat(z).detach().requires_grad_()
-        with _steady(layer.cell):
+        # Torch's fast kernels of attention cannot be differentiated twice; the plain one can.
+        with _steady(layer.cell), sdpa_kernel(SDPBackend.MATH):
             return at, layout.flat(layer.cell(layout.unflat(at), *inputs, *shared))
 
 
@@ -108,6 +113,12 @@ def _pull(z: Tensor, fz: Tensor, u: Tensor, record: bool = False) -> Tensor:
     (image,) = torch.autograd.grad(
         fz, z, u, create_graph=record and torch.is_grad_enabled(), retain_graph=True, materialize_grads=True
     )
+    if any(node.name().endswith(_UNKNOWN) for node in nodes_of(image)):  # else told in backward only
+        raise RuntimeError(
+            "a penalty on ∂f/∂z needs a cell that can be differentiated twice. Got one with an operation "
+            "that torch differentiates only once, such as a fused kernel of attention: write it as plain "
+            "operations, or call it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+        )
     return image
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..solve import Status
-from .trials import Trial, best_of
+from .choice import Trial, best_of
 
 if TYPE_CHECKING:
     from .diagnose import Diagnosis
@@ -32,15 +32,18 @@ def advise(d: Diagnosis, not_finite: Sequence[str]) -> list[str]:
 
 def _on_solver(d: Diagnosis) -> list[str]:
     own, best = d.trials[0], best_of(d.trials)
-    price = f"{best.cost} evaluations and products"
+    price = f"{1e3 * best.seconds:.1f} ms and {best.cost} evaluations and products"
     if own.solves_all:
-        if best.cost <= 0.7 * own.cost:
-            return [f"Every sample converges. {best.name} is cheaper here: {price} instead of {own.cost}."]
+        if best is not own and best.seconds <= 0.7 * own.seconds:
+            return [
+                f"Every sample converges. {best.name} is faster here: {price} instead of "
+                f"{1e3 * own.seconds:.1f} ms and {own.cost}."
+            ]
         return [f"Every sample converges, and {own.name} is a good choice here."]
     if best.solves_all:
         return [
             f"{own.name} fails on {d.rows - own.converged} of {d.rows} samples, but the tolerance is within "
-            f"reach: take {best.name}, which solves all with {price}."
+            f"reach: take {best.name}, which solves all in {price}."
         ]
     lines = [f"No solver does better than {own.name}: {own.converged} of {d.rows} samples."]
     if best.converged > own.converged:

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from ..differentiate import Equation, Gradient, Implicit, Method, Record
+from ..differentiate.equation import under_transform
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.method import KEYWORDS, Solvers
-from ..solve import EquilibriumError, EquilibriumWarning, Solution
+from ..solve import Auto, EquilibriumError, EquilibriumWarning, Solution, Solver
 from ..solve.compilers import NOT_EXPORTED, uncompiled
+from ..solve.driver import DEFAULT_CHAIN
 from ..solve.problem import Layout
+from .choice import Trial, chosen
 from .methods import spelled_out, trained_by
 from .saving import Saved
 
@@ -61,6 +64,8 @@ class EquilibriumModel(Saved, ABC):
         self.method = Method().changed(**spelled_out(how))
         self._last = Record()
         self._masked = self._seen = 0  # rows masked and rows seen, not yet told
+        self.chosen: tuple[Trial, ...] = ()  # what solver=Auto() measured last, the solver it took first
+        self._since = 0  # calls since then
 
     # -- what a family is --------------------------------------------------------------------------------
 
@@ -160,7 +165,20 @@ class EquilibriumModel(Saved, ABC):
             gradient = trained_by(gradient, method.solver, named, tensors)
         elif not isinstance(gradient, SolvedGradient):
             gradient = self.default_gradient()  # what is asked for is the equilibrium itself
-        return self.equation(*inputs, start=start, method=replace(method, gradient=gradient), **more)
+        equation = self.equation(*inputs, start=start, method=replace(method, gradient=gradient), **more)
+        if isinstance(method.solver, Auto):
+            equation.method = replace(equation.method, solver=self._tried(equation, method.solver))
+        return equation
+
+    def _tried(self, equation: Equation, auto: Auto) -> Solvers:
+        """The solver that a trial found fastest, and after it the default chain."""
+        self._since += 1
+        stale = self._since > auto.every or {one.solver for one in self.chosen} != set(auto.candidates)
+        if stale and not under_transform():
+            self.chosen, self._since = chosen(equation, auto), 1
+        first = self.chosen[0].solver if self.chosen else auto.candidates[0]
+        assert isinstance(first, Solver)
+        return [first, *(one for one in DEFAULT_CHAIN if one != first)]
 
     # -- housekeeping ------------------------------------------------------------------------------------
 
@@ -205,7 +223,7 @@ class EquilibriumModel(Saved, ABC):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": Record(), "_masked": 0, "_seen": 0}
+        return {**self.__dict__, "_last": Record(), "_masked": 0, "_seen": 0, "chosen": (), "_since": 0}
 
 
 def shaped(solution: Solution, layout: Layout) -> Solution:

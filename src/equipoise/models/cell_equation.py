@@ -22,6 +22,7 @@ from .places import call_with, places_of, tensors_of
 from .shared_dropout import SharedDropout, draw_masks, holding
 
 _SHAPES = re.compile(r"\b(sizes?|shapes?|channels|dimensions?|elements)\b")  # what such errors speak of
+_REFUSALS = (RuntimeError, ValueError, AssertionError, TypeError)  # what torch raises then
 
 
 class CellEquation(Equation):
@@ -80,9 +81,10 @@ class CellEquation(Equation):
         """What the cell returns; if a state of this shape does not fit into it, an error that says so."""
         try:
             return self.cell(state, *inputs)
-        except (RuntimeError, ValueError) as error:
+        except _REFUSALS as error:
             told = str(error).splitlines()[0] if str(error) else ""
-            if type(error) not in (RuntimeError, ValueError) or not _SHAPES.search(told):
+            parts = isinstance(error, TypeError) and isinstance(state, tuple) and "tuple" in told
+            if type(error) not in _REFUSALS or not (parts or _SHAPES.search(told)):
                 raise
             shapes = [tuple(p.shape) for p in (state if isinstance(state, tuple) else (state,))]
             given = [tuple(a.shape) for a in inputs if isinstance(a, Tensor)]
@@ -98,8 +100,9 @@ class CellEquation(Equation):
         return self.weights.known is not None and all(a is b for a, b in zip(values, own, strict=True))
 
     def _flat(self, out: Any, z: Tensor) -> Tensor:
-        if self.layout.plain and isinstance(out, Tensor) and out.shape == z.shape and out.dtype == z.dtype:
-            return out
+        plain = not self.layout.is_tuple and isinstance(out, Tensor) and out.dtype == z.dtype
+        if plain and out.shape == (len(z), *self.layout.shapes[0]):  # as it is in almost every step
+            return out if self.layout.plain else out.reshape(z.shape)
         wrong = self.layout.mismatch(out, z.shape[0])
         if wrong:
             raise ValueError(

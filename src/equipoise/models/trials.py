@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ from ..solve import (
     Picard,
     Solution,
     Solver,
-    Status,
     Stop,
     fixed_point,
 )
@@ -33,59 +30,12 @@ from ..solve.driver import Precision
 from ..solve.norms import row_distances, row_norms
 from ..solve.problem import Layout, Map, make_map
 from .base import EquilibriumModel
+from .choice import Trial
 
 _TRACED = 60  # Picard steps from which the contraction factor is estimated
 _TAIL = 10  # the last of them that count
 _PAIRS = 16  # random pairs of states for each row
 _NEWTON_STEPS = 25  # a Newton that has not converged by then will not
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One solver on the whole batch, from the layer's start, to the layer's tolerance."""
-
-    solver: Solver | Sequence[Solver]
-    own: bool  # the layer's
-    solution: Solution
-    seconds: float
-
-    @property
-    def name(self) -> str:
-        """The solver, or the chain of them, as one would write it."""
-        chain = [self.solver] if isinstance(self.solver, Solver) else self.solver
-        return " → ".join(_name(one) for one in chain)
-
-    @property
-    def converged(self) -> int:
-        """How many samples it solves."""
-        return int(self.solution.converged.sum())
-
-    @property
-    def solves_all(self) -> bool:
-        """Whether it solves every sample."""
-        return self.converged == len(self.solution.status)
-
-    @property
-    def cost(self) -> int:
-        """Evaluations of f and products with its Jacobian, which cost about the same."""
-        return self.solution.counts.evaluations + self.solution.counts.jvps
-
-    @property
-    def failures(self) -> str:
-        """How many samples ended with each of the other statuses."""
-        names = Counter(Status(int(s)).name for s in self.solution.status[~self.solution.converged])
-        return ", ".join(f"{count} {name}" for name, count in names.most_common())
-
-
-def best_of(trials: Sequence[Trial]) -> Trial:
-    """The solver of most samples, and of those the cheapest."""
-    return max(trials, key=lambda one: (one.converged, -one.cost))
-
-
-def _name(solver: Solver) -> str:
-    """The solver as one would write it, defaults left out."""
-    given = {f.name: getattr(solver, f.name) for f in fields(solver) if getattr(solver, f.name) != f.default}
-    return f"{type(solver).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 @dataclass(frozen=True)
@@ -156,9 +106,8 @@ class LayerProblem:
         own, stop = solver is self.solver, self.stop
         if isinstance(solver, Newton) and not own:
             stop = replace(stop, max_steps=min(stop.max_steps, _NEWTON_STEPS))
-        begin = time.perf_counter()
-        solution = self.solve(solver, stop, precision=self.precision if own else "native")
-        return Trial(solver, own, solution, time.perf_counter() - begin)
+        precision: Precision = self.precision if own else "native"
+        return Trial.of(solver, lambda: self.solve(solver, stop, precision=precision), own)
 
     def contraction(self) -> float | None:
         """q in ‖f(z⁺) − z⁺‖ ≈ q ‖f(z) − z‖ at the end of a Picard trace; the largest of the rows."""

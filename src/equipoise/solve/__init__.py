@@ -2,6 +2,7 @@
 
 from .activation import IDENTITY, RELU, TANH, Activation, clamp, leaky_relu, soft_threshold
 from .anderson import Anderson
+from .auto import Auto
 from .averaging import (
     SAM,
     Regulariser,
@@ -29,6 +30,7 @@ __all__ = [
     "Activation",
     "AffineMap",
     "Anderson",
+    "Auto",
     "Broyden",
     "Counts",
     "EquilibriumError",

@@ -12,6 +12,10 @@ from .norms import combined, unit_of
 from .problem import Map
 from .solver import Solver, SolverState, shared
 
+# A row that takes more than _LATE times `memory` steps is a hard one: from there on it keeps _LONGEST
+# differences, as far as they fit into the memory that the solve took at first, or into _ROOM numbers.
+_LATE, _LONGEST, _ROOM = 6, 30, 2**23
+
 
 @dataclass
 class AndersonState(SolverState):
@@ -22,7 +26,9 @@ class AndersonState(SolverState):
     gram: Tensor  # (n, memory, memory) = dg dgᵀ, kept up to date a row at a time
     f_last: Tensor  # (n, D)
     g_last: Tensor  # (n, D)
+    pair: Tensor  # (n, 2, D) room for the last difference of g beside g
     unit: Tensor | None = None  # (n, 1), where the squares of g are out of range
+    rows: int = shared(default=0)  # at the start
     step: int = shared(default=0)
 
 
@@ -30,14 +36,17 @@ class AndersonState(SolverState):
 class Anderson(Solver):
     """z ← f(z) − ΔF γ, γ = argmin ‖g − ΔG γ‖² + λ‖γ‖², over the last `memory` differences.
 
-    `regularisation` is λ relative to the mean squared difference; by default it is what the dtype can
-    resolve. A row whose least-squares problem is singular takes the plain step f(z), which is counted.
-    `damping` β makes shorter steps: z ← (1 − β)(z − ΔZ γ) + β(f(z) − ΔF γ).
+    A row that is still at work after six times `memory` steps is a hard one: from there on it keeps up to 30
+    differences, as far as memory allows, which is cheap since few rows are left by then. `regularisation` is
+    λ relative to the mean squared difference; by default it is what the dtype can resolve. A row whose
+    least-squares problem is singular takes the plain step f(z), which is counted. `damping` β makes shorter
+    steps: z ← (1 − β)(z − ΔZ γ) + β(f(z) − ΔF γ).
     """
 
     memory: int = 6
     damping: float = 1.0
     regularisation: float | None = None
+    uses_difference = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory, int) or self.memory < 1:
@@ -51,16 +60,18 @@ class Anderson(Solver):
         """An empty history."""
         n, d = z.shape
         return AndersonState(
-            df=z.new_zeros(n, self.memory, d),
-            dg=z.new_zeros(n, self.memory, d),
+            df=z.new_empty(n, self.memory, d),
+            dg=z.new_empty(n, self.memory, d),
             gram=z.new_zeros(n, self.memory, self.memory),
             f_last=z,
             g_last=z,
+            pair=z.new_empty(n, 2, d),
+            rows=n,
         )
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: AndersonState) -> tuple[Tensor, AndersonState]:
         """The accelerated step of every row; the plain one at first."""
-        g = fz - z
+        g = f.difference(z, fz)
         if state.step == 0:
             state.unit = unit_of(g)
         if state.unit is not None:
@@ -69,25 +80,39 @@ class Anderson(Solver):
         state.f_last, state.g_last, state.step = fz, g, step + 1
         if step == 0:
             return (fz if self.damping == 1 else z.lerp(fz, self.damping)), state
-        slot, used = (step - 1) % self.memory, min(step, self.memory)
+        slot, used = self._window(step, state)
         df, dg, gram = state.df[:, :used], state.dg[:, :used], state.gram[:, :used, :used]
         torch.sub(fz, f_last, out=df[:, slot])
-        change = torch.sub(g, g_last, out=dg[:, slot])
-        both = torch.bmm(torch.stack((change, g), dim=1), dg.mT)  # (n, 2, used), in one pass over dg
+        torch.stack((torch.sub(g, g_last, out=dg[:, slot]), g), dim=1, out=state.pair)
+        both = torch.bmm(state.pair, dg.mT)  # (n, 2, used), in one pass over dg
         gram[:, slot] = gram[:, :, slot] = both[:, 0]
         weights = self._weights(f, gram, both[:, 1])
-        accelerated = fz - combined(weights, df)
+        accelerated = torch.sub(fz, combined(weights, df))
         if self.damping < 1:
             rest = g - combined(weights, dg)
             accelerated -= (1 - self.damping) * (rest if state.unit is None else rest * state.unit)
         return accelerated, state
 
+    def _window(self, step: int, state: AndersonState) -> tuple[int, int]:
+        """Where the difference of this step goes, and how many there are; room for more of them in time."""
+        late = step - 1 - _LATE * self.memory  # at 0 the oldest difference is in slot 0
+        if late < 0:
+            return (step - 1) % self.memory, min(step, self.memory)
+        if late == 0:
+            n, _, d = state.df.shape
+            room = max(state.rows * self.memory, _ROOM // d) // n
+            more = max(0, min(_LONGEST, room) - self.memory)
+            state.df, state.dg = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in (state.df, state.dg))
+            state.gram = torch.nn.functional.pad(state.gram, (0, more, 0, more))
+        longest = state.df.shape[1]
+        return (self.memory + late) % longest, min(self.memory + late + 1, longest)
+
     def _weights(self, f: Map, gram: Tensor, rhs: Tensor) -> Tensor:
         """γ of each row; zero, which is the plain step, where the normal equations are singular."""
         relative = torch.finfo(gram.dtype).eps if self.regularisation is None else self.regularisation
-        mean = gram.diagonal(dim1=1, dim2=2).mean(dim=1)  # (n,)
-        eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
-        matrix = torch.addcmul(gram, mean[:, None, None], eye, value=relative)
+        matrix = gram.clone()
+        diagonal = matrix.diagonal(dim1=1, dim2=2)
+        diagonal += diagonal.mean(dim=1, keepdim=True).mul_(relative)
         factor, info = torch.linalg.cholesky_ex(matrix)
         weights = torch.cholesky_solve(rhs[:, :, None], factor)[:, :, 0]
         if not bool(info.any()) and math.isfinite(float(weights.sum())):  # almost always, and quickly told

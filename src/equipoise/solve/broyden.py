@@ -45,6 +45,7 @@ class Broyden(Solver):
 
     memory: int = 20
     growth: float = 1e3
+    uses_difference = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory, int) or isinstance(self.memory, bool) or self.memory < 1:
@@ -67,7 +68,7 @@ class Broyden(Solver):
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: BroydenState) -> tuple[Tensor, BroydenState]:
         """The quasi-Newton step of every row, or a fresh start from its best point."""
-        g = fz - z
+        g = f.difference(z, fz)
         if not state.started:
             state.unit = unit_of(g)
         if state.unit is not None:

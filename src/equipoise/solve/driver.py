@@ -26,9 +26,8 @@ Precision = Literal["auto", "native", "mixed"]
 # Entries times samples of W from which products in float32 save more than a second loop costs.
 _LARGE = 2**22
 
-# Rows on which Anderson stalls, cycling about a solution, often settle by plain steps that are damped a
-# little; what these leave is within reach of a longer memory.
-DEFAULT_CHAIN: tuple[Solver, ...] = (Anderson(), Picard(0.9), Anderson(25))
+# Rows on which Anderson stalls, cycling about a solution, often settle by plain steps, damped a little.
+DEFAULT_CHAIN: tuple[Solver, ...] = (Anderson(), Picard(0.9))
 
 
 def fixed_point(
@@ -55,8 +54,9 @@ def fixed_point(
         shared: arguments of f that all samples share; they are cast with the precision. A closure over its
             tensors needs neither, but its samples are never dropped, since the batch it holds would no longer
             fit.
-        solver: a solver, or a sequence of solvers, each of which is tried on the rows that failed before; by
-            default `Anderson()`, then `Picard(0.9)` and `Anderson(25)`.
+        solver: a solver, or a sequence of solvers, each of which is tried on the rows that failed before. By
+            default it is `Anderson()`, and `Picard(0.9)` on the rows on which Anderson stalls or diverges,
+            with `max_steps` for both together.
         stop: the tolerance and the limit on steps, by default that of the dtype.
         precision: "mixed" iterates in float32, then finishes and verifies in float64 with the same stopping
             test; "native" stays in the dtype of z0; "auto" is "mixed" if that is sure to be faster, which is
@@ -124,7 +124,7 @@ def _solve(
     run: LoopOptions,
     precision: Precision = "auto",
 ) -> Solution:
-    chain = checked_chain(solver)
+    chain, run = checked_chain(solver), replace(run, rescue=solver is None)
     if isinstance(z0, Solution):
         z0 = z0.value
     cold = z0 is None
@@ -148,9 +148,8 @@ def _solve(
             limit = (stop or Stop()).resolve(compute_dtype(z))
             if norm_dtype(z) != dtype:
                 problem, z = problem.widened(dtype), z.to(norm_dtype(z))
-            mixed = precision == "mixed" or (
-                precision == "auto" and run == LoopOptions() and _pays(problem, z, chain[0])
-            )
+            auto = precision == "auto" and run.record is None and not run.ahead
+            mixed = precision == "mixed" or (auto and _pays(problem, z, chain[0]))
             before = _single_precision(problem, z, chain[0], limit, cold) if mixed else None
             outcome = run_chain(problem, z, chain, limit, run, before)
             if outcome.dropped and not run.ahead and problem.affine is None:

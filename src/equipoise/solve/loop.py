@@ -50,11 +50,14 @@ class RowsFound:
         return RowsFound(value, status, residual, scale, steps, floor)
 
     def put(self, rows: Tensor, other: RowsFound) -> None:
-        """Replace what was found of some of the rows; their steps add up."""
+        """Take over what was found of some of the rows where it is better; their steps add up."""
+        self.steps[rows] += other.steps
+        old = self.residual[rows]
+        better = (other.status == Status.converged) | (other.residual < old) | ~torch.isfinite(old)
+        rows, other = rows[better], other.take(better)
         self.value[rows], self.status[rows] = other.value, other.status
         self.residual[rows], self.scale[rows] = other.residual, other.scale
         self.floor[rows] = other.floor
-        self.steps[rows] += other.steps
         self.image = None
 
     def settle(self, ended: Tensor, z: Tensor, residual: Tensor, scale: Tensor, tolerance: Tensor) -> None:
@@ -78,6 +81,7 @@ class LoopOptions:
     ahead: bool = False  # the answer will be verified elsewhere: a row may end with a step that is not seen
     ours: bool = False  # nobody else holds the start: it may become the answer itself
     rate: float = 1.0  # at which residuals are known to fall, a step
+    rescue: bool = False  # later solvers take over rows that stalled or grew, within max_steps in all
 
 
 def run_chain(
@@ -91,13 +95,16 @@ def run_chain(
         known = replace(run, ahead=False, ours=True, rate=before.rate)
         outcome = iterate(f, z, chain[0], stop, known)
         outcome.steps += before.steps
-    # Where the next solver goes on near a solution, its residual may rise for long before it falls.
-    patient = replace(stop, patience=max(stop.patience, stop.max_steps))
-    previous = chain[0]
+    previous, limit = chain[0], stop.max_steps
     for solver in chain[1:]:
-        failed = torch.nonzero(outcome.status != Status.converged).flatten()
+        lost = outcome.status != Status.converged
+        if run.rescue:
+            lost &= (outcome.status != Status.max_steps) & (outcome.steps < limit)
+        failed = torch.nonzero(lost).flatten()
         if not len(failed):
             break
+        if run.rescue:
+            stop = replace(stop, max_steps=limit - int(outcome.steps[failed].min()))
         if not solver.applies(f):
             chain.remove(solver)  # it has no part in the answer, and no name in it
             continue
@@ -108,10 +115,10 @@ def run_chain(
             near |= (outcome.status == Status.max_steps) | (outcome.status == Status.stalled)
         start = torch.where((near | (outcome.status == Status.converged))[:, None], outcome.value, z)
         if f.compactable:
-            some = iterate(f.take(failed), start[failed], solver, patient, run, failed)
+            some = iterate(f.take(failed), start[failed], solver, stop, run, failed)
             outcome.put(failed, some)
         else:
-            some = iterate(f, start, solver, patient, run)
+            some = iterate(f, start, solver, stop, run)
             outcome.put(failed, some.take(failed))
         outcome.dropped |= some.dropped or len(failed) < len(z)
         previous = solver
@@ -167,7 +174,7 @@ class _Iteration:
                 due = k + (self.progress.wait(not solver.uses_value) if solver.smooth else 1)
             if not (check and self.ahead):
                 self._step(fz if self.kept is None or not check else fz[self.kept])
-        self.f.working, self.out.rate = None, self.progress.rate
+        self.f.working, self.f.gap, self.out.rate = None, None, self.progress.rate
 
     def _step(self, fz: Tensor) -> None:
         f, z, solver = self.f, self.z, self.solver
@@ -178,7 +185,11 @@ class _Iteration:
         """Measure and judge every row at step k; True when all have ended."""
         self.kept = None
         f, progress = self.f, self.progress
-        residual, scale = row_distances(fz, self.z), row_norms(fz)
+        if self.solver.uses_difference:
+            f.gap = fz - self.z
+            residual, scale = row_norms(f.gap), row_norms(fz)
+        else:
+            residual, scale = row_distances(fz, self.z), row_norms(fz)
         tolerance = progress.tolerance(k, f, self.z, residual, scale, self.stop)
         if self.ahead:
             self._step(fz)

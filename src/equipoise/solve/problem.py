@@ -195,6 +195,7 @@ class Map:
     counts: Counts = field(default_factory=Counts)
     working: Tensor | None = None  # (n,) rows not yet ended, when some have
     rounding: torch.dtype | None = None
+    gap: Tensor | None = None  # f(z) − z where the last check of z left it
 
     @property
     def affine(self) -> AffineMap | None:
@@ -240,6 +241,11 @@ class Map:
                 )
             flat = flat.to(z.dtype)
         return flat
+
+    def difference(self, z: Tensor, fz: Tensor) -> Tensor:
+        """f(z) − z, which the check of this step may have left; it is the caller's then."""
+        gap, self.gap = self.gap, None
+        return fz - z if gap is None else gap
 
     def linearise(self, z: Tensor) -> Callable[[Tensor], Tensor]:
         """v ↦ J(z) v, the Jacobian-vector product at z for every row, exact and without forming J."""

@@ -90,10 +90,10 @@ class Stop:
     normal number.
 
     A sample that does not meet the tolerance within `max_steps` steps of a solver has failed. Each solver of
-    a chain may take as many steps on the samples on which the one before it failed, and `Solution.steps`
-    counts all of them. A sample has `stalled` if its best residual fell by less than 1 % over `patience`
-    steps of the first solver of a chain (later solvers begin near a solution, where a residual may rise for
-    long before it falls), and `diverged` if its residual is `growth` times the first one.
+    a chain that you name may take as many steps on the samples on which the one before it failed; the
+    solvers of the default chain have `max_steps` steps together. `Solution.steps` counts all of them. A
+    sample has `stalled` if its best residual fell by less than 1 % over `patience` steps of a solver, and
+    `diverged` if its residual is `growth` times the first one.
     """
 
     rtol: float | None = None

@@ -40,6 +40,9 @@ class Solver(ABC):
     uses_value: ClassVar[bool] = True
     """Whether `step` reads fz. Where it does not, f is evaluated only to check the residual."""
 
+    uses_difference: ClassVar[bool] = False
+    """Whether `step` asks the map for f(z) − z, so that a check should leave it there."""
+
     smooth: ClassVar[bool] = False
     """Whether residuals fall at a steady rate, so that checks can wait until one could pass."""
 
