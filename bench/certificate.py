@@ -21,6 +21,14 @@ from bench.measure import Contender, Row, side_by_side
 TARGET = 1 / 3
 
 
+REASONS = {
+    "certificate": "The SVDs are LAPACK's and prove nothing. Ours solves the equilibria to 1e-13 in float64, "
+    "and its bounds are products with matrices of absolute values, rounded outward.",
+    "a training step": "A safeguarded step solves to a tighter tolerance, bounds what it found outward, and "
+    "solves again for every step size that it has to take back.",
+}
+
+
 def run(quick: bool = False) -> list[Row]:
     if quick:
         return certificates(500, 500, repeats=3) + steps(500, 500, count=10, repeats=3)
@@ -84,7 +92,7 @@ def instance(m: int, n: int, d: int = 784) -> tuple[eq.GaussianReLU, Tensor, Ten
 
 
 PARTS = {
-    "1000": lambda: certificates(1000, 1000, repeats=7) + steps(1000, 1000, count=20, repeats=3),
-    "2000": lambda: certificates(2000, 1000, repeats=3) + steps(2000, 1000, count=5, repeats=1),
+    "1000": lambda: certificates(1000, 1000, repeats=3) + steps(1000, 1000, count=5, repeats=1),
+    "2000": lambda: certificates(2000, 1000, repeats=1) + steps(2000, 1000, count=3, repeats=1),
     "4000": lambda: certificates(4000, 1000, repeats=1) + steps(4000, 1000, count=2, repeats=1),
 }

@@ -34,12 +34,21 @@ SIZES = {  # images, channels of z, its size, hidden channels, α
 }
 
 
+REASONS = {
+    "one pass": "Convolutions are nearly all of the time on both sides, and both need as many: at ‖W_l‖ = "
+    ".95 three to four steps reach the tolerance. What is left to gain is the layout (channels-last was "
+    "measured at 0 to 25 % for these sizes) and the last evaluation, which ours shares already.",
+    "steps": "As many convolutions on both sides but for the steps that a warm start saves, one or two of "
+    "four.",
+}
+
+
 def run(quick: bool = False) -> list[Row]:
     return [row for part in list(PARTS.values())[: 1 if quick else None] for row in part()]
 
 
 def _at(name: str) -> list[Row]:
-    return _training(name, *SIZES[name], repeats=5) + _single(name, *SIZES[name], repeats=5)
+    return _training(name, *SIZES[name], repeats=3) + _single(name, *SIZES[name], repeats=3)
 
 
 def _problem(
@@ -87,7 +96,7 @@ def _training(name: str, *size: Any, repeats: int) -> list[Row]:
     assert isinstance(mine, Contender)
     peer = _fastest("torchdeq", lambda m, t: lambda: theirs(m, t), verify, TRAINED)
     return side_by_side(
-        f"{STEPS} steps, {name}, {len(x)} images", mine, [peer], verify, repeats, {"torchdeq": 1.0}
+        f"{STEPS} steps, {name}, {len(x)} images", mine, [peer], verify, repeats, {"torchdeq": 2.0}
     )
 
 
@@ -120,7 +129,10 @@ def _single(name: str, *size: Any, repeats: int) -> list[Row]:
         _fastest(words, lambda m, t, cell=cell: lambda: theirs(cell, m, t), verify, LIMIT)  # type: ignore[misc]
         for words, cell in cells.items()
     ]
-    return side_by_side(f"one pass, {name}, {len(x)} images", mine, peers, verify, repeats)
+    # With our cell the peer has what makes ours fast: there is no target beside it.
+    return side_by_side(
+        f"one pass, {name}, {len(x)} images", mine, peers, verify, repeats, {"torchdeq (": 1.3}
+    )
 
 
 def _fastest(

@@ -48,7 +48,7 @@ def run(quick: bool = False) -> list[Row]:
             Contender("model.solve", ours),
             _forward_backward(affine, size, verify) + _peaceman_rachford(affine, size, verify),
             verify,
-            repeats=7 if quick else 15,
+            repeats=3 if quick else 7,
             targets=TARGETS,
         )
         rows += [replace(row, note=row.note or setup) for row in found]

@@ -113,7 +113,8 @@ class _Approach:
             return g.activation(self.p) if self.low is not None else g.activation.overwrite(self.p)
         assert self.low is not None
         moved = z.to(self.low) if self.y is None else _difference(z, self.y, self.low)
-        return g.activation.overwrite(torch.add(self.p, moved @ _cast(g, self.low).T))
+        # A sum of two dtypes takes several times as long as a cast and a sum of one.
+        return g.activation.overwrite((moved @ _cast(g, self.low).T).to(z.dtype).add_(self.p))
 
     def _excess(self, new: Tensor, stop: Stop) -> Tensor:
         """The length of the step over the residual that is asked for, in every row."""

