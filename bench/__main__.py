@@ -12,7 +12,6 @@ import importlib
 import inspect
 import os
 import time
-from dataclasses import replace
 
 from bench import BENCHMARKS
 
@@ -58,17 +57,10 @@ def measured(name: str, threads: int, quick: bool) -> dict:
     facts, begin = environment(threads, quick), time.perf_counter()
     found = parts[part]() if part else module.run(quick=quick)
     rows = [row if isinstance(row, Row) else Row.from_dict(row) for row in found]
-    reasons = getattr(module, "REASONS", {})
-    rows = [replace(row, reason=reason_of(row, reasons)) if row.missed else row for row in rows]
     facts |= {"seconds": round(time.perf_counter() - begin), "about": inspect.getdoc(module) or ""}
     facts["load"] = [*facts["load"], os.getloadavg()[0]]
     show(name, rows, facts)
     return store(name, rows, facts, merge=bool(part))
-
-
-def reason_of(row, reasons: dict[str, str]) -> str:  # type: ignore[no-untyped-def]
-    """The reason of the first key that the name of the work and of the peer hold."""
-    return next((why for part, why in reasons.items() if part in f"{row.work}: {row.peer}"), "")
 
 
 def set_threads(threads: int) -> None:

@@ -5,9 +5,9 @@ W, U and X as in ling2023 (σ_w² = .08, ‖W‖ ≈ .8; inputs on the sphere of
 `model.solve(X, stop=Stop(rtol=1e-6))` of a GaussianReLU. All multiply X by Uᵀ within their time. Cold: each
 library starts where it does of itself, the peers at 0 and ours at relu(X Uᵀ). Warm: all start at the
 equilibrium of a W that is off by 1e-3, as after a step of training. Each is asked for 1e-6 in its own terms
-(a peer's is tightened until its answer passes our test). One option is
-set since its default serves its library worse: `lam` of torchdeq's Anderson. The hand-written loop iterates
-in float32 until its residual is small, then in float64 until it is small there, and checks it at every step.
+(a peer's is tightened until its answer passes our test). One option is set since its default serves its
+library worse: `lam` of torchdeq's Anderson. The hand-written loop iterates in float32 until its residual is
+small, then in float64 until it is small there, and checks it at every step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARM = ("torchdeq fixed point",)
 
 REASONS = {
     "m=500, n=1000: jaxopt": "With 1000 inputs and 500 units the product X Uᵀ and the verification, which "
-    "are float64 on both sides, are 40 % of our time (27 and 13 of about 100 ms); rounded products are 28 %. "
+    "are float64 on both sides, are 40 % of our time (27 and 13 ms of 100); rounded products are 28 %. "
     "XLA runs its 13 steps without anything between them.",
     "m=500, n=1000: optimistix": "As beside jaxopt: two fifths of our time are products in float64 that both "
     "sides need.",

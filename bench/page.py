@@ -5,6 +5,7 @@ What bench/results/ has of a benchmark replaces what docs/benchmarks.json had of
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from pathlib import Path
@@ -18,7 +19,8 @@ from equipoise.files import write_atomically
 DOCS = Path(__file__).parent.parent / "docs"
 INTRODUCTION = """# Benchmarks
 
-This page was written by `make bench` (`python -m bench page`), and no number on it by hand.
+This page was written by `make bench` (`python -m bench page`): no number in its tables was written by hand.
+Where a reason names a time, it was read from a profile of the same work.
 
 A ratio is the time of the other library over the time of equipoise, so that more than 1 means that equipoise
 is faster. Both sides do the same work in one process and in turns, and the ratio is the median over the
@@ -37,7 +39,18 @@ def stored() -> dict[str, dict[str, Any]]:
         newer = RESULTS / f"{name}.json"
         if newer.exists():
             found[name] = json.loads(newer.read_text(encoding="utf-8"))
+            found[name]["rows"] = [_explained(name, row) for row in found[name]["rows"]]
     return {name: found[name] for name in BENCHMARKS if name in found}
+
+
+def _explained(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the reason that its benchmark has for it, if its target is missed and it has none."""
+    this = Row.from_dict(row)
+    if this.reason or not this.missed:
+        return row
+    reasons = getattr(importlib.import_module(BENCHMARKS[name]), "REASONS", {})
+    where = f"{this.work}: {this.peer}"
+    return row | {"reason": next((why for part, why in reasons.items() if part in where), "")}
 
 
 def write_page() -> None:
