@@ -216,3 +216,13 @@ def test_leave_one_out_is_right_where_rows_are_nearly_interpolated():
 def test_a_share_that_is_no_number_rules_out_no_class():
     found = Conformal.of_classes(np.full((9, 2), 0.5), np.zeros(9, dtype=int))
     assert found.sets(np.array([[np.nan, 0.1]]), 0.5).tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_an_interval_grows_by_what_a_perturbation_may_do(targets):
+    draw = np.random.default_rng(5)
+    said, y = draw.normal(size=(2, 30, targets)).squeeze()
+    plain, robust = (Conformal.of_numbers(said, y).intervals(said, 0.8, change) for change in (0.0, 0.25))
+    np.testing.assert_allclose(robust - plain, np.broadcast_to([-0.25, 0.25], robust.shape), rtol=1e-12)
+    with pytest.raises(ValueError, match="change must be"):
+        Conformal.of_numbers(said, y).intervals(said, 0.8, -1.0)
