@@ -49,7 +49,7 @@ class Origin:
         return replace(recipe, **known, rate=rate)
 
     def check(self, columns: int, kind: Kind, image: Sequence[int]) -> None:
-        """Check that new rows are of the kind and the shape that the network knows, with a DataError if not."""
+        """Check that new rows are of the kind and shape that the network knows, with a DataError if not."""
         made = self.preparation
         own = "regression" if made.classes is None else "classification"
         if kind != own:

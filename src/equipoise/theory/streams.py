@@ -54,7 +54,7 @@ def as_input(X: Any, name: str = "X") -> Input:
     return X
 
 
-def as_data(X: Any, y: Any) -> tuple[Input, Tensor]:
+def as_data(X: Any, y: Any) -> tuple[Input, Any]:
     """X and y of a run. X may be a Dataset of pairs (x, y), without y: its targets alone are held."""
     if y is None and hasattr(X, "__getitem__") and not isinstance(X, Tensor | Stream | Shard | np.ndarray):
         return Stream(X, 0), torch.cat(list(parts(Stream(X, 1))))
