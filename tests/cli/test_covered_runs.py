@@ -42,3 +42,18 @@ def test_a_run_of_numbers_predicts_intervals(tmp_path):
     wrong = call("fit", table, "--coverage", "90", "--out", tmp_path / "other")
     assert wrong.exit_code == 2
     assert "--coverage must be a finite number in (0, 1)" in wrong.output
+
+
+def test_a_run_for_robust_answers_tells_what_is_proved_of_test_rows(tmp_path):
+    table, run = write_flowers(tmp_path / "flowers.csv", 60), tmp_path / "run"
+    how = ("--width", 8, "--epochs", 2, "--robust", 0.05)
+    told = call("fit", table, "--target", "species", *how, "--out", run)
+    assert told.exit_code == 0, told.output
+    assert "near inputs" in told.output
+    found = json.loads((run / "findings.json").read_text())["robust"]
+    assert (found["norm"], found["epsilon"], found["rows"]) == ("l2", 0.05, 12)
+    assert 0 <= found["proved"] <= found["right"] <= 1
+    assert "proved to keep the right answer" in (run / "report.html").read_text()
+    wrong = call("fit", table, "--target", "species", "--norm", "linf")
+    assert wrong.exit_code == 2
+    assert "--norm is that of --robust training" in wrong.output

@@ -5,7 +5,7 @@ import torch
 
 import equipoise as eq
 from equipoise.theory import pairwise_lipschitz
-from equipoise.train.robust import CertifiedMargin, box_margins, pair_constants
+from equipoise.train.robust import CertifiedBox, CertifiedMargin, box_margins, pair_constants
 
 
 def _model(seed=0, d=4, n=10, k=3):
@@ -82,3 +82,31 @@ def test_what_robust_training_does_not_know_is_refused():
         CertifiedMargin(_model(), 0.0)
     with pytest.raises(ValueError, match="≥ 2"):
         CertifiedMargin(eq.Monotone(3, 4), 0.1)
+
+
+def test_the_loss_of_boxes_defends_at_once_what_it_learns_and_raises_epsilon_slowly():
+    model, (X, y) = _model(), _data()
+    yhat, loss = model(X), CertifiedBox(model, 0.1, (-9.0, 9.0))
+    plain = torch.nn.functional.cross_entropy(yhat, y, reduction="none")
+    torch.testing.assert_close(loss.each(yhat, y), plain)  # without inputs
+    for share, epsilon in ((0.0, 0.0), (0.25, 0.05), (0.5, 0.1), (1.0, 0.1)):
+        worst = -box_margins(model, X, y, epsilon, (-9.0, 9.0))
+        expected = (plain + torch.nn.functional.cross_entropy(worst, y, reduction="none")) / 2
+        torch.testing.assert_close(loss.near(X, share).each(yhat, y), expected)
+    indicators = torch.eye(3, dtype=torch.float64)[y]
+    torch.testing.assert_close(loss.near(X, 1.0).each(yhat, indicators), loss.near(X, 1.0).each(yhat, y))
+    with pytest.raises(ValueError, match="indicators"):
+        loss.each(yhat, indicators / 2)
+    with pytest.raises(ValueError, match="epsilon must be"):
+        CertifiedBox(model, -0.1)
+
+
+def test_training_for_boxes_proves_more_of_them_than_training_without():
+    (X, y), shares = _data(), {}
+    for robust in (False, True):
+        model = _model()
+        loss = CertifiedBox(model, 0.35, (-9.0, 9.0)) if robust else None
+        eq.Trainer(model, loss, optimiser="adam", rate=0.02, epochs=25, batch_size=30).fit(X, y)
+        found = eq.verify_predictions(model, X, y, epsilon=0.3, box=(-9.0, 9.0), nodes=20)
+        shares[robust] = float(found.proved.double().mean())
+    assert shares[True] > shares[False] + 0.05

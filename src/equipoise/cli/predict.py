@@ -86,9 +86,8 @@ def predict(
             typer.echo(plain(f"note: {note}"), err=True)
         where = f" in {out}" if out else ""
         typer.echo(plain(f"{len(rows.X)} rows answered{where}{_in_words(found)}"), err=True)
-    told = {"run": str(run), "rows": len(rows.X), "out": str(out) if out else None}
-    told |= {"score": found, "notes": notes}
-    output.result(told if out else told | {"answers": columns})
+    told = {"run": str(run), "rows": len(rows.X), "out": str(out) if out else None, "score": found}
+    output.result({**told, "notes": notes, **({} if out else {"answers": columns})})
 
 
 def _check_ending(out: Path | None) -> None:

@@ -15,7 +15,7 @@ from ..plain import plain
 from ..report import findings, headline
 from ..report import write as write_report
 from ..report.following import Following, left_behind
-from ..report.words import beside, kept
+from ..report.words import beside, held, kept
 from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
 from ..tasks.stored import stored_origin
@@ -167,6 +167,8 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
     facts = {"network": network, **_scores(results["scores"])}
     if results["score"] is not None:
         facts["beside it"] = beside(results["score_name"], results["score"], results["baselines"])
+    if robust := results.get("robust"):
+        facts["near inputs"] = held(robust)
     if covered := results.get("coverage"):
         what = "classes in a set" if "by class" in covered else "long"
         facts["coverage"] = (

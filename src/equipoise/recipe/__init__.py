@@ -25,6 +25,8 @@ __all__ = ["FAMILIES", "Family", "Inputs", "Kind", "Recipe", "of_panel"]
 
 Kind = Literal["classification", "regression"]
 
+NORMS = "l2", "linf"
+ROBUST = "monotone", "gaussian-relu"  # families whose margins are known to robust training
 THEOREMS = "anchored", "safeguarded"  # what certified training may be held to
 NETWORK, PROMISE, BATCHES = "Network", "What is promised", "Training in batches (anchored, or --uncertified)"
 WHOLE = "Training with every row at each step (--theorem safeguarded)"
@@ -81,6 +83,11 @@ class Recipe:
     enough: float | None = _option(
         PROMISE, "End at a checkpoint that took less than this share off the objective; 0 trains every epoch."
     )
+    robust: float | None = _option(
+        PROMISE,
+        "Train classes to hold within ε of every input: of the brightest pixel, or in standard deviations.",
+    )
+    norm: str | None = _option(PROMISE, "Norm of the ε of robust training: l2 (the default) or linf.")
     readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
     eta: float | None = _option(WHOLE, "Readout step as a share of the largest allowed one, in (0, 1].")
     slack: float | None = _option(WHOLE, "Ridge penalty λ ≥ 0; by default chosen by leave-one-out errors.")
@@ -130,6 +137,7 @@ class Recipe:
             ("clip", 0.0, math.inf),
         ):
             _number(name, getattr(self, name), lambda v, a=low, b=high: a < v < b, f"in ({low:g}, {high:g})")
+        _number("robust", self.robust, lambda v: v > 0, "> 0")
         _number("coverage", self.coverage, lambda v: 0 < v < 1, "in (0, 1), such as 0.9")
         _number("enough", self.enough, lambda v: 0 <= v < 1, "in [0, 1)")
         _number("eta", self.eta, lambda v: 0 < v <= 1, "in (0, 1]")
@@ -144,6 +152,7 @@ class Recipe:
             ("class_weight", ("balanced",)),
             ("dtype", self.DTYPES),
             ("theorem", THEOREMS),
+            ("norm", NORMS),
         ):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)
@@ -152,6 +161,10 @@ class Recipe:
         self._check_family()
 
     def _check_path(self) -> None:
+        if self.robust is not None:
+            object.__setattr__(self, "certified", False)  # what is promised is proved of the result
+        elif self.norm is not None:
+            raise ValueError("norm is that of robust training: give robust too, such as 0.1.")
         if not self.certified and self.theorem is not None:
             raise ValueError("theorem must not be given for free training, which keeps none.")
         if self.certified:
@@ -173,6 +186,13 @@ class Recipe:
             if name not in family.options and getattr(self, name) is not None:
                 own = " and ".join(family.options) or "no option of its own"
                 raise ValueError(f"{self.family} takes {own}. Got {name} instead.")
+        if self.robust is not None and (
+            self.family not in ROBUST or self.loss not in (None, "cross_entropy")
+        ):
+            raise ValueError(
+                f"robust training is of {' or '.join(ROBUST)} and of the cross entropy. Got {self.family}"
+                f"{f' and {self.loss}' if self.loss else ''} instead."
+            )
         if self.augment is not None and not family.images:
             raise ValueError(f"augment is of a family of images. Got it for {self.family}: leave it out.")
         if self.path == "safeguarded" and not family.affine:
@@ -184,7 +204,8 @@ class Recipe:
     @property
     def family(self) -> str:
         """The family of networks: what "auto" stands for, or the one that was named."""
-        return DEFAULT if self.model == "auto" else self.model
+        usual = DEFAULT if self.robust is None else ROBUST[0]
+        return usual if self.model == "auto" else self.model
 
     @property
     def built(self) -> Family:
@@ -263,6 +284,8 @@ class Recipe:
             usual["epochs"] = round(min(60, max(12, 20 * (5000 / rows) ** 0.3)))
             usual["dtype"] = "float32"
             usual |= family.usual
+            if self.robust is not None:
+                usual |= {"loss": "cross_entropy", "clip": 10.0}
         if self.path == "anchored":
             usual |= {"ridge": min(RIDGE[0], RIDGE[1] * rows), "decay": min(DECAY[0], DECAY[1] * rows)}
             usual["enough"] = ENOUGH if self.epochs is None else 0.0

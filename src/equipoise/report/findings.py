@@ -74,6 +74,8 @@ def findings(
                 )
         if fitted.conformal is not None and test is not None:
             attempt("coverage", lambda: covered(fitted, said["test"], parts["test"][1]))
+        if (moved := fitted.perturbation) is not None and test is not None:
+            attempt("robust", lambda: moved.proved(fitted, *parts["test"]))
         attempt("importance", lambda: {"part": last, **importance(fitted, *parts[last], image_shape)})
     attempt("plane", lambda: _plane(fitted, *parts["training"], classes))
     attempt("kernel", lambda: _kernel(fitted, train[0]))
@@ -93,6 +95,7 @@ def headline(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
         "scores": scores,
         "baselines": found.get("baselines", {}),
         "coverage": found.get("coverage"),
+        "robust": found.get("robust"),
         "score": last.get("accuracy", last.get("r2")),
         "score_name": "accuracy" if "accuracy" in last else "r2",
         "theorem": certificate.theorem if certificate else None,

@@ -55,6 +55,7 @@ def render(record: RunRecord) -> str:
         scores=results.scores(record),
         doubt=results.doubt(record),
         coverage=results.coverage(record),
+        robust=results.robust(record),
         results=gather(record, results.RESULTS),
         promise=gather(record, guarantee.PROMISE, scale=1.0),
         in_words=guarantee.in_words(record),

@@ -11,7 +11,7 @@ from .. import plots
 from .figures import Drawers, Drawn
 from .opening import best_score, shown_score
 from .reading import RunRecord, part
-from .words import count, number, percent, rivals
+from .words import count, held, number, percent, rivals
 
 SCORES = {"accuracy": "Accuracy", "r2": "R²", "rmse": "RMS error", "mae": "Mean |error|"}
 _MODELS = {
@@ -44,6 +44,12 @@ def scores(record: RunRecord) -> list[dict[str, str]]:
             if name in beside
         ]
     return table
+
+
+def robust(record: RunRecord) -> str:
+    """What is proved of answers near test rows, after training for it."""
+    found = part(record.findings, "robust")
+    return held(found) if found else ""
 
 
 def coverage(record: RunRecord) -> tuple[str, list[dict[str, str]]]:

@@ -113,6 +113,18 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def held(found: dict[str, Any]) -> str:
+    """What was proved of robust training, in a sentence."""
+    norm = {"l2": "a Euclidean length of at most", "linf": "at most"}[found["norm"]]
+    each = " in each entry" if found["norm"] == "linf" else ""
+    said = (
+        f"{percent(found['proved'])} of {count(found['rows'], 'test row')} are proved to keep the right "
+        f"answer whatever moves them by {norm} {number(found['epsilon'])}{each}; "
+        f"{percent(found['right'])} are right as they are"
+    )
+    return said + (f", and {percent(found['refuted'])} can be broken." if "refuted" in found else ".")
+
+
 def count(n: int, one: str, many: str | None = None) -> str:
     """1 step, 200 steps."""
     return f"{number(n)} {one if n == 1 else many or one + 's'}"

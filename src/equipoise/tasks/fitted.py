@@ -18,6 +18,7 @@ from .arrays import Array
 from .conformal import Conformal
 from .preparation import Preparation
 from .raw import Rows, calibrating, held_out
+from .robust import Perturbation
 from .robust_sets import robust_intervals, robust_sets
 
 BATCH, IMAGES = 4096, 256  # rows, and images, predicted at a time: more of them leave the processor's cache
@@ -40,6 +41,7 @@ class Fitted:
     conformal: Conformal | None = None  # of the rows that calibrate, where a coverage was asked for
     kept: Rows | None = None  # these rows, in the process that fitted it
     origin: EquilibriumModel | None = None  # what training began from, where its recipe did not build that
+    perturbation: Perturbation | None = None  # that robust training was for, in the process that fitted it
 
     def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
         """The tensors that `certificate` is about, of the rows trained on.

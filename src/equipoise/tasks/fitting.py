@@ -42,6 +42,7 @@ from .forecast import Forecast, check_memory, memory_needed
 from .origin import Origin
 from .preparation import Preparation
 from .raw import HELD_OUT, Rows, calibrating, held_out
+from .robust import Perturbation
 from .scores import score
 from .spread import TrainingRows, take_part
 
@@ -110,12 +111,19 @@ def fit(
     if origin is not None:
         origin.check(data.X.shape[1], kind, data.image)
     kept = None
+    if recipe.coverage is not None and origin is not None:
+        raise ValueError(
+            "coverage needs rows that the network never saw, and what a trained network goes on from may have "
+            "been trained on these: leave coverage out, or train anew."
+        )
     if recipe.coverage is not None:
         data, kept = calibrating(data, recipe.coverage, recipe.seed)
     data = data.balanced() if recipe.class_weight else data
     whole = recipe.path == "safeguarded"
     if origin is not None and ranks() > 1:
         raise ValueError(f"a trained network goes on in one process. Got {ranks()} processes.")
+    if recipe.robust is not None and ranks() > 1:
+        raise ValueError(f"robust training is that of one process. Got {ranks()} processes.")
     if whole and ranks() > 1:
         raise ValueError(
             f"safeguarded training is that of one process, which has every row at each step. Got {ranks()} "
@@ -239,7 +247,9 @@ def _fit_batches(
     rows = TrainingRows((A, B), weights, validation).spread(
         recipe, (preparation.inputs, preparation.outputs), watched.get("checkpoints")
     )
-    trainer, history = _train(model, recipe, rows, watched)
+    perturbation = None if recipe.robust is None else Perturbation.of(recipe, data)
+    loss = None if perturbation is None else perturbation.loss(model, preparation)
+    trainer, history = _train(model, recipe, rows, watched, loss)
     certificate = trainer.certificate
     if certificate is not None and weights is not None and ranks() > 1:  # it is about the rows of all ranks
         certificate = replace(
@@ -262,6 +272,7 @@ def _fit_batches(
         stopped=history.stopped,
         advice=history.advice,
         origin=None if origin is None else origin.model,
+        perturbation=perturbation,
     )
 
 
@@ -283,7 +294,7 @@ def take_part_in_fit() -> None:
 
 
 def _train(
-    model: EquilibriumModel, recipe: Recipe, rows: TrainingRows, watched: Watched
+    model: EquilibriumModel, recipe: Recipe, rows: TrainingRows, watched: Watched, loss: Any = None
 ) -> tuple[Trainer, History]:
     """Certify where that is asked for, and train."""
     (A, B), certificate = rows.train, None
@@ -297,19 +308,21 @@ def _train(
         certificate = certify(model, A, B, theorem="anchored", **F)
         if not certificate.proved:
             raise NotProved(_not_proved(certificate, recipe), certificate)
-    trainer = _trainer(model, recipe, certificate)
+    trainer = _trainer(model, recipe, certificate, loss)
     loop = {**_of_loop(watched), "callbacks": watched.get("callbacks", ())}
     return trainer, trainer.fit(A, B, rows.validation, sample_weight=rows.weights, **loop)
 
 
-def _trainer(model: EquilibriumModel, recipe: Recipe, certificate: Certificate | None) -> Trainer:
+def _trainer(
+    model: EquilibriumModel, recipe: Recipe, certificate: Certificate | None, loss: Any = None
+) -> Trainer:
     """The loop of a recipe: solves are loose while it trains, and tight where something is proved."""
     assert recipe.epochs is not None
     assert recipe.rate is not None
     gentle = certificate is not None and recipe.rate <= GENTLE and recipe.built.affine
     return Trainer(
         model,
-        recipe.loss,
+        loss or recipe.loss,
         **{name: getattr(recipe, name) for name in of_panel(BATCHES) if name != "loss"},
         seed=recipe.seed,
         rtol=1e-2 if recipe.dtype == "float32" else 1e-5,

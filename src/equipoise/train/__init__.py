@@ -7,13 +7,14 @@ from .distributed import any_rank_failed, raise_together
 from .flow import FlowHistory, gradient_flow
 from .many import train_many
 from .projection import Projectable, Projection
-from .robust import CertifiedMargin
+from .robust import CertifiedBox, CertifiedMargin
 from .safeguarded import safeguarded_descent
 from .trainer import Trainer
 from .warm_start import WarmStart
 
 __all__ = [
     "Callback",
+    "CertifiedBox",
     "CertifiedMargin",
     "FlowHistory",
     "Projectable",

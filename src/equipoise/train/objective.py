@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,16 @@ from .safeguarded import accuracy
 IGNORED = 255  # the label of a pixel that counts for nothing
 
 
+class Anywhere:
+    """A loss that outputs and targets decide, wherever the inputs are and however far training has come."""
+
+    def near(self, x: Tensor, share: float) -> Self:
+        """The loss at inputs x, (N, …), when this share of all steps is done."""
+        return self
+
+
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(Anywhere):
     """ℓ = −Σ_c p_c log softmax(q)_c,  p the class of a label (N,) of integers, or probabilities (N, k).
 
     Of outputs (N, k, H, W) and labels (N, H, W) it is the mean over an image's pixels; 255 leaves one out.
@@ -72,7 +80,7 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class Entrywise:
+class Entrywise(Anywhere):
     """A Loss of `equipoise.losses`, summed over the outputs of a sample."""
 
     loss: Loss
@@ -89,7 +97,7 @@ class Entrywise:
 
 
 @dataclass(frozen=True)
-class Custom:
+class Custom(Anywhere):
     """A function of (ŷ, y) that returns ℓ of each sample, (N,)."""
 
     function: Callable[[Tensor, Tensor], Tensor]

@@ -2,14 +2,14 @@
 
 `CertifiedMargin` counts a class j as ŷ_j + ε L_yj, with L_yj the Lipschitz constant of ŷ_y − ŷ_j by the
 ellipsoid of sym(I − W) (`theory.lipschitz`), so that what the loss separates stays apart within ‖δ‖ ≤ ε.
-`box_margins` are those of |δ_i| ≤ ε, by bounds of every unit over the box and one dual bound a margin: for a
-loop of your own, in which ε is raised slowly.
+`CertifiedBox` counts the least margins over |δ_i| ≤ ε (`box_margins`), by bounds of every unit over the box
+and one dual bound a margin, and raises ε slowly.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -66,33 +66,75 @@ class CertifiedMargin(CrossEntropy):
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
         """(N,)"""
-        if y.is_floating_point():
-            raise ValueError(f"a certified margin needs labels of integers. Got {y.dtype} instead.")
-        super().each(yhat.detach(), y)  # which checks the labels
+        y = _labels(self, yhat, y)
         L = pair_constants(self.model)
-        return super().each(yhat + self.epsilon * (L if yhat.requires_grad else L.detach())[y.long()], y)
+        return super().each(yhat + self.epsilon * (L if yhat.requires_grad else L.detach())[y], y)
+
+
+@dataclass(frozen=True)
+class CertifiedBox(CrossEntropy):
+    """A loss for `Trainer`: the cross entropy of the least margins over boxes |δ_i| ≤ ε, by `box_margins`.
+
+    ε is raised from 0 over the first half of training, and the loss is then half that of the margins and half
+    that of the outputs, so that answers are learned before they are defended. Where no input is at hand, as
+    where the loss of all rows is measured, it is the plain cross entropy.
+
+    Args:
+        model: that is trained, of a family z = relu(Wz + Ux + b), such as `Monotone`.
+        epsilon: ≥ 0, a number, or a tensor (d,) of how far each input moves.
+        box: the ends of the inputs, numbers or tensors (d,).
+    """
+
+    model: AffineFamily = field(repr=False)
+    epsilon: float | Tensor = field(repr=False)
+    box: tuple[float | Tensor, float | Tensor] = field(default=(-math.inf, math.inf), repr=False)
+    at: Tensor | None = field(default=None, repr=False)
+    share: float = 1.0
+
+    name = "certified_box"
+
+    def __post_init__(self) -> None:
+        _input_matrix(self.model)
+        if not bool((torch.as_tensor(self.epsilon) >= 0).all()):
+            raise ValueError(f"epsilon must be ≥ 0. Got {self.epsilon!r} instead.")
+
+    def near(self, x: Tensor, share: float) -> CertifiedBox:
+        """The loss at inputs x, (N, d), when this share of all steps is done."""
+        return replace(self, at=x, share=share)
+
+    def each(self, yhat: Tensor, y: Tensor) -> Tensor:
+        """(N,)"""
+        y = _labels(self, yhat, y)
+        plain = super().each(yhat, y)
+        if self.at is None:
+            return plain
+        epsilon = min(1.0, 2 * self.share) * self.epsilon
+        margins = box_margins(self.model, self.at, y, epsilon, self.box)
+        return (plain + super().each(-margins, y)) / 2
 
 
 def box_margins(
-    model: AffineFamily, x: Tensor, y: Tensor, epsilon: float, box: tuple[float, float]
+    model: AffineFamily,
+    x: Tensor,
+    y: Tensor,
+    epsilon: float | Tensor,
+    box: tuple[float | Tensor, float | Tensor],
 ) -> Tensor:
     """(N, k): about ≤ ŷ_y − ŷ_j for every |δ_i| ≤ ε within the box, to be differentiated.
 
     `verify_predictions` proves, and more: here nothing is tightened, climbed, split or rounded outward.
-    Units are bounded by intervals, iterated, and each margin by the multipliers of slopes h/(h − l).
+    Units are bounded by intervals, iterated, and each margin by the multipliers of slopes h/(h − l). A unit's
+    own weight W_ii < 1 is divided out first, z_i = relu((Σ_j≠i W_ij z_j + u_i)/(1 − W_ii)): equilibria stay
+    the same, and bounds are far better where W_ii is far below 0, as in monotone networks.
     """
     W, U = model.weight(), _input_matrix(model)
-    low, high = (x - epsilon).clamp_min(box[0]), (x + epsilon).clamp_max(box[1])
+    own = 1 / (1 - W.diagonal())
+    W, U = own[:, None] * (W - torch.diag(W.diagonal())), own[:, None] * U
+    low, high = (torch.as_tensor(end, dtype=x.dtype, device=x.device) for end in box)
+    low, high = torch.maximum(x - epsilon, low), torch.minimum(x + epsilon, high)
     reach = (high - low) / 2
-    b = model.injection((low + high) / 2)
-    far, size = reach @ U.abs().T, W.abs()
-    on_low = on_high = torch.relu(b)
-    lower = upper = b
-    for _ in range(_ROUNDS):
-        centre, width = (on_low + on_high) / 2, (on_high - on_low) / 2
-        p, r = centre @ W.T + b, width @ size.T + far
-        lower, upper = p - r, p + r
-        on_low, on_high = torch.relu(lower), torch.relu(upper)
+    b = own * model.injection((low + high) / 2)
+    lower, upper = _unit_bounds(W, U, b, reach)
     a = model.readout_weight.reshape(model.width, model.outputs).T
     w = a[y][:, None] - a  # (N, k, n)
     may = ((lower < 0) & (upper > 0))[:, None]
@@ -107,6 +149,33 @@ def box_margins(
     margins = tau.sum(dim=2) + (nu * b[:, None]).sum(dim=2) - ((nu @ U).abs() * reach[:, None]).sum(dim=2)
     c = model.readout_bias
     return margins if c is None else margins + c[y][:, None] - c
+
+
+def _unit_bounds(W: Tensor, U: Tensor, b: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, n) each: about ≤ and ≥ the units of every input within reach of a centre with injection b."""
+    far, size = reach @ U.abs().T, W.abs()
+    on_low = on_high = torch.relu(b)
+    lower = upper = b
+    for _ in range(_ROUNDS):
+        centre, width = (on_low + on_high) / 2, (on_high - on_low) / 2
+        p, r = centre @ W.T + b, width @ size.T + far
+        lower, upper = p - r, p + r
+        on_low, on_high = torch.relu(lower), torch.relu(upper)
+    return lower, upper
+
+
+def _labels(loss: CrossEntropy, yhat: Tensor, y: Tensor) -> Tensor:
+    """Classes (N,), of labels or of their indicators (N, k)."""
+    if y.is_floating_point():
+        one = y.shape == yhat.shape and bool(((y == 0) | (y == 1)).all() & (y.sum(dim=1) == 1).all())
+        if not one:
+            raise ValueError(
+                f"a certified margin needs labels of integers, or indicators {tuple(yhat.shape)}. Got "
+                f"{y.dtype}, {tuple(y.shape)} instead."
+            )
+        return y.argmax(dim=1)
+    CrossEntropy.each(loss, yhat.detach(), y)  # which checks the labels
+    return y.long()
 
 
 def _input_matrix(model: AffineFamily) -> Tensor:

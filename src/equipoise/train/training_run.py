@@ -242,7 +242,8 @@ class TrainingRun:
         if yhat is None:
             with self.starts.using(mine):
                 yhat = self.model(x)
-        each = self.weight[mine].to(yhat) * self.objective.each(yhat, y)
+        share = self.step / max(1, self.trainer.epochs * self.batches)
+        each = self.weight[mine].to(yhat) * self.objective.near(x, share).each(yhat, y)
         loss = each.sum() / count
         value = float(loss.detach())
         if math.isfinite(value):  # else no adjoint has a solution
