@@ -120,15 +120,7 @@ def fit(
         data, kept = calibrating(data, recipe.coverage, recipe.seed)
     data = data.balanced() if recipe.class_weight else data
     whole = recipe.path == "safeguarded"
-    if origin is not None and ranks() > 1:
-        raise ValueError(f"a trained network goes on in one process. Got {ranks()} processes.")
-    if recipe.robust is not None and ranks() > 1:
-        raise ValueError(f"robust training is that of one process. Got {ranks()} processes.")
-    if whole and ranks() > 1:
-        raise ValueError(
-            f"safeguarded training is that of one process, which has every row at each step. Got {ranks()} "
-            f"processes: train by theorem='anchored', or certified=False."
-        )
+    _check_processes(recipe, origin)
     if whole and watched.get("callbacks"):
         raise ValueError("callbacks follow training in batches, not safeguarded training: leave them out.")
     if whole or (recipe.certified and data.X.size <= GATHERED):
@@ -142,6 +134,19 @@ def fit(
     else:
         fitted = _fit_batches(data, recipe, tested, watched, origin)
     return fitted if kept is None else replace(fitted, conformal=scores_of(fitted, kept), kept=kept)
+
+
+def _check_processes(recipe: Recipe, origin: Origin | None) -> None:
+    """A ValueError where several processes are to do what one does alone."""
+    if origin is not None and ranks() > 1:
+        raise ValueError(f"a trained network goes on in one process. Got {ranks()} processes.")
+    if recipe.robust is not None and ranks() > 1:
+        raise ValueError(f"robust training is that of one process. Got {ranks()} processes.")
+    if recipe.path == "safeguarded" and ranks() > 1:
+        raise ValueError(
+            f"safeguarded training is that of one process, which has every row at each step. Got {ranks()} "
+            f"processes: train by theorem='anchored', or certified=False."
+        )
 
 
 # -- with every row at each step -----------------------------------------------------------------------------
