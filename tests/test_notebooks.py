@@ -10,6 +10,10 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 
 
+def test_none_of_the_twelve_is_missing():
+    assert [int(path.stem[:2]) for path in NOTEBOOKS] == list(range(1, 13))
+
+
 def _cells(path: Path) -> list[dict]:
     return [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
 

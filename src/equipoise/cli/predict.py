@@ -52,8 +52,7 @@ def predict(
     =, +, − or @ and is not a number). In .npz the characters that a file name cannot hold, and %, are written
     as in %2F.
 
-    With --workers the rows are shared by processes. If --out is given too, what they have answered survives a
-    kill: the same command goes on from there.
+    With --workers processes share the rows; with --out too, the same command goes on after a kill.
     """
     import numpy as np
 
