@@ -1,4 +1,4 @@
-"""python -m bench.products: the tangent kernel of all 60,000 digits of MNIST by products, without the matrix."""
+"""python -m bench.products: the tangent kernel of the 60,000 digits of MNIST, without the matrix."""
 
 from __future__ import annotations
 
