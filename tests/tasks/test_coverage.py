@@ -191,3 +191,18 @@ def test_reach_covers_the_rounding_of_inputs(fitted):
         fitted.predict_set(X, epsilon=-1.0)
     with pytest.raises(ValueError, match="norm must be one of"):
         fitted.predict_set(X, epsilon=1.0, norm="l1")
+
+
+def test_a_network_that_goes_on_from_another_promises_no_coverage(fitted):
+    """It may have been trained on the very rows that would calibrate."""
+    X, y = _classes()
+    with pytest.raises(ValueError, match="rows that the network never saw"):
+        fit(X, y, "classification", Recipe(coverage=0.8, epochs=1), origin=_Anything())
+
+
+class _Anything:
+    def __init__(self):
+        self.preparation = type("P", (), {"encoding": None})
+
+    def check(self, *_):
+        pass

@@ -113,8 +113,8 @@ def fit(
     kept = None
     if recipe.coverage is not None and origin is not None:
         raise ValueError(
-            "coverage needs rows that the network never saw, and what a trained network goes on from may have "
-            "been trained on these: leave coverage out, or train anew."
+            "coverage needs rows that the network never saw, and one that goes on may have been trained on "
+            "these: leave coverage out, or train anew."
         )
     if recipe.coverage is not None:
         data, kept = calibrating(data, recipe.coverage, recipe.seed)
