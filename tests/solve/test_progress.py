@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise.solve import Status, Stop
+from equipoise.solve.problem import make_map
 from equipoise.solve.progress import Progress
 
 STOP = Stop(max_steps=100, patience=10, growth=1e3)
@@ -104,3 +105,17 @@ def test_rows_that_are_taken_keep_their_own_records():
         before, after = getattr(made, name), getattr(taken, name)
         same = torch.equal(after, before[rows]) if isinstance(before, torch.Tensor) else after == before
         assert same, name
+
+
+@pytest.mark.parametrize("start", [0.0, 3.0])
+def test_a_tolerance_falls_with_the_state_as_far_as_a_share_of_the_problems_own_size(start):
+    """‖f(0)‖ = 2: below 1e-4 of it, ‖f(z)‖ does not count, wherever the solve began."""
+    z = torch.full((1, 1), start, dtype=torch.float64)
+    one, stop = torch.ones(1, dtype=torch.float64), Stop(rtol=1e-6).resolve(torch.float64)
+    f = make_map(lambda z: 2 + 0 * z, z, (), ())
+    progress = Progress.begin(f, z, 1.0)
+    assert progress.tolerance(0, f, z, 2 * one, 2 * one, stop).item() == pytest.approx(2e-6, rel=1e-12)
+    near = progress.tolerance(
+        1, f, z, 2e-10 * one, 1e-9 * one, stop
+    )  # so small a residual is held against f(0)
+    assert near.item() == pytest.approx(1e-6 * 1e-4 * 2, rel=1e-12)
