@@ -21,6 +21,8 @@ _PATH = (
     "as long as it did, and nothing is written into the run."
 )
 
+_RADIUS = "How far to go, relative to the norms of the filters; 1 by default, or less if it shows little."
+
 
 @command("""landscape runs/digits-auto-1
 landscape runs/a --to runs/b          [dim]the line between two networks[/dim]
@@ -31,13 +33,7 @@ def landscape(
     to: Annotated[Path | None, option("Another run: draw the line from this network to that one.")] = None,
     path: Annotated[bool, option(_PATH, "--path")] = False,
     line: Annotated[bool, option("Draw along one random direction instead of two.", "--line")] = False,
-    radius: Annotated[
-        float | None,
-        option(
-            "How far to go, relative to the norms of the filters; 1 by default, or less if it shows little.",
-            min=1e-6,
-        ),
-    ] = None,
+    radius: Annotated[float | None, option(_RADIUS, min=1e-6)] = None,
     grid: Annotated[int, typer.Option(help="Points along each direction.", min=3)] = 21,
     rows: Annotated[
         int, typer.Option(help="Training rows to measure the loss on, spread evenly.", min=1)
