@@ -101,6 +101,8 @@ def test_absurd_steps_end_with_the_start_and_say_that_nothing_was_learned():
     assert torch.equal(model.W, hidden[0])
     assert torch.equal(model.U, hidden[1])
     assert objective(model, X, y, decay=1.0) <= cert.constants["F_start"] * (1 + 1e-12)
+    for name in ("F_end", "data_end"):  # enclosures, which are wider than a point
+        assert history.anchored[name][0] < history.anchored[name][1]
 
 
 def test_a_refusal_halves_the_rate_and_training_goes_on():
