@@ -137,7 +137,7 @@ def fit(
 
 
 def _check_processes(recipe: Recipe, origin: Origin | None) -> None:
-    """A ValueError where several processes are to do what one does alone."""
+    """Raise a ValueError if several processes are to do what one does alone."""
     if origin is not None and ranks() > 1:
         raise ValueError(f"a trained network goes on in one process. Got {ranks()} processes.")
     if recipe.robust is not None and ranks() > 1:
