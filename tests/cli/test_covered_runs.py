@@ -19,6 +19,7 @@ def test_a_run_with_a_coverage_predicts_sets_and_tells_them_by_class(tmp_path):
     assert "80.00 % promised" in told.output
     found = json.loads((run / "findings.json").read_text())["coverage"]
     assert found["calibrating"] == 18
+    assert json.loads((run / "findings.json").read_text())["scores"]["training"]["rows"] == 54
     assert {row["class"] for row in found["by class"]} == {"setosa", "versi color", "virgi,nica"}
     page = (run / "report.html").read_text()
     assert "Sets and intervals that hold the truth" in page

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.text import Text
 
 from ..files import write_atomically
@@ -18,6 +19,8 @@ from ..report.following import Following, left_behind
 from ..report.words import beside, held, kept
 from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
+from ..tasks.arrays import rows_at
+from ..tasks.raw import calibrates
 from ..tasks.stored import stored_origin
 from .failures import Code, Ended, Failure, explain
 from .output import Output, duration, number, percent, table
@@ -41,7 +44,6 @@ def train(
     trained = len(X) if recipe.coverage is None else len(X) - -(-len(X) // 4)  # the others calibrate
     chosen = recipe.resolved(trained, sample.kind, len(sample.provenance["classes"]))
     watch = Watch(chosen.total, chosen.unit, shown=not output.quiet, batches=_batches(chosen, trained))
-
     follow = Following(run) if report else None
 
     def record(step: dict[str, Any]) -> None:
@@ -71,7 +73,8 @@ def train(
                     progress=watch.progress,
                     begin=watch.begin,
                 )
-                found = findings(fitted, sample.train, sample.test, sample.provenance.get("image_shape"))
+                about = fitted, _trained_on(sample, recipe), sample.test
+                found = findings(*about, sample.provenance.get("image_shape"))
             save(fitted, run.path)
             write_atomically(run.path / "findings.json", json.dumps(found).encode())
         except KeyboardInterrupt:
@@ -87,6 +90,16 @@ def train(
     _tell(run, fitted, page, output)
     if diverged:
         raise Ended(code)
+
+
+def _trained_on(sample: Sample, recipe: Recipe) -> tuple[Any, Any]:
+    """The rows that were trained on, without those that calibrate a coverage."""
+    X, y = sample.train
+    if recipe.coverage is None:
+        return X, y
+    weights = np.ones(len(y)) if sample.weights is None else sample.weights
+    rows = np.flatnonzero(~calibrates(weights, recipe.seed))
+    return rows_at(X, rows), rows_at(y, rows)
 
 
 def _batches(recipe: Recipe, rows: int) -> int:

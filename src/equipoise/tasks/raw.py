@@ -31,6 +31,13 @@ def held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
     return data.take(~out), data.take(out)
 
 
+def calibrates(weights: Array, seed: int) -> Array:
+    """(N,): a mask of a quarter of the rows of weight > 0, drawn at random."""
+    used, kept = np.flatnonzero(weights > 0), np.zeros(len(weights), dtype=bool)
+    kept[used[np.random.default_rng(seed).permutation(len(used))[: -(-len(used) // 4)]]] = True
+    return kept
+
+
 def calibrating(data: Rows, coverage: float, seed: int) -> tuple[Rows, Rows]:
     """Three quarters to train on, and a quarter, of no weight 0, that calibrates a promise of coverage.
 
@@ -39,9 +46,7 @@ def calibrating(data: Rows, coverage: float, seed: int) -> tuple[Rows, Rows]:
     """
     data = data.take(data.weights > 0)
     n = len(data.y)
-    order = np.random.default_rng(seed).permutation(n)
-    kept = np.zeros(n, dtype=bool)
-    kept[order[: -(-n // 4)]] = True
+    kept = calibrates(data.weights, seed)
     c = Fraction(repr(float(coverage)))
     if math.ceil((kept.sum() + 1) * c) > kept.sum():
         least = math.ceil(c / (1 - c))
