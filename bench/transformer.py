@@ -8,6 +8,11 @@ from torch import Tensor, nn
 from bench.layers import rows_of
 from bench.measure import Row
 
+REASONS = {
+    "forward": "Ten steps bring this cell to its tolerance. Half of the time is the cell, the other half is "
+    "spent in Anderson's steps, which cost as much on both sides. Picard() takes about 0.8 of the time."
+}
+
 
 class TransformerCell(nn.Module):
     """One block whose attention sees the tokens of a sample that are not padding."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..solve import Solution, fixed_point
-from ..solve.driver import DEFAULT_CHAIN, approach, confirm
-from ..solve.failure import MASKED_AFTER
+from ..solve.driver import approach, confirm
 from ..solve.problem import Layout
 from .method import Method
 from .ties import settle
@@ -49,15 +48,13 @@ class Equation(ABC):
     def solve(self, start: Tensor, tensors: Sequence[Tensor], ahead: bool = False) -> Solution:
         """Find the equilibrium, without a gradient or a judgement; with `ahead` it must be confirmed."""
         method, parts = self.method, (tensors[: self.batched], tensors[self.batched :])
-        solver, stop = method.solver, method.stop
-        if method.on_failure.policy == "mask":  # rows that are in trouble may be left out: no long search
-            solver = DEFAULT_CHAIN[0] if solver is None else solver
-            stop = replace(stop, patience=min(stop.patience, MASKED_AFTER))
         with self.held():
             if ahead and method.precision != "mixed":
-                found = approach(self, start, *parts, solver=solver, stop=stop)
+                found = approach(self, start, *parts, solver=method.solver, stop=method.stop)
             else:
-                found = fixed_point(self, start, *parts, solver=solver, stop=stop, precision=method.precision)
+                found = fixed_point(
+                    self, start, *parts, solver=method.solver, stop=method.stop, precision=method.precision
+                )
             return self._settled(start, found, tensors)
 
     def _of(self, rows: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -13,7 +13,6 @@ from .solution import EquilibriumError, Solution, Status
 
 Policy = Literal["raise", "warn", "mask", "accept"]
 POLICIES = ("raise", "warn", "mask", "accept")
-MASKED_AFTER = 30  # steps without progress after which "mask" gives a row up
 
 
 class EquilibriumWarning(UserWarning):
@@ -28,8 +27,7 @@ class OnFailure:
     - `warn`: the last iterates are used, with a warning that names the rows.
     - `mask`: the rows that failed get no gradient and are counted. The layer reports their number at its next
       train() or eval(), which most loops call once an epoch. It raises an error if more than `share` of the
-      batch failed, or if the cell mixes samples. A row is given up after 30 steps without progress, and no
-      second solver is tried on it unless the layer names one.
+      batch failed, or if the cell mixes samples.
     - `accept`: the last iterates are used without a warning. The status of each row is in `layer.last`.
     """
 

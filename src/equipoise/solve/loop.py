@@ -17,6 +17,8 @@ from .solver import Solver
 
 # A row that failed at a relative residual below this came near: the next solver goes on from there.
 _NEAR = 1e-2
+# Dropping rows copies what the solver remembers: it pays where more than this many steps should follow.
+_WORTH_A_DROP = 3
 
 
 @dataclass
@@ -208,7 +210,7 @@ class _Iteration:
         at_work = torch.nonzero(~progress.done).flatten()
         if not len(at_work):
             if int(ended.sum()) < len(self.rows) and not self.ahead:
-                if f.compactable:
+                if self.out.dropped or len(self.rows) < len(self.out.value):
                     self.out.dropped = True
                 else:
                     self.out.settle(ended, self.z, residual, scale, tolerance)
@@ -232,7 +234,8 @@ class _Iteration:
 
     def _drop(self, at_work: Tensor) -> None:
         """Go on with the rows at work alone, where that pays."""
-        if not (self.f.compactable and len(at_work) <= (1 - self.f.worth) * len(self.rows)):
+        few = len(at_work) <= (1 - self.f.worth) * len(self.rows)
+        if not (self.f.compactable and few and self.progress.left() > _WORTH_A_DROP):
             self.f.working = ~self.progress.done
             return
         self.f, self.progress, self.out.dropped = self.f.take(at_work), self.progress.take(at_work), True
