@@ -262,3 +262,11 @@ def test_training_is_told_line_by_line_and_to_callbacks(capsys):
         made.set_params(theorem="safeguarded").fit(X, X[:, 0])
     EquilibriumRegressor(random_state=0, epochs=1).fit(X, X[:, 0] * X[:, 1])
     assert capsys.readouterr().out == ""
+
+
+def test_a_score_does_not_depend_on_the_rows_beside_it():
+    X, y = load_breast_cancer(return_X_y=True)
+    made = EquilibriumClassifier(random_state=0, width=48, epochs=8).fit(X, y)
+    assert made.fitted_.recipe.dtype == "float32"
+    alone = np.concatenate([made.decision_function(X[i : i + 1]) for i in range(30)])
+    np.testing.assert_allclose(made.decision_function(X)[:30], alone, rtol=1e-7, atol=1e-7)

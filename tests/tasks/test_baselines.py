@@ -70,3 +70,18 @@ def test_images_have_every_rival_too():
     known = baselines(fitted.preparation, rows, rows) | frozen(fitted, rows, rows)
     assert set(known) == {"constant", "linear", "frozen"}
     assert known["constant"] == 0.5 <= known["frozen"]
+
+
+def test_frozen_features_of_free_training_are_read_with_the_weights_of_the_rows():
+    y, weights = np.sin(2 * X[:, 0]) + X[:, 1] ** 2, 1.0 + 4 * (X[:, 0] > 0)
+    recipe = Recipe(certified=False, width=16, epochs=1, dtype="float64")
+    fitted = fit(X, y, "regression", recipe, sample_weight=weights)
+    start, prepared = fitted.start(), fitted.preparation
+    with torch.no_grad():
+        Z = start.equilibrium(prepared.apply(X)).numpy()
+    ridge = Recipe().resolved(len(X)).ridge
+    gram = Z.T @ (weights[:, None] * Z) + ridge * np.eye(16)
+    a = np.linalg.solve(gram, Z.T @ (weights * prepared.targets(y).numpy()))
+    said = prepared.answers(torch.from_numpy(Z @ a))
+    by_hand = 1 - ((said - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    assert frozen(fitted, (X, y), (X, y), weights)["frozen"] == pytest.approx(by_hand, abs=1e-6)

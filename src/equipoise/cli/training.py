@@ -74,7 +74,8 @@ def train(
                     begin=watch.begin,
                 )
                 about = fitted, _trained_on(sample, recipe), sample.test
-                found = findings(*about, sample.provenance.get("image_shape"))
+                weights = sample.weights if recipe.coverage is None else None
+                found = findings(*about, sample.provenance.get("image_shape"), weights)
             save(fitted, run.path)
             write_atomically(run.path / "findings.json", json.dumps(found).encode())
         except KeyboardInterrupt:

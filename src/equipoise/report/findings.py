@@ -31,7 +31,11 @@ MOST_CLASSES = 50  # of a confusion matrix
 
 
 def findings(
-    fitted: Fitted, train: Data, test: Data | None = None, image_shape: Sequence[int] | None = None
+    fitted: Fitted,
+    train: Data,
+    test: Data | None = None,
+    image_shape: Sequence[int] | None = None,
+    weights: Any = None,
 ) -> dict[str, Any]:
     """Scores on both parts, which inputs matter, and what the training rows show of the network.
 
@@ -59,7 +63,10 @@ def findings(
     if attempt("scores", lambda: _scores(fitted, parts, said)) is not None:
         last = list(parts)[-1]
         compared = parts["training"], parts[last]
-        attempt("baselines", lambda: baselines(fitted.preparation, *compared) | frozen(fitted, *compared))
+        attempt(
+            "baselines",
+            lambda: baselines(fitted.preparation, *compared) | frozen(fitted, *compared, weights),
+        )
         if classes is None:
             attempt("residuals", lambda: {n: _residuals(fitted, said[n], y) for n, (_, y) in parts.items()})
         else:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -49,19 +50,26 @@ def baselines(preparation: Preparation, train: tuple[Any, Any], judged: tuple[An
     return {name: value for name, value in values.items() if value is not None}
 
 
-def frozen(fitted: Fitted, train: tuple[Any, Any], judged: tuple[Any, Any]) -> dict[str, float]:
+def frozen(
+    fitted: Fitted, train: tuple[Any, Any], judged: tuple[Any, Any], weights: Any = None
+) -> dict[str, float]:
     """{"frozen"}: the score of the network at its start with the best readout of its features.
 
-    Anchored training began by solving for that readout on every row. For another training it is that of
-    least squares, or of cross-entropy, on some of the rows. Empty where no such readout can be found.
+    Anchored training began by solving for that readout. For another training it is that of least squares, or
+    of cross-entropy, on all rows with their weights. Empty where no such readout can be found.
     """
     start, certificate, labels = fitted.start(), fitted.certificate, fitted.preparation.classes is not None
     found = None if certificate is None else certificate._witness
     if not isinstance(found, Anchor):
-        X, y = (rows_at(part, evenly(len(part), _ROWS)) for part in train)
         kind: Kind = "classification" if labels else "regression"
-        A, B = tensors(start, fitted.preparation, Rows.of(X, y, kind, None, fitted.preparation.encoding))
-        found = certify(start, A, B, theorem="anchored", ridge=Recipe().resolved(len(A)).ridge)._witness
+        rows = Rows.of(*train, kind, weights, fitted.preparation.encoding)
+        rows = rows.balanced() if fitted.recipe.class_weight else rows
+        A, B = tensors(start, fitted.preparation, rows)
+        F: dict[str, Any] = {
+            "ridge": Recipe().resolved(len(A)).ridge,
+            "sample_weight": torch.from_numpy(rows.weights),
+        }
+        found = certify(start, A, B, theorem="anchored", **F)._witness
     if found is None:
         return {}
     facts(start).reads().readout_of(start).store(found.a)
