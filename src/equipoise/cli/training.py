@@ -73,9 +73,8 @@ def train(
                     progress=watch.progress,
                     begin=watch.begin,
                 )
-                about = fitted, _trained_on(sample, recipe), sample.test
-                weights = sample.weights if recipe.coverage is None else None
-                found = findings(*about, sample.provenance.get("image_shape"), weights)
+                about = sample.test, sample.provenance.get("image_shape"), _weights(sample, recipe)
+                found = findings(fitted, _trained_on(sample, recipe), *about)
             save(fitted, run.path)
             write_atomically(run.path / "findings.json", json.dumps(found).encode())
         except KeyboardInterrupt:
@@ -101,6 +100,11 @@ def _trained_on(sample: Sample, recipe: Recipe) -> tuple[Any, Any]:
     weights = np.ones(len(y)) if sample.weights is None else sample.weights
     rows = np.flatnonzero(~calibrates(weights, recipe.seed))
     return rows_at(X, rows), rows_at(y, rows)
+
+
+def _weights(sample: Sample, recipe: Recipe) -> Any:
+    """The weights of all rows, where all are trained on."""
+    return sample.weights if recipe.coverage is None else None
 
 
 def _batches(recipe: Recipe, rows: int) -> int:
