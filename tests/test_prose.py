@@ -21,17 +21,19 @@ RULES = {
     "begins with a bare error": re.compile(r"^An? \w+Error (?:where|unless)\b"),
     "says `in words` for a message": re.compile(r"\b[Rr]efuse[sd]?\b.{0,60}, in words\b"),
 }
+LISTED = {"has text behind `Args:`": re.compile(r"\bArgs:[ \t]*\S.*")}  # seen only while lines are lines
 ALLOWED = {"runs runs", "that that", "had had", "a run a row", "a sample a row", "a dash a step"}
 LONGEST = 60  # words of a sentence on a page for newcomers
 
 
 def broken(text: str) -> list[str]:
     """The rules that a text breaks, each with the words that break it."""
-    text = " ".join(text.split())
+    joined = " ".join(text.split())
     return [
         f"{rule}: {found.group(0)!r}"
-        for rule, pattern in RULES.items()
-        for found in pattern.finditer(text)
+        for rules, words in ((RULES, joined), (LISTED, text))
+        for rule, pattern in rules.items()
+        for found in pattern.finditer(words)
         if found.group(0).lower() not in ALLOWED
     ]
 
@@ -91,8 +93,10 @@ def test_docstrings_and_messages_read_well():
         "An equation with its tensors in the open.",
         "A ValueError where it does not fit.",
         "Refuse a problem that does not fit, in words.",
+        "Args: inputs: of one image. channels: of z.",
     ],
 )
 def test_the_rules_see_what_they_forbid(text):
     assert len(broken(text)) == 1
     assert broken("X must be (N, d), one row for each sample.") == []
+    assert broken("Args:\n    inputs: of one image.\n    channels: of z.") == []

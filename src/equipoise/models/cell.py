@@ -24,15 +24,18 @@ Shape = Sequence[int]
 class Equilibrium(EquilibriumModel):
     """z = cell(z, x): a layer whose output is the state that its cell leaves unchanged.
 
-    Args: cell: an nn.Module or function `(z, x, *more) -> z`. The parameters of a module are trained. One
-    that holds active Dropout or BatchNorm is refused with an error that says what to use instead. state: the
-    shape of one sample's state, (m,) or (c, h, w); a list of shapes for a tuple state; or a function of the
-    inputs that returns the start. By default the start is zero, shaped like x. solver: finds the equilibrium;
-    Anderson by default. Each solver of a sequence is tried on the rows on which those before it failed.
-    gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`. stop: the stopping test;
-    by default that of the dtype. on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
-    precision: "mixed" solves in float32 first, then finishes and verifies in float64; "native" does not, nor
-    does the default for a cell, "auto".
+    Args:
+        cell: an nn.Module or function `(z, x, *more) -> z`. The parameters of a module are trained. One that
+            holds active Dropout or BatchNorm is refused with an error that says what to use instead.
+        state: the shape of one sample's state, (m,) or (c, h, w); a list of shapes for a tuple state; or a
+            function of the inputs that returns the start. By default the start is zero, shaped like x.
+        solver: finds the equilibrium; Anderson by default. Each solver of a sequence is tried on the rows on
+            which those before it failed.
+        gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`.
+        stop: the stopping test; by default that of the dtype.
+        on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
+        precision: "mixed" solves in float32 first, then finishes and verifies in float64; "native" does not,
+            nor does the default for a cell, "auto".
 
     The last five may also be given for one call: `layer(x, stop=eq.Stop(rtol=1e-6))`. `layer.last` holds
     detached records of the last call, which are neither copied nor saved with the layer.

@@ -87,14 +87,17 @@ def certify(
 ) -> Certificate:
     """The verdict of a theorem on a network and its data.
 
-    Args: model: one of the affine families; for "wellposed" and "anchored" also OptEq, ConvOptEq,
-    ConvMonotone and the like. X, y: the data that the theorem is about, (N, d) and like the output of the
-    network. For "anchored" X may be an array that is mapped from a file, or a Dataset of pairs (x, y) without
-    y; it is read in blocks. theorem: its name, such as "gao2022.descent", or an object such as
-    `theory.gao2022.Descent(C=…)`. tier: "float64", which trusts conventional float64 products; or "rigorous",
-    which computes products in ball arithmetic instead (it needs the extra `rigorous` and is slow beyond a few
-    hundred rows). constants: the free constants of a theorem that is given by name; those that are left out
-    are optimised.
+    Args:
+        model: one of the affine families; for "wellposed" and "anchored" also OptEq, ConvOptEq, ConvMonotone
+            and the like.
+        X, y: the data that the theorem is about, (N, d) and like the output of the network. For "anchored" X
+            may be an array that is mapped from a file, or a Dataset of pairs (x, y) without y; it is read in
+            blocks.
+        theorem: its name, such as "gao2022.descent", or an object such as `theory.gao2022.Descent(C=…)`.
+        tier: "float64", which trusts conventional float64 products; or "rigorous", which computes products in
+            ball arithmetic instead (it needs the extra `rigorous` and is slow beyond a few hundred rows).
+        constants: the free constants of a theorem that is given by name; those that are left out are
+            optimised.
     """
     one_of("tier", tier, TIERS)
     if isinstance(theorem, str):

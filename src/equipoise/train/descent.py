@@ -43,16 +43,21 @@ def gradient_descent(
 ) -> History:
     """Full-batch gradient descent, in place, with what was measured at every step.
 
-    Args: model, X, y: the network and its data. Whatever ends the run, the network is left at the last
-    weights whose equilibria were found and whose loss is finite. step_size: one number; one for "readout" and
-    one for "hidden", or one for each parameter; or a proved Certificate, whose step sizes are used and whose
-    bound is recorded beside the run. A certificate of other weights, data or another loss is refused. loss:
-    by default that of the family: "half_square", or "square" for LinearEquilibrium. X_test, y_test: their
-    loss is measured whenever σ_min(Z) is. measure: record σ_min(Z), the contraction factor, the movement of Z
-    and the test loss after this many steps, and at the last. Each time costs an SVD, so by default only the
-    first and last step are measured; 0 means never. stop: of the forward and adjoint solves, verified at
-    every step. precision: "mixed" solves in float32 first, then finishes and verifies in float64; "auto" does
-    so if it is faster. progress: called with (step, loss).
+    Args:
+        model, X, y: the network and its data. Whatever ends the run, the network is left at the last weights
+            whose equilibria were found and whose loss is finite.
+        step_size: one number; one for "readout" and one for "hidden", or one for each parameter; or a proved
+            Certificate, whose step sizes are used and whose bound is recorded beside the run. A certificate
+            of other weights, data or another loss is refused.
+        loss: by default that of the family: "half_square", or "square" for LinearEquilibrium.
+        X_test, y_test: their loss is measured whenever σ_min(Z) is.
+        measure: record σ_min(Z), the contraction factor, the movement of Z and the test loss after this many
+            steps, and at the last. Each time costs an SVD, so by default only the first and last step are
+            measured; 0 means never.
+        stop: of the forward and adjoint solves, verified at every step.
+        precision: "mixed" solves in float32 first, then finishes and verifies in float64; "auto" does so if
+            it is faster.
+        progress: called with (step, loss).
 
     If the loss is not finite, or equilibria are lost, the run stops there and says so in `stopped`.
     """

@@ -96,23 +96,28 @@ def gradient_flow(
 ) -> FlowHistory:
     """Gradient flow from the model's weights up to t = `time`, in place, measured as it goes.
 
-    Args: model, X, y: the network (left at its last weights) and its data. Everything is computed in float64.
-    certificate: a proved one about flow ("gao2022.flow", "hieu2022.flow", "kawaguchi2021"), whose bound is
-    recorded beside the run, down to the rounding of the loss. One of other weights, data or another loss is
-    refused. loss: by default that of the family: "half_square", or "square" for LinearEquilibrium. method:
-    "BDF" solves with the Gauss-Newton matrix through the tangent kernel, N × N for one output, however many
-    parameters there are; "Radau" and "LSODA" form it densely; "RK45" and "DOP853" are explicit. "auto" is
-    "BDF" if `time` times the fastest rate at the start is large, and otherwise explicit ("DOP853", or "RK45"
-    if there is a relu). rtol, atol: the local error of each weight that a step may make. By default atol is a
-    hundredth of rtol, relative to the size of a parameter, or of its first fast movement if it starts near 0.
-    points: when to record: at the ends of this many equal intervals, or at these times; by default at the
-    steps of the solver. The start and the end are always recorded. dense: keep the whole path, for
-    `weights(t)` and `loss_at(t)`. X_test, y_test: their loss is measured whenever σ_min(Z) is. measure:
-    record σ_min(Z), the contraction factor, the movement of Z and the test loss after this many points, and
-    at the last. By default at the first and last; 0 means never. stop: of the forward and adjoint solves; by
-    default a thousand times tighter than `rtol`. max_evaluations: the number of gradients after which the run
-    stops. A flow that slides along a kink of relu takes tiny steps, and more of them than anyone would wait
-    for. progress: called with (t, loss).
+    Args:
+        model, X, y: the network (left at its last weights) and its data. Everything is computed in float64.
+        certificate: a proved one about flow ("gao2022.flow", "hieu2022.flow", "kawaguchi2021"), whose bound
+            is recorded beside the run, down to the rounding of the loss. One of other weights, data or
+            another loss is refused.
+        loss: by default that of the family: "half_square", or "square" for LinearEquilibrium.
+        method: "BDF" solves with the Gauss-Newton matrix through the tangent kernel, N × N for one output,
+            however many parameters there are; "Radau" and "LSODA" form it densely; "RK45" and "DOP853" are
+            explicit. "auto" is "BDF" if `time` times the fastest rate at the start is large, and otherwise
+            explicit ("DOP853", or "RK45" if there is a relu).
+        rtol, atol: the local error of each weight that a step may make. By default atol is a hundredth of
+            rtol, relative to the size of a parameter, or of its first fast movement if it starts near 0.
+        points: when to record: at the ends of this many equal intervals, or at these times; by default at the
+            steps of the solver. The start and the end are always recorded.
+        dense: keep the whole path, for `weights(t)` and `loss_at(t)`.
+        X_test, y_test: their loss is measured whenever σ_min(Z) is.
+        measure: record σ_min(Z), the contraction factor, the movement of Z and the test loss after this many
+            points, and at the last. By default at the first and last; 0 means never.
+        stop: of the forward and adjoint solves; by default a thousand times tighter than `rtol`.
+        max_evaluations: the number of gradients after which the run stops. A flow that slides along a kink of
+            relu takes tiny steps, and more of them than anyone would wait for.
+        progress: called with (t, loss).
 
     If the flow loses its equilibria or slides along a kink, or if its solver gives up, it ends there:
     `stopped` says so, `advice` says what to try, and the model is left at the last good weights.

@@ -45,13 +45,15 @@ def train_many(
 ) -> list[History]:
     """Train every model with its own step size, all at once.
 
-    Args: models: of one family and one size; they may differ in weights (seeds), not in shape or options. X,
-    y: shared by the runs, (N, d) and like one model's output, or with a leading dimension of runs. steps: the
-    number of gradient steps. With `batch_size`, `generator` draws mini-batches, the same for all runs and
-    shuffled every epoch; the recorded loss is that of the batch, scaled to the full set. step_sizes: one for
-    all runs, or one for each. momentum: β of v ← βv + ∇L, θ ← θ − ηv. X_test, y_test, measure: the test loss
-    is measured every `measure` steps, and at the last. stop: of a run's equilibria, tested on the Frobenius
-    norm over its samples.
+    Args:
+        models: of one family and one size; they may differ in weights (seeds), not in shape or options.
+        X, y: shared by the runs, (N, d) and like one model's output, or with a leading dimension of runs.
+        steps: the number of gradient steps. With `batch_size`, `generator` draws mini-batches, the same for
+            all runs and shuffled every epoch; the recorded loss is that of the batch, scaled to the full set.
+        step_sizes: one for all runs, or one for each.
+        momentum: β of v ← βv + ∇L, θ ← θ − ηv.
+        X_test, y_test, measure: the test loss is measured every `measure` steps, and at the last.
+        stop: of a run's equilibria, tested on the Frobenius norm over its samples.
 
     A run whose loss is not finite stops and says so; the others go on. Whatever ends the runs, each model is
     left at its last weights with a finite loss.

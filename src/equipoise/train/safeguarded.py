@@ -49,17 +49,21 @@ def safeguarded_descent(
 ) -> History:
     """Full-batch training that keeps the promise of its certificate while the hidden layer learns.
 
-    Args: model, X, y: the network and its data. Whatever ends the run, the network is left at the weights of
-    the last step that was completed. certificate: a proved one of theorem "safeguarded", for these weights
-    and data; made here if None. hidden_step: the largest hidden step to try. By default steps are found as
-    the run goes. direction: "gradient", or a function from the hidden gradients by name to the directions d
-    of θ ← θ − h d, such as those of another optimiser. A gradient is exact to about 1e-4. X_test, y_test:
-    their loss and accuracy are measured every `measure` steps, at the first and the last. classes: False if y
-    are numbers, which have no accuracy; otherwise accuracy is measured if y_test look like labels. progress:
-    called with (step, loss). checkpoints: where everything is saved after every `every` steps, at the last,
-    and on Ctrl-C raised by `progress` or `record`. If there is one already, the run continues from it, with
-    the model, data and certificate it began with, and computes, bit for bit, what it would have computed
-    without a break. record: called with what was measured at each step, as one flat dict.
+    Args:
+        model, X, y: the network and its data. Whatever ends the run, the network is left at the weights of
+            the last step that was completed.
+        certificate: a proved one of theorem "safeguarded", for these weights and data; made here if None.
+        hidden_step: the largest hidden step to try. By default steps are found as the run goes.
+        direction: "gradient", or a function from the hidden gradients by name to the directions d of
+            θ ← θ − h d, such as those of another optimiser. A gradient is exact to about 1e-4.
+        X_test, y_test: their loss and accuracy are measured every `measure` steps, at the first and the last.
+        classes: False if y are numbers, which have no accuracy; otherwise accuracy is measured if y_test look
+            like labels.
+        progress: called with (step, loss).
+        checkpoints: where everything is saved after every `every` steps, at the last, and on Ctrl-C raised by
+            `progress` or `record`. If there is one already, the run continues from it, with the model, data
+            and certificate it began with, and computes, bit for bit, what it would have without a break.
+        record: called with what was measured at each step, as one flat dict.
 
     Returns a History. Its `loss` is the one that the promise is about (with slack, `plain_loss` is that of
     the predictions), `promised` is the bound, and `sigma_min` a sound lower bound. `accepted` holds for each

@@ -177,14 +177,18 @@ class Trainer:
         X may be a numpy array that is mapped from a file, or a Dataset of pairs (x, y) with y left out. Rows
         are then read as they are needed, and their equilibria are not kept to start from.
 
-        Args: validation: (X, y), measured after every epoch: `test_loss`, `test_accuracy`, `test_r2`.
-        sample_weight: (N,) ≥ 0, scaled to a mean of 1. checkpoints: where everything is saved after every
-        `every` epochs, at the end, and on Ctrl-C raised by `progress` or `record`. If there is one already,
-        the run continues from it and computes, bit for bit, what it would have computed without a break.
-        measure: record the contraction factor, σ_min(Z) and the movement of Z of an affine family after this
-        many epochs. By default at the first and last; 0 means never. record: called after each epoch with
-        what was measured, as one flat dict. progress: called after each step with (step, loss of the batch).
-        callbacks: called at the beginning, after each step and epoch, and at the end; one may end the run.
+        Args:
+            validation: (X, y), measured after every epoch: `test_loss`, `test_accuracy`, `test_r2`.
+            sample_weight: (N,) ≥ 0, scaled to a mean of 1.
+            checkpoints: where everything is saved after every `every` epochs, at the end, and on Ctrl-C
+                raised by `progress` or `record`. If there is one already, the run continues from it and
+                computes, bit for bit, what it would have computed without a break.
+            measure: record the contraction factor, σ_min(Z) and the movement of Z of an affine family after
+                this many epochs. By default at the first and last; 0 means never.
+            record: called after each epoch with what was measured, as one flat dict.
+            progress: called after each step with (step, loss of the batch).
+            callbacks: called at the beginning, after each step and epoch, and at the end; one may end the
+                run.
 
         The run ends early if the loss is not finite or has grown a thousandfold, or if a sample has no
         equilibrium. `stopped` then says why, `advice` says what to try, and the model has the weights of the

@@ -52,13 +52,17 @@ class ConvMonotone(ImageModel):
     that need no contraction find the equilibria; unrolled and repeated steps may diverge. Equilibria do not
     depend on α, so estimates of the norms are good enough for it, and it is not differentiated.
 
-    Args: inputs: (channels, height, width) of an image. channels, hidden: of z, and of A⋆z (`channels` by
-    default). margin: μ > 0. kernel, reach: sizes of the kernels of A and B, and of U; odd. features,
-    extractor: the channels and the strides of the 3×3 convolutions of g, as for `ConvOptEq`. norm: about ‖A‖
-    and ‖B − Bᵀ‖ at the start. task, pool, normalise: as for `ConvOptEq`. solver, gradient, stop, on_failure:
-    as for `Equilibrium`. By default Anderson with a memory of 5, then Broyden on the images on which it
-    failed. The default tolerance is larger if α is so small that the dtype cannot resolve more, in float32
-    from ‖A‖ of about 10 on.
+    Args:
+        inputs: (channels, height, width) of an image.
+        channels, hidden: of z, and of A⋆z (`channels` by default).
+        margin: μ > 0.
+        kernel, reach: sizes of the kernels of A and B, and of U; odd.
+        features, extractor: the channels and the strides of the 3×3 convolutions of g, as for `ConvOptEq`.
+        norm: about ‖A‖ and ‖B − Bᵀ‖ at the start.
+        task, pool, normalise: as for `ConvOptEq`.
+        solver, gradient, stop, on_failure: as for `Equilibrium`. By default Anderson with a memory of 5, then
+            Broyden on the images on which it failed. The default tolerance is larger if α is so small that
+            the dtype cannot resolve more, in float32 from ‖A‖ of about 10 on.
     """
 
     settings = (

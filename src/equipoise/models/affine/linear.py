@@ -35,8 +35,11 @@ class LinearEquilibrium(AffineFamily):
     ‖γS‖₁ = γ < 1 for every A, so every input has exactly one equilibrium, whatever the parameters are. ŷ is
     (N, k), for k = 1 too.
 
-    Args: features, outputs: m and k. gamma: γ ∈ (0, 1). feature_map: φ, from X to (N, m); if it is a module,
-    its parameters are trained too. By default φ(x) = x.
+    Args:
+        features, outputs: m and k.
+        gamma: γ ∈ (0, 1).
+        feature_map: φ, from X to (N, m); if it is a module, its parameters are trained too.
+            By default φ(x) = x.
 
     The start is A_ij, B_ij ~ N(0, 1/m). Equilibria are computed by a factorisation; `solver=` iterates
     instead, for comparison. Without it `start` and `stop` are not needed, though `solve` still compares the

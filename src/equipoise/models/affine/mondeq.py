@@ -39,11 +39,13 @@ def load_mondeq(
 ) -> Monotone:
     """The network of a checkpoint as a `Monotone` that takes inputs before their normalisation.
 
-    Args: path: safetensors or a .mat file with A, B, U, bias, C and c, or a state dict of monotone_op_net, of
-    which only tensors are unpickled. mean, std: the inputs of the network were normalised as (x − mean)/std,
-    with one number for all inputs or one for each. This becomes a part of U and the bias, so that the model
-    takes pixels in [0, 1]. margin: m of W = (1 − m)I − AᵀA + B − Bᵀ, if the file does not hold it. side: the
-    side of the square images that a convolutional network takes.
+    Args:
+        path: safetensors or a .mat file with A, B, U, bias, C and c, or a state dict of monotone_op_net, of
+            which only tensors are unpickled.
+        mean, std: the inputs of the network were normalised as (x − mean)/std, with one number for all inputs
+            or one for each. This becomes a part of U and the bias, so that the model takes pixels in [0, 1].
+        margin: m of W = (1 − m)I − AᵀA + B − Bᵀ, if the file does not hold it.
+        side: the side of the square images that a convolutional network takes.
 
     A convolutional checkpoint (kernels A, B, U and scales g and h) becomes a dense network on flat images:
     its convolutions are written out as circular matrices without the border units, and g ÃᵀÃ as RᵀR by a QR

@@ -138,17 +138,25 @@ def _target(
 class ConvOptEq(Skip, ImageModel):
     """z = f_L∘…∘f_1(z),  f_l(z) = α W_lᵀ⋆σ(W_l⋆z + U_l⋆g(x) + b_l) + (1 − α) z,  ŷ = head(z).    [xie2021]
 
-    Args: inputs: (channels, height, width) of an image. state: channels of z, which has the size of g(x).
-    hidden: channels n_1 … n_L of the layers. outputs: classes. alpha: α ∈ (0, 1]; 1 is the plain composition.
-    strides: of each layer's convolution (its transpose leads back to z); 1 by default. kernel, reach: sizes
-    of the kernels of W_l and of U_l, odd. extractor: the strides of the 3×3 convolutions of g, `features`
-    channels each: (1,) keeps the size of the image, (2, 2) makes z a quarter as high and wide. activation:
-    monotone and 1-Lipschitz. regulariser: a property of the state appended as a layer T_R, such as `L1(0.1)`.
-    limit: `project_` keeps ‖W_l‖ ≤ limit ≤ 1. Below 1 every image has exactly one equilibrium. norm: ‖W_l‖ at
-    the start. task: "classification" (means over a `pool` × `pool` grid, normalised unless `normalise` is
-    False, then linear) or "segmentation" (1×1 convolution, bilinear to the size of the image). solver,
-    gradient, stop, on_failure: as for `Equilibrium`. By default plain iteration for α = 1, where the map
-    contracts fast, then Anderson on the images on which that failed; for α < 1 Anderson with a memory of 4.
+    Args:
+        inputs: (channels, height, width) of an image.
+        state: channels of z, which has the size of g(x).
+        hidden: channels n_1 … n_L of the layers.
+        outputs: classes.
+        alpha: α ∈ (0, 1]; 1 is the plain composition.
+        strides: of each layer's convolution (its transpose leads back to z); 1 by default.
+        kernel, reach: sizes of the kernels of W_l and of U_l, odd.
+        extractor: the strides of the 3×3 convolutions of g, `features` channels each: (1,) keeps the size of
+            the image, (2, 2) makes z a quarter as high and wide.
+        activation: monotone and 1-Lipschitz.
+        regulariser: a property of the state appended as a layer T_R, such as `L1(0.1)`.
+        limit: `project_` keeps ‖W_l‖ ≤ limit ≤ 1. Below 1 every image has exactly one equilibrium.
+        norm: ‖W_l‖ at the start.
+        task: "classification" (means over a `pool` × `pool` grid, normalised unless `normalise` is False,
+            then linear) or "segmentation" (1×1 convolution, bilinear to the size of the image).
+        solver, gradient, stop, on_failure: as for `Equilibrium`. By default plain iteration for α = 1, where
+            the map contracts fast, then Anderson on the images on which that failed; for α < 1 Anderson with
+            a memory of 4.
     """
 
     settings = (

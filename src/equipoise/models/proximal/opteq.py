@@ -22,13 +22,16 @@ class OptEq(LayerObjective):
     If L_σ‖W‖² ≤ μ, the layer is a proximal map; if L_σ‖W‖² < μ, it has exactly one equilibrium, the minimiser
     of φ. The skip α changes the iteration, but not the equilibrium.
 
-    Args: inputs, state, hidden, outputs: d, m, n and k. mu: μ > 0. The start has ‖W‖ = 0.9 √(μ/L_σ), U_ij ~
-    N(0, 1/d), b = 0, V_ij ~ N(0, 1/m). alpha: α ∈ (0, 1] of the skip connection. activation: monotone with
-    slopes in [0, L_σ]: a name, or an `Activation` that declares `lipschitz`. regulariser: a property of the
-    state, such as `L1(0.1)`, appended as a layer. bound: None for free weights, which `project_()` can bound;
-    or β ≤ 1, and W is scaled to ‖W‖ ≤ β√(μ/L_σ). solver, gradient, stop, on_failure: how equilibria are found
-    and differentiated, unless a call says otherwise. `gradient` is Implicit() by default; solver=SAM(…) needs
-    Unrolled(K).
+    Args:
+        inputs, state, hidden, outputs: d, m, n and k.
+        mu: μ > 0. The start has ‖W‖ = 0.9 √(μ/L_σ), U_ij ~ N(0, 1/d), b = 0, V_ij ~ N(0, 1/m).
+        alpha: α ∈ (0, 1] of the skip connection.
+        activation: monotone with slopes in [0, L_σ]: a name, or an `Activation` that declares `lipschitz`.
+        regulariser: a property of the state, such as `L1(0.1)`, appended as a layer.
+        bound: None for free weights, which `project_()` can bound; or β ≤ 1, and W is scaled to
+            ‖W‖ ≤ β√(μ/L_σ).
+        solver, gradient, stop, on_failure: how equilibria are found and differentiated, unless a call says
+            otherwise. `gradient` is Implicit() by default; solver=SAM(…) needs Unrolled(K).
     """
 
     def __init__(
