@@ -323,7 +323,7 @@ def test_a_certificate_survives_a_file_and_is_verified(tmp_path):
 def test_it_says_what_is_promised_and_what_is_not():
     model, X, y = instance("ling2023", outputs=2)
     words = eq.certify(model, X, y, theorem="anchored").explain()
-    assert "best readout of the untrained features" in words
+    assert "best readout of the features at the start" in words
     assert "Nothing is promised of data that were not trained on" in words
 
 

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from certifiable import FAMILIES, network
+from equipoise.linalg import Interval
 from equipoise.theory import Certificate
+from equipoise.theory.anchored import Anchor
 from equipoise.theory.register import facts
 from equipoise.train.anchoring import REFUSALS, LearnedNothing
 from equipoise.train.checkpoint import Checkpoints
@@ -103,6 +106,23 @@ def test_absurd_steps_end_with_the_start_and_say_that_nothing_was_learned():
     assert objective(model, X, y, decay=1.0) <= cert.constants["F_start"] * (1 + 1e-12)
     for name in ("F_end", "data_end"):  # enclosures, which are wider than a point
         assert history.anchored[name][0] < history.anchored[name][1]
+
+
+def test_a_last_readout_whose_bound_is_wider_is_not_taken(monkeypatch):
+    """Its F is proved to lie only below a number that is above what was kept, though its lower end is below."""
+    model, (X, y) = small(), ring()
+    _, trainer = certified(model, X, y, optimiser="sgd", rate=1e4, epochs=30, check_every=1)
+    solved = Anchor.on
+
+    def wide(*args, **options):
+        found = solved(*args, **options)
+        return replace(found, F=Interval(0.0, 10 * found.F.hi))
+
+    monkeypatch.setattr(Anchor, "on", staticmethod(wide))
+    with pytest.warns(LearnedNothing):  # so that the readout is solved for once more at the end
+        told = trainer.fit(X, y).anchored
+    assert told["F_end"][0] > 0
+    assert told["F_end"][1] <= told["F_start"]
 
 
 def test_a_refusal_halves_the_rate_and_training_goes_on():

@@ -207,9 +207,9 @@ class Anchor:
         of = f"the {terms.loss.name} loss of all {N} rows plus ½·{terms.ridge:g}‖a‖²"
         of += f" plus ½·{terms.decay:g}‖h‖²" if terms.decay else ""
         return (
-            f"F, {of}, never ends above {self.F.hi:.6g}, that of the best readout of the untrained features "
-            f"(without a readout it is {self.zero.hi:.6g}); what is kept of the training only lowers it, and "
-            f"every input has one equilibrium throughout."
+            f"F, {of}, never ends above {self.F.hi:.6g}, that of the best readout of the features at the "
+            f"start (without a readout it is {self.zero.hi:.6g}); what is kept of the training only lowers "
+            f"it, and every input has one equilibrium throughout."
         )
 
 
