@@ -109,7 +109,7 @@ def test_absurd_steps_end_with_the_start_and_say_that_nothing_was_learned():
 
 
 def test_a_last_readout_whose_bound_is_wider_is_not_taken(monkeypatch):
-    """Its F is proved to lie only below a number that is above what was kept, though its lower end is below."""
+    """The upper end of its F lies above what was kept, though the lower end does not."""
     model, (X, y) = small(), ring()
     _, trainer = certified(model, X, y, optimiser="sgd", rate=1e4, epochs=30, check_every=1)
     solved = Anchor.on
