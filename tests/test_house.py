@@ -110,7 +110,7 @@ CEILINGS = {
     "files that name GaussianReLU": 5,
     "public functions without a docstring": 0,
 }
-LINES = 53_546
+LINES = 56_440
 
 
 @pytest.mark.parametrize("count", COUNTS)

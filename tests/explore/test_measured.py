@@ -111,7 +111,8 @@ def test_rows_that_patience_held_out_are_not_measured(fitted, tmp_path):
     assert trained["rows_trained_on"] == len(y) - held.validation["rows"] < len(y)
     k = held.history.best
     total = trained["centre"] * trained["rows"] + held.history.test_loss[k] * held.validation["rows"]
-    assert total == pytest.approx(each.sum(), rel=1e-6)
+    # The losses on record are those of float32, to its tolerance of 1e-4; answers are solved for in float64.
+    assert total == pytest.approx(each.sum(), rel=1e-4)
 
 
 def test_of_certified_training_it_is_the_sum_without_slack(fitted, tmp_path):

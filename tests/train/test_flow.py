@@ -357,7 +357,7 @@ def test_what_is_wrong_is_named():
             gradient_flow(model, X, y, 1.0, **options)
     with pytest.raises(ValueError, match=r"y must be \(12, 1\)"):
         gradient_flow(model, X, y[:, 0], 1.0)
-    with pytest.raises(TypeError, match=r"gradient_flow is of the affine families.* Got OptEq instead"):
+    with pytest.raises(TypeError, match=r"gradient_flow needs an affine family.* Got OptEq instead"):
         gradient_flow(eq.OptEq(4, 6, 9), torch.ones(2, 4), torch.ones(2), 1.0)
     wide = network("ling2023", width=100)
     with pytest.raises(ValueError, match="dense Jacobian, for at most 6000 parameters"):

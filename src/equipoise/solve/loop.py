@@ -17,8 +17,6 @@ from .solver import Solver
 
 # A row that failed at a relative residual below this came near: the next solver goes on from there.
 _NEAR = 1e-2
-# Dropping rows copies what the solver remembers: it pays where more than this many steps should follow.
-_WORTH_A_DROP = 3
 
 
 @dataclass
@@ -210,7 +208,7 @@ class _Iteration:
         at_work = torch.nonzero(~progress.done).flatten()
         if not len(at_work):
             if int(ended.sum()) < len(self.rows) and not self.ahead:
-                if self.out.dropped or len(self.rows) < len(self.out.value):
+                if f.compactable:
                     self.out.dropped = True
                 else:
                     self.out.settle(ended, self.z, residual, scale, tolerance)
@@ -234,8 +232,7 @@ class _Iteration:
 
     def _drop(self, at_work: Tensor) -> None:
         """Go on with the rows at work alone, where that pays."""
-        few = len(at_work) <= (1 - self.f.worth) * len(self.rows)
-        if not (self.f.compactable and few and self.progress.left() > _WORTH_A_DROP):
+        if not (self.f.compactable and len(at_work) <= (1 - self.f.worth) * len(self.rows)):
             self.f.working = ~self.progress.done
             return
         self.f, self.progress, self.out.dropped = self.f.take(at_work), self.progress.take(at_work), True

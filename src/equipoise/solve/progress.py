@@ -157,16 +157,10 @@ class Progress:
 
         A costly check, one that takes an evaluation of its own, waits until it should pass.
         """
-        predicted = self.left()
-        if predicted == math.inf:
-            return 1
-        return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
-
-    def left(self) -> float:
-        """Steps that the worst row still has to take at the measured rate; infinite while there is none."""
         if not (0 < self.rate < 1 and 1 < self.excess < math.inf):
-            return math.inf
-        return math.log(self.excess) / -math.log(self.rate)
+            return 1
+        predicted = math.log(self.excess) / -math.log(self.rate)
+        return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
 
 
 def _size(affine: AffineMap, image: Tensor) -> Tensor:

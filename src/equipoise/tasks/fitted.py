@@ -76,13 +76,19 @@ class Fitted:
             found = torch.cat([network(p) for p in rows.split(IMAGES if rows.ndim == 4 else BATCH)])
         return found[:, 0] if found.ndim == 2 and self.preparation.outputs == 1 else found
 
-    def _answering(self) -> Callable[[Tensor], Tensor]:
-        """The network as it answers. One of float32 with plain weights is solved in float64.
+    @property
+    def answers_in(self) -> torch.dtype:
+        """The dtype of `decide`: float64 for a network of float32 with plain weights, which is solved in it.
 
         In float32 a row stops an iteration earlier or later with the rows beside it: scores of 34 differed by
         0.01 from batch to batch, where they are now equal to 1e-8.
         """
-        if self.preparation.dtype != torch.float32 or not getattr(self.model, "structured", False):
+        own = self.preparation.dtype
+        return torch.float64 if own == torch.float32 and getattr(self.model, "structured", False) else own
+
+    def _answering(self) -> Callable[[Tensor], Tensor]:
+        """The network as it answers, in `answers_in`."""
+        if self.answers_in == self.preparation.dtype:
             return self.model
         wide = deepcopy(self.model).double()
         return lambda rows: wide(rows.double(), stop=Stop(rtol=PRECISE))

@@ -46,7 +46,7 @@ def decided(stored: Stored, X: Array, workers: Workers | None, out: Path | None 
     network = Decided(**vars(stored.fitted))
     if workers is None or not len(X):
         return network
-    k, dtype = network.preparation.outputs, torch.empty(0, dtype=network.preparation.dtype).numpy().dtype
+    k, dtype = network.preparation.outputs, torch.empty(0, dtype=network.answers_in).numpy().dtype
     parts = [slice(i, i + BATCH) for i in range(0, len(X), BATCH)]
     shared = str(stored.run.path.resolve()), X
     if out is None:

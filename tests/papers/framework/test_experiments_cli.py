@@ -81,7 +81,7 @@ def test_a_full_disk_says_how_to_go_on(tmp_path, monkeypatch):
     result = call("ling2023.theorem4", "--out", tmp_path)
     assert result.exit_code == 1
     assert "The disk is full" in result.stderr
-    assert "the same command goes on" in " ".join(result.stderr.replace("│", "").split())
+    assert "the same command continues" in " ".join(result.stderr.replace("│", "").split())
     assert "--resume" not in result.stderr
 
 
