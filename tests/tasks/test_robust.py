@@ -1,6 +1,7 @@
 """fit for answers that hold near every input: the units of ε, and that what is told as proved is."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -55,6 +56,29 @@ def test_rows_told_as_proved_keep_their_answer_wherever_they_are_moved(norm):
         moved[:, :3] += 0.3 * delta
         kept &= found.model(moved).argmax(dim=1) == torch.from_numpy(y)
     assert told["proved"] <= float(kept.double().mean())
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_a_row_of_a_class_that_was_never_seen_is_not_told_as_proved(norm):
+    X, y = _table()
+    found = fit(X, y, "classification", Recipe(robust=0.3, norm=norm, width=12, epochs=12, seed=1))
+    assert found.perturbation.proved(found, X, y)["proved"] > 0.3
+    for strange in (y - 0.5, np.full(len(y), 7)):
+        told = found.perturbation.proved(found, X, strange)
+        assert told["right"] == told["proved"] == 0
+
+
+def test_boxes_of_tables_hold_every_number_within_epsilon():
+    X, y = _table(30)
+    found = fit(X, y, "classification", Recipe(robust=1e-3, norm="linf", width=6, epochs=1))
+    inputs = found.preparation.apply(X)
+    low, high = found.perturbation._box(found.preparation, X, inputs)
+    far = Fraction(found.perturbation.far)
+    for at, least, most in zip(inputs.flatten().tolist(), low.flatten(), high.flatten(), strict=True):
+        moved = 0 if least == most else far
+        assert Fraction(float(least)) <= Fraction(at) - moved
+        assert Fraction(at) + moved <= Fraction(float(most))
+    assert torch.equal(low[:, -1], high[:, -1])  # the constant input stays
 
 
 def test_images_are_moved_by_shares_of_their_brightest_pixel_and_stay_within_their_range():

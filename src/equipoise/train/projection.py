@@ -36,8 +36,8 @@ class Projection:
 
     `bound` < 1 is the contraction factor that remains; it is passed to `project_` if that takes it. A Trainer
     projects after every step, or after every `every` steps. Between projections the weights are not known to
-    be well-posed, and a smaller bound leaves them room. Where
-    something else proves what is kept (`proved=False`), these steps go by an estimate of ‖W‖ from below.
+    be well-posed, and a smaller bound leaves them room. With `proved=False` a Trainer projects by an
+    estimate of ‖W‖ from below, which proves nothing: it is meant for runs that prove it at checkpoints.
     """
 
     bound: float = 0.99
