@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..differentiate import Equation, Method
+from ..differentiate import Equation, Method, jacobian_penalty
 from ..differentiate.equation import under_transform
 from ..solve import EquilibriumError, Solution, Status
 from ..solve.norms import row_distances, row_norms
@@ -36,9 +37,13 @@ class Equilibrium(EquilibriumModel):
         on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
         precision: "mixed" solves in float32 first, then finishes and verifies in float64; "native" does not,
             nor does the default for a cell, "auto".
+        jacobian: the weight γ of `jacobian_penalty`, 0 by default. In training mode each backward pass
+            through the layer then adds the gradient of γ · penalty to that of your loss, whatever the scale
+            of the loss. A cell whose solves grow long in training then needs fewer steps, and what is
+            minimised is no longer the loss alone.
 
-    The last five may also be given for one call: `layer(x, stop=eq.Stop(rtol=1e-6))`. `layer.last` holds
-    detached records of the last call, which are neither copied nor saved with the layer.
+    All but `cell`, `state`, `jacobian` may also be given for one call: `layer(x, stop=eq.Stop(rtol=1e-6))`.
+    `layer.last` holds detached records of the last call, which are neither copied nor saved with the layer.
     """
 
     any_cell = True
@@ -48,14 +53,41 @@ class Equilibrium(EquilibriumModel):
         cell: Callable[..., State],
         *,
         state: Shape | Sequence[Shape] | Callable[..., State] | None = None,
+        jacobian: float = 0.0,
         **how: Any,
     ) -> None:
         super().__init__(**how)
+        if not (isinstance(jacobian, int | float) and 0 <= jacobian < math.inf):
+            raise ValueError(f"jacobian must be a finite number ≥ 0. Got {jacobian!r} instead.")
+        self.jacobian = float(jacobian)
         if not callable(cell) or isinstance(cell, type):
             raise TypeError(f"cell must be callable as cell(z, x). Got {_kind(cell)} instead.")
         self.cell: Callable[..., State] = cell
         self.state = state if callable(state) else checked_shapes(state)
         refuse_splitting(self.method)
+
+    def equilibrium(self, *inputs: Any, start: Start = None, **how: Any) -> Any:
+        """z of every sample, differentiable; in training, with the penalty that `jacobian` asks for."""
+        z = super().equilibrium(*inputs, start=start, **how)
+        if not (self.jacobian and self.training and torch.is_grad_enabled()):
+            return z
+        if under_transform():
+            raise RuntimeError(
+                "jacobian= adds to the gradient of a backward pass. Got a torch.func transform instead: set "
+                "layer.jacobian = 0 and add eq.jacobian_penalty to the loss, or use eval mode."
+            )
+        found = self.last.forward  # rows without an equilibrium have no Jacobian at one
+        kept = slice(None) if found is None or bool(found.converged.all()) else found.converged
+        some = [a[kept] if isinstance(a, Tensor) else a for a in inputs]
+        parts = z if isinstance(z, tuple) else (z,)
+        at = tuple(part[kept].detach() for part in parts)
+        if not len(at[0]):
+            return z
+        shared = how.get("shared", ())
+        point = at if isinstance(z, tuple) else at[0]
+        penalty = self.jacobian * jacobian_penalty(self, *some, shared=shared, z=point)
+        told = _Penalised.apply(penalty, *parts)
+        return told if isinstance(z, tuple) else told[0]
 
     def begin(self) -> None:
         """One step of each power iteration that normalises a weight of the cell."""
@@ -115,7 +147,22 @@ class Equilibrium(EquilibriumModel):
     def extra_repr(self) -> str:
         """The equation, and how it is solved and differentiated."""
         solver = self.method.solver or "Anderson()"
-        return f"z = cell(z, x), solver={solver}, gradient={self.gradient}"
+        penalty = f", jacobian={self.jacobian:g}" if self.jacobian else ""
+        return f"z = cell(z, x), solver={solver}, gradient={self.gradient}{penalty}"
+
+
+class _Penalised(torch.autograd.Function):
+    """The parts of z as they are; a backward pass through them goes on into the penalty, with weight 1."""
+
+    @staticmethod
+    def forward(ctx: Any, penalty: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        ctx.penalty = penalty.dtype, penalty.device
+        return tuple(part.view_as(part) for part in parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        dtype, device = ctx.penalty
+        return torch.ones((), dtype=dtype, device=device), *grads
 
 
 def checked_state(state: Shape | Sequence[Shape] | None, start: Start, x: Any, like: Tensor | None) -> State:
