@@ -29,7 +29,7 @@ RunPath = Annotated[
 DataDir = Annotated[
     Path | None, option("Folder of the named data sets; by default the one used in training.")
 ]
-Out = Annotated[Path | None, option("Folder to write to; by default one inside of RUN.")]
+Out = Annotated[Path | None, option("Folder to write to; by default one inside RUN.")]
 
 
 class Code(IntEnum):

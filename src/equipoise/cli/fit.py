@@ -50,7 +50,7 @@ def fit(
     kind: Annotated[
         str | None, of_data("classification or regression; by default the target decides.")
     ] = None,
-    delimiter: Annotated[str | None, of_data("Separator of cells in a text; by default ','.")] = None,
+    delimiter: Annotated[str | None, of_data("Separator in a text file; by default ','.")] = None,
     test_share: Annotated[float | None, of_data("Share of the rows to test on; 0.2 by default.")] = None,
     test: Annotated[Path | None, of_data("Another table, to test on.")] = None,
     rows: Annotated[int | None, of_data("Train on about this many rows, drawn at random.", min=2)] = None,

@@ -21,7 +21,7 @@ verify runs/digits-auto-1 --data digits --epsilon 2/255 --epsilon 8/255 --worker
 def verify(
     output: Output,
     given: dict[str, Any],
-    source: Annotated[Path, typer.Argument(help=_SOURCE, show_default=False)],
+    source: Annotated[Path, typer.Argument(help=_SOURCE, metavar="SOURCE", show_default=False)],
     data: Annotated[str, option("Rows with their classes: a table like the run's, or a named data set.")],
     epsilon: Annotated[list[str], option("How far each entry may move, such as 2/255; may be repeated.")],
     norm: Annotated[str, option("Norm of the perturbation: linf (the default) or l2.")] = "linf",

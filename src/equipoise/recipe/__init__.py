@@ -78,14 +78,14 @@ class Recipe:
     )
     coverage: float | None = _option(
         PROMISE,
-        "Share of new rows that sets or intervals hold the truth of, as 0.9; a quarter is kept for it.",
+        "Share of new rows whose set or interval holds the truth, such as 0.9; takes a quarter of the data.",
     )
     enough: float | None = _option(
         PROMISE, "End at a checkpoint that took less than this share off the objective; 0 trains every epoch."
     )
     robust: float | None = _option(
         PROMISE,
-        "Train classes to hold within ε of every input: of the brightest pixel, or in standard deviations.",
+        "Train so that changes up to ε keep a class; in units of the brightest pixel or standard deviations.",
     )
     norm: str | None = _option(PROMISE, "Norm of the ε of robust training: l2 (the default) or linf.")
     readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
