@@ -125,11 +125,20 @@ def _found(rows: _Rows, start: Tensor, solver: LinearSolver, stop: Stop, ahead: 
     failed = torch.nonzero(~found.converged).flatten()
     if not len(failed):
         return replace(found, stop=stop)
-    whole = not rows.compactable or len(failed) == len(start)
+    # Rows that depend on each other have no solution of their own: they are solved together.
+    coupled = bool((found.status == Status.coupled).any())
+    whole = not rows.compactable or len(failed) == len(start) or coupled
     part = rows if whole else rows.take(failed)
     assert isinstance(found.value, Tensor)
     near = found.value.masked_fill(large[:, None], 0.0)[slice(None) if whole else failed]
-    return _joined(found, _solve_by_gmres(part, last, stop, near), None if whole else failed)
+    found = _joined(found, _solve_by_gmres(part, last, stop, near), None if whole else failed)
+    if whole or ahead:
+        return found
+    assert isinstance(found.value, Tensor)
+    seen = confirm(found, rows(found.value))
+    if not bool((found.converged & ~seen.converged).any()):
+        return found
+    return _joined(seen, _solve_by_gmres(rows, last, stop, found.value), None)
 
 
 def _joined(first: Solution, then: Solution, at: Tensor | None) -> Solution:
