@@ -110,7 +110,7 @@ CEILINGS = {
     "files that name GaussianReLU": 5,
     "public functions without a docstring": 0,
 }
-LINES = 56_494
+LINES = 56_503
 
 
 @pytest.mark.parametrize("count", COUNTS)
