@@ -23,7 +23,9 @@ def verify(
     given: dict[str, Any],
     source: Annotated[Path, typer.Argument(help=_SOURCE, metavar="SOURCE", show_default=False)],
     data: Annotated[str, option("Rows with their classes: a table like the run's, or a named data set.")],
-    epsilon: Annotated[list[str], option("How far each entry may move, such as 2/255; may be repeated.")],
+    epsilon: Annotated[
+        list[str], option("How far entries may move, such as 2/255 (tables: raw units); may be repeated.")
+    ],
     norm: Annotated[str, option("Norm of the perturbation: linf (the default) or l2.")] = "linf",
     box: Annotated[str, option("Range of the inputs, LOW,HIGH (by default 0,1), or none.")] = "0,1",
     rows: Annotated[int | None, option("Look at this many rows only, from the first on.")] = None,

@@ -42,6 +42,7 @@ DECAY = 10.0, 0.03  # κ of the hidden weights, likewise
 ENOUGH = (
     0.005  # of the objective: a checkpoint that takes less off it is the last one, where epochs are chosen
 )
+BOXED = 40  # units of a network that is trained for boxes
 ANCHORED = "ridge", "decay", "enough"  # options of anchored training alone
 
 
@@ -286,6 +287,8 @@ class Recipe:
             usual |= family.usual
             if self.robust is not None:
                 usual |= {"loss": "cross_entropy", "clip": 10.0}
+                if self.norm == "linf":  # bounds of wide networks begin so far apart that none learns
+                    usual["width"] = min(BOXED, usual["width"])
         if self.path == "anchored":
             usual |= {"ridge": min(RIDGE[0], RIDGE[1] * rows), "decay": min(DECAY[0], DECAY[1] * rows)}
             usual["enough"] = ENOUGH if self.epochs is None else 0.0

@@ -3,9 +3,11 @@
 - `network`: the form in which a family is verified. `sets`, `outputs`: where, and what is wanted.
 - `bounds`: (V1), which turns any multiplier into a bound; `tighten`, `ascend`: multipliers worth having.
 - `branch`: splitting on the signs of units. `attack`: counterexamples. `predictions`: all of it together.
+- `smoothing`: radii of the smoothed classifier of any model, true with a chosen probability.
 """
 
 from .predictions import verified_radius, verify_predictions
 from .result import VerifiedPredictions
+from .smoothing import Smoothed, smoothed_predictions
 
-__all__ = ["VerifiedPredictions", "verified_radius", "verify_predictions"]
+__all__ = ["Smoothed", "VerifiedPredictions", "smoothed_predictions", "verified_radius", "verify_predictions"]
