@@ -110,7 +110,7 @@ CEILINGS = {
     "files that name GaussianReLU": 5,
     "public functions without a docstring": 0,
 }
-LINES = 56_503
+LINES = 56_644
 
 
 @pytest.mark.parametrize("count", COUNTS)
