@@ -275,7 +275,7 @@ class Recipe:
             newton = readout == "gauss-newton"
             eta = self.eta or (ETA if newton else 1.0)
             steps = _steps_until(LEFT, eta) if newton else GRADIENT_STEPS
-            usual = {"readout": readout, "eta": eta, "steps": steps, "dtype": "float64"}
+            usual: dict[str, Any] = {"readout": readout, "eta": eta, "steps": steps, "dtype": "float64"}
             usual["width"] = _wide_enough(rows)
         else:
             likelihood = "logistic" if classes == 2 else "cross_entropy"
