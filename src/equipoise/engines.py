@@ -94,11 +94,25 @@ def cores() -> int:
 # -- processes -----------------------------------------------------------------------------------------------
 
 
+def processes(*modules: str) -> Any:
+    """The context in which workers are started, and in which what they share must be made.
+
+    They are forks of a process that has imported torch and these modules and has done nothing else: a fork of
+    this one, which may have threads, could hang, and to import torch in each takes seconds and memory. Where
+    there are no forks, each imports by itself.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", *modules])
+    return context
+
+
 def _by_processes(
     work: Work, shared: Any, numbered: Iterator[tuple[int, Any]], workers: Workers
 ) -> Generator[tuple[int, Any]]:
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    begin = (work, shared, workers.threads)
+    begin = (work, shared, workers.threads, dict(os.environ))
+    context = processes(work.__module__)
     with ProcessPoolExecutor(workers.count, mp_context=context, initializer=_start, initargs=begin) as pool:
         pending: dict[Any, int] = {}
         try:
@@ -138,10 +152,11 @@ def _no_interrupt() -> Iterator[None]:
 _mine: tuple[Work, Any] | None = None  # of a worker: what it does, and what all share
 
 
-def _start(work: Work, shared: Any, threads: int) -> None:
+def _start(work: Work, shared: Any, threads: int, environment: dict[str, str]) -> None:
     global _mine
     import torch
 
+    os.environ.update(environment)  # of the parent now, not when its first worker was started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)

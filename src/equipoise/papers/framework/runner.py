@@ -9,7 +9,6 @@ by the first that asks; the other waits for it.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ from typing import Any
 
 from ...checks import integer
 from ...data import DataError
-from ...engines import Workers, cores, each
+from ...engines import Workers, cores, each, processes
 from ...files import write_atomically
 from .experiments import SCALES, Context, Experiment, Result, Settings, Silent, Watcher, experiment, select
 from .gallery import check_place, read_result, write_gallery, write_page
@@ -184,7 +183,7 @@ def _side_by_side(
         for _, result in each(_work, (settings, out.resolve(), None), keys, workers):
             yield result
         return
-    messages = multiprocessing.get_context("spawn").SimpleQueue()
+    messages = processes(_work.__module__).SimpleQueue()
     with _told(messages, watcher, len(chosen)):
         for _, result in each(_work, (settings, out, messages), keys, workers):
             yield result
