@@ -50,7 +50,7 @@ Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
 
 EVERY = 5  # steps or epochs from one checkpoint on disk to the next
-# at which anchored training is held to its promise, the end among them: one of 60,000 images took as long as five epochs
+# at which anchored training is held to its promise, the end among them; one of 60,000 images took five epochs
 CHECKPOINTS, OF_IMAGES = 4, 2
 GENTLE = 0.01  # a rate up to which weights stay near well-posed for a few steps, so that these need no bound
 WELLPOSED = 256  # rows that a certificate of the weights alone is shown with
