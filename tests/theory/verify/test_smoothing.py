@@ -88,3 +88,16 @@ def test_what_cannot_be_asked_is_refused(change, words):
 def test_a_model_in_training_is_refused():
     with pytest.raises(ValueError, match="eval"):
         smoothed_predictions(layer().train(), torch.zeros(1, 1), sigma=1.0, head=sides)
+
+
+def test_scores_of_one_output_name_no_class():
+    """The largest of one score is always the first, so that every row would be certified for class 0."""
+    model = eq.GaussianReLU(inputs=3, width=8).eval()
+    with pytest.raises(ValueError, match="two classes or more"):
+        smoothed_predictions(model, torch.randn(2, 3), sigma=0.1, draws=10, selection=5)
+
+
+def test_rows_are_needed():
+    model = eq.GaussianReLU(inputs=3, width=8, outputs=2).eval()
+    with pytest.raises(ValueError, match="at least one row"):
+        smoothed_predictions(model, torch.randn(0, 3), sigma=0.1)

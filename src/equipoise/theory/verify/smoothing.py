@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy.stats import beta, norm
+from scipy.special import betaincinv, ndtri
 from torch import Tensor
 
 from ...models.base import EquilibriumModel
@@ -41,7 +41,7 @@ class Smoothed:
 
 def least_probability(hits: int, draws: int, alpha: float) -> float:
     """The lower end of Clopper and Pearson: ≤ the probability of a hit, with probability ≥ 1 − α."""
-    return float(beta.ppf(alpha, hits, draws - hits + 1)) * (1 - _SLACK) if hits else 0.0
+    return float(betaincinv(hits, draws - hits + 1, alpha)) * (1 - _SLACK) if hits else 0.0
 
 
 @torch.no_grad()
@@ -80,6 +80,8 @@ def smoothed_predictions(
     for name, value in (("draws", draws), ("selection", selection)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be an integer ≥ 1. Got {value!r} instead.")
+    if not len(X):
+        raise ValueError("X must hold at least one row. Got none.")
     generator = torch.Generator().manual_seed(seed)
     found: list[tuple[int, float, float, int]] = []
     double = torch.float64
@@ -93,7 +95,7 @@ def smoothed_predictions(
         top = int(known.bincount().argmax())
         counted = _votes(*noisy, draws)
         p = least_probability(int((counted == top).sum()), draws, alpha)
-        radius = sigma * float(norm.ppf(p)) if p > 0.5 else 0.0
+        radius = sigma * float(ndtri(p)) if p > 0.5 else 0.0
         found.append((top if p > 0.5 else -1, radius, p, int((counted < 0).sum())))
     classes, radii, probabilities, failed = zip(*found, strict=True)
     return Smoothed(
@@ -129,6 +131,11 @@ def _votes(answer: Answer, x: Tensor, sigma: float, generator: torch.Generator, 
         size = (min(_BATCH, draws - begin), *x.shape)
         noise = torch.randn(size, dtype=x.dtype, generator=generator).to(x.device)
         scores, solved = answer(x + sigma * noise)
+        if scores.ndim != 2 or scores.shape[1] < 2:
+            raise ValueError(
+                "scores must be (copies, classes) with two classes or more: the largest names the class. "
+                f"Got {tuple(scores.shape)} instead. Give head=, a function from equilibria to such scores."
+            )
         good = solved & torch.isfinite(scores).all(dim=1)
         votes.append(torch.where(good, scores.argmax(dim=1), -1).cpu())
     return torch.cat(votes)
