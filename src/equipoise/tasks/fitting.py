@@ -28,7 +28,9 @@ from ..recipe import BATCHES, Kind, Recipe, of_panel
 from ..solve import Stop
 from ..solve.driver import Precision
 from ..theory import Certificate
+from ..theory.anchored import TIGHT
 from ..theory.certify import certify
+from ..theory.register import facts
 from ..theory.shards import ranks
 from ..train.callbacks import Callback
 from ..train.checkpoint import Checkpoints
@@ -50,8 +52,9 @@ Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
 
 EVERY = 5  # steps or epochs from one checkpoint on disk to the next
-# at which anchored training is held to its promise, the end among them; one of 60,000 images took five epochs
+# At which anchored training is held to its promise, the end among them. One of images takes about an epoch.
 CHECKPOINTS, OF_IMAGES = 4, 2
+_BESIDE = 2  # sweeps over all rows beside those: the anchor of the start, and the tight end
 GENTLE = 0.01  # a rate up to which weights stay near well-posed for a few steps, so that these need no bound
 WELLPOSED = 256  # rows that a certificate of the weights alone is shown with
 
@@ -337,14 +340,20 @@ def _trainer(
         start_at_best=False,
         loose=True,
         enough=recipe.enough or 0.0,
-        check_every=None
-        if certificate is None
-        else -(-recipe.epochs // (OF_IMAGES if recipe.built.images else CHECKPOINTS)),
+        check_every=None if certificate is None else -(-recipe.epochs // _checkpoints(recipe)),
     )
 
 
+def _checkpoints(recipe: Recipe) -> int:
+    """How often anchored training is held to its promise."""
+    return OF_IMAGES if recipe.built.images else CHECKPOINTS
+
+
 def estimated(model: EquilibriumModel, recipe: Recipe, A: Tensor, B: Tensor) -> Forecast:
-    """What the training of a model will take, from a few steps of a copy of it on its first rows."""
+    """What the training of a model will take, from a few steps of a copy of it on its first rows.
+
+    What certified training adds is told from a block of features as its checkpoints enclose them.
+    """
     assert recipe.batch_size is not None
     assert recipe.epochs is not None
     size, copied = recipe.batch_size, deepcopy(model)
@@ -353,7 +362,12 @@ def estimated(model: EquilibriumModel, recipe: Recipe, A: Tensor, B: Tensor) -> 
     began = time.perf_counter()
     _trainer(copied, few, None).fit(A[: 4 * size], B[: 4 * size])
     step = (time.perf_counter() - began) / max(1, -(-min(len(A), 4 * size) // size))
-    seconds = step * -(-len(A) // size) * recipe.epochs * (1.3 if recipe.certified else 1.0)
+    seconds = step * -(-len(A) // size) * recipe.epochs
+    if recipe.certified and (reads := facts(model).reads()).unique:
+        began = time.perf_counter()
+        reads.block(A[:size], TIGHT)
+        sweep = (time.perf_counter() - began) * len(A) / min(len(A), size)
+        seconds += sweep * (_checkpoints(recipe) + _BESIDE)
     return Forecast(seconds, memory_needed(recipe, len(A), A[0].numel()))
 
 

@@ -34,12 +34,12 @@ from ..models.proximal import ConvOptEq
 from ..models.proximal.conv_opteq import ConvLayer
 from ..models.proximal.pieces import pace
 from ..models.proximal.properties import Proximal
-from ..solve import Stop
+from ..solve import Solution, Stop
 from .claim import Claim
 from .common import not_finite
 from .conv_wellposed import images_wellposed
 from .lipschitz import Part
-from .read_features import LinearReadout, ReadFeatures, normalised
+from .read_features import FeatureBlock, LinearReadout, ReadFeatures, normalised
 from .register import has_own_facts, is_about
 
 EPSILON = 1e-5  # ε of F.layer_norm
@@ -268,6 +268,20 @@ class PooledReads(ReadFeatures):
                 f"whose features are those of pixels: task='classification' has one."
             )
         self.head = ConvHead(exact)
+
+    def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
+        """In float32 first, where convolutions take a fraction of the time, then in float64."""
+        return self.exact.solve(X, stop=stop, start=start, precision="mixed")
+
+    def block(self, X: Tensor, rtol: float, start: Tensor | None = None) -> FeatureBlock:
+        """In parts, as the features of many images at once do not fit into caches."""
+        cuts = [slice(i, i + _AT_ONCE) for i in range(0, len(X), _AT_ONCE)]
+        parts = [
+            ReadFeatures.block(self, X[cut], rtol, None if start is None else start[cut]) for cut in cuts
+        ]
+        error = sum((Interval(part.error) ** 2 for part in parts), Interval(0.0)).sqrt().hi
+        Phi, Z = torch.cat([part.Phi for part in parts]), torch.cat([part.state for part in parts])
+        return FeatureBlock(Phi, error, Z, sum(part.work for part in parts))
 
     def read(self, Z: Tensor, error: float) -> tuple[Tensor, float]:
         """The means with their rounding, then normalised rows."""
