@@ -52,7 +52,7 @@ Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
 
 EVERY = 5  # steps or epochs from one checkpoint on disk to the next
-# At which anchored training is held to its promise, the end among them. One of images takes about an epoch.
+# At which anchored training is held to its promise, the end among them. One of images takes an epoch or two.
 CHECKPOINTS, OF_IMAGES = 4, 2
 _BESIDE = 2  # sweeps over all rows beside those: the anchor of the start, and the tight end
 GENTLE = 0.01  # a rate up to which weights stay near well-posed for a few steps, so that these need no bound
