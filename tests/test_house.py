@@ -107,10 +107,10 @@ CEILINGS = {
     "functions of more than 60 lines": 0,
     "private names imported": 0,
     "class names with two meanings": 0,
-    "files that name GaussianReLU": 5,
+    "files that name GaussianReLU": 4,
     "public functions without a docstring": 0,
 }
-LINES = 56_696
+LINES = 56_692
 
 
 @pytest.mark.parametrize("count", COUNTS)
