@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import betabinom
+from scipy.stats import betabinom, binom
+from sklearn import datasets
 
 import equipoise as eq
 from equipoise.tasks import Recipe, fit, load, save
@@ -206,3 +207,38 @@ class _Anything:
 
     def check(self, *_):
         pass
+
+
+_SPLIT = {
+    "digits": (eq.EquilibriumClassifier, lambda: datasets.load_digits(return_X_y=True)),
+    "cancer": (eq.EquilibriumClassifier, lambda: datasets.load_breast_cancer(return_X_y=True)),
+    "diabetes": (eq.EquilibriumRegressor, lambda: datasets.load_diabetes(return_X_y=True)),
+    "friedman1": (eq.EquilibriumRegressor, lambda: datasets.make_friedman1(1000, noise=1.0, random_state=0)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _SPLIT)
+def test_two_hundred_splits_cover_as_often_as_promised(name):
+    """One new row of each split is covered with probability ≥ .9: the count is binomial."""
+    kind, data = _SPLIT[name]
+    X, y = data()
+    hits, shares = 0, []
+    for seed in range(200):
+        order = np.random.default_rng(seed).permutation(len(y))
+        rows, new = order[:200], order[200:400]
+        model = kind(width=16, steps=2, random_state=seed).fit(X[rows], y[rows], coverage=0.9)
+        if kind is eq.EquilibriumClassifier:
+            known = {label: i for i, label in enumerate(model.classes_)}
+            inside = model.predict_set(X[new])[np.arange(200), [known[label] for label in y[new]]]
+        else:
+            ends = model.predict_interval(X[new])
+            inside = (ends[:, 0] <= y[new]) & (y[new] <= ends[:, 1])
+        hits += bool(inside[0])
+        shares.append(float(inside.mean()))
+    print(f"{name}: {hits} of 200 new rows covered, {np.mean(shares):.4f} of all that were held out")
+    n = len(model.conformal_.scores)
+    most = math.ceil((n + 1) * 0.9) / (n + 1)  # what is covered where no scores are equal
+    assert binom.cdf(hits, 200, 0.9) > 1e-3
+    if kind is eq.EquilibriumRegressor:
+        assert binom.sf(hits - 1, 200, most) > 1e-3

@@ -303,7 +303,8 @@ def fingerprint(model: nn.Module, X: Input | None = None, y: Tensor | None = Non
     which may be any function, the features of X are taken as well.
     """
     weights = hashlib.sha256(type(model).__name__.encode())
-    settings = model.config() if isinstance(model, Saved) else repr(model)
+    known = isinstance(model, Saved) and not getattr(model, "any_cell", False)
+    settings = model.config() if known else repr(model)  # type: ignore[operator]
     weights.update(json.dumps(settings, sort_keys=True).encode())
     for name, value in sorted(model.state_dict().items()):
         _update(weights, name, value)

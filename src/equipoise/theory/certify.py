@@ -89,7 +89,7 @@ def certify(
 
     Args:
         model: one of the affine families; for "wellposed" and "anchored" also OptEq, ConvOptEq, ConvMonotone
-            and the like.
+            and the like; for "wellposed" also an Equilibrium of a cell made of known parts.
         X, y: the data that the theorem is about, (N, d) and like the output of the network. For "anchored" X
             may be an array that is mapped from a file, or a Dataset of pairs (x, y) without y; it is read in
             blocks.

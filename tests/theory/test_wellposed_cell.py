@@ -1,0 +1,223 @@
+"""Cells of a user's own: their parts prove that they contract, or nothing is proved."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import equipoise as eq
+from equipoise.theory.families import cell as cells
+
+F64 = torch.float64
+M, D = 5, 3
+
+
+def rows(n=3, *shape, seed=0):
+    return torch.randn(n, *(shape or (D,)), dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+class Parts(nn.Module):
+    """W (M, M) of a norm that is given, U (M, D), and what a test makes of them."""
+
+    def __init__(self, make=None, norm=0.5, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.W, self.U, self.make = nn.Linear(M, M, dtype=F64), nn.Linear(D, M, dtype=F64), make
+        self.more = nn.Linear(M, M, dtype=F64)
+        self.norm = nn.LayerNorm(M, dtype=F64)
+        self.batch = nn.BatchNorm1d(M, dtype=F64).eval()
+        self.fixed = nn.Parameter(torch.full((M,), 0.75, dtype=F64))
+        with torch.no_grad():
+            for layer in (self.W, self.more):
+                layer.weight.mul_(norm / torch.linalg.matrix_norm(layer.weight, 2))
+
+    def forward(self, z, x):
+        return self.make(self, z, x)
+
+
+def certified(make, X=None, **how):
+    layer = eq.Equilibrium(Parts(make, **how), state=(M,))
+    return layer, eq.certify(layer, rows() if X is None else X)
+
+
+# Each with a norm of W of .5, and the constant that its parts give.
+PROVED = {
+    "tanh": (lambda c, z, x: torch.tanh(c.W(z) + c.U(x)), 0.5),
+    "method": (lambda c, z, x: (c.W(z) - c.U(x)).relu(), 0.5),
+    "sum": (lambda c, z, x: 0.25 * z + torch.sigmoid(c.W(z)) + c.U(x), 0.375),
+    "negative": (lambda c, z, x: -c.W(z) / 2 + c.U(x), 0.25),
+    "two layers": (lambda c, z, x: c.more(F.silu(c.W(z))) + c.U(x), 0.275),
+    "fixed tensor": (lambda c, z, x: c.fixed * c.W(z) + c.U(x) + c.fixed, 0.375),
+    "matrix": (lambda c, z, x: torch.relu(z @ c.W.weight.T + c.U(x)), 0.5),
+    "functional": (lambda c, z, x: F.gelu(F.linear(z, c.W.weight, c.W.bias)) + c.U(x), 0.57),
+    "norm of the input": (lambda c, z, x: torch.tanh(c.W(z) + c.norm(c.U(x))), 0.5),
+    "no state": (lambda c, z, x: c.U(x), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_the_constant_is_that_of_the_parts_and_no_jacobian_exceeds_it(name):
+    make, q = PROVED[name]
+    layer, found = certified(make)
+    assert found.proved
+    assert found.constants["rate"] == pytest.approx(q, rel=1e-9, abs=1e-12)
+    assert found.constants["rate"] >= q * (1 - 1e-15)
+    assert found.constants["R"] == pytest.approx(1 / (1 - q), rel=1e-9)
+    bound = found.constants.get("lipschitz", math.inf)
+    assert (bound == math.inf) == (name == "norm of the input")
+    for seed in range(5):
+        z, x = rows(1, M, seed=seed), rows(1, seed=seed + 100)
+        J = torch.autograd.functional.jacobian(lambda z, x=x: layer.cell(z, x), z).reshape(M, M)
+        assert torch.linalg.matrix_norm(J, 2) <= found.constants["rate"] * (1 + 1e-12)
+        at = torch.autograd.functional.jacobian(layer, x).reshape(M, D)
+        assert torch.linalg.matrix_norm(at, 2) <= bound * (1 + 1e-6)
+
+
+OPEN = {
+    "norm in the loop": (lambda c, z, x: c.norm(c.W(z) + c.U(x)), "norm (LayerNorm)"),
+    "mean of the batch": (lambda c, z, x: 0.1 * z.mean(0) + c.U(x), "mean"),
+    "product": (lambda c, z, x: torch.tanh(c.W(z)) * torch.sigmoid(c.U(x)), "mul"),
+    "spread": (lambda c, z, x: c.W(z)[:, :1] * 0.5 + c.U(x), "getitem"),
+    "in place": (lambda c, z, x: F.relu(c.W(z), inplace=True) + c.U(x), "relu"),
+    "keyword": (lambda c, z, x: torch.add(c.U(x), c.W(z), alpha=3), "add"),
+    "random": (lambda c, z, x: 0.5 * z + torch.rand(1, dtype=F64) + c.U(x), "another answer"),
+    "weight as computed": (lambda c, z, x: z @ (c.W.weight - c.W.weight.T) + c.U(x), "sub"),
+    "branch": (lambda c, z, x: c.U(x) if z.sum() > 0 else 0.5 * z, "cannot be recorded"),
+    "another shape": (lambda c, z, x: x, "shaped like the state"),
+    "divided by the state": (lambda c, z, x: 1 / (z + 3) + c.U(x), "truediv"),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_of_what_is_not_known_nothing_is_proved(name):
+    make, named = OPEN[name]
+    _, found = certified(make)
+    assert found.verdict == "inconclusive"
+    assert named in found.explain().replace("\n", " ")
+    assert "tlparse" not in found.explain()
+
+
+def test_sizes_that_spread_and_weights_that_are_large_prove_nothing():
+    spread = lambda c, z, x: 0.9 * z + c.U(x)
+    layer = eq.Equilibrium(Parts(spread), state=(1,))  # (N, 1) + (N, M)
+    assert eq.certify(layer, rows()).verdict == "inconclusive"
+    _, large = certified(PROVED["tanh"][0], norm=1.0)
+    assert large.verdict == "inconclusive"
+    assert "smaller weights" in large.explain()
+
+
+def test_batch_norms_are_not_known():
+    _, found = certified(lambda c, z, x: torch.tanh(c.W(z)) + c.batch(c.U(x)))
+    assert found.verdict == "inconclusive"
+
+
+def test_what_changes_the_cell_is_refused():
+    layer, found = certified(PROVED["tanh"][0])
+    assert found.proved
+    layer.cell.W.register_forward_hook(lambda module, given, out: 10 * out)
+    assert eq.certify(layer, rows()).verdict == "hypotheses_fail"
+
+    class Louder(nn.Linear):
+        def forward(self, x):
+            return 10 * super().forward(x)
+
+    layer, _ = certified(PROVED["tanh"][0])
+    layer.cell.W = Louder(M, M, dtype=F64)
+    assert not eq.certify(layer, rows()).proved
+    layer, _ = certified(PROVED["tanh"][0])
+    with torch.no_grad():
+        layer.cell.W.weight[0, 0] = math.nan
+    assert eq.certify(layer, rows()).verdict == "hypotheses_fail"
+
+    class Doubled(eq.Equilibrium):
+        def equilibrium(self, x, **how):
+            return 2 * super().equilibrium(x, **how)
+
+    assert not eq.certify(Doubled(Parts(PROVED["tanh"][0]), state=(M,)), rows()).proved
+    assert not eq.certify(eq.Equilibrium(lambda z, x: 0.5 * z + x), rows()).proved
+    assert not eq.certify(
+        eq.Equilibrium(Parts(lambda c, z, x: (c.W(z[0]), z[1])), state=[(M,), (M,)]), rows()
+    ).proved
+
+
+def test_a_cell_that_answers_otherwise_than_it_was_recorded_is_told():
+    calls = []
+
+    def moody(c, z, x):
+        calls.append(1)
+        return (0.5 if len(calls) == 1 else 5.0) * z + c.U(x)
+
+    _, found = certified(moody)
+    assert not found.proved
+    assert "than the operations that were recorded" in found.explain().replace("\n", " ")
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=25)
+def test_convolutions_of_any_stride_of_input_move_the_state_no_further(seed):
+    draw = torch.Generator().manual_seed(seed)
+    k, n = (int(torch.randint(1, 4, (), generator=draw)) for _ in range(2))
+    side = 3 + int(torch.randint(0, 3, (), generator=draw))
+    groups = n if seed % 2 else 1
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.W = nn.Conv2d(n, n, 2 * k - 1, padding=k - 1, groups=groups, dtype=F64)
+            self.a = nn.LeakyReLU(0.1)
+
+        def forward(self, z, x):
+            return self.a(self.W(z) + x)
+
+    layer = eq.Equilibrium(Cell())
+    X = torch.randn(2, n, side, side, dtype=F64, generator=draw)
+    found = eq.certify(layer, X)
+    q = found.claims[0].left.hi
+    J = torch.autograd.functional.jacobian(lambda z: layer.cell(z, X[:1]), X[1:]).reshape(X[0].numel(), -1)
+    assert torch.linalg.matrix_norm(J, 2) <= q * (1 + 1e-12)
+    assert found.proved == (q < 1)
+
+
+def test_slopes_are_at_least_those_of_the_functions():
+    x = torch.linspace(-12, 12, 200_001, dtype=F64).requires_grad_()
+    for kind, bound in cells._SLOPES.items():
+        (slope,) = torch.autograd.grad(kind()(x).sum(), x)
+        assert float(slope.abs().max()) <= bound, kind
+        assert float(slope.abs().max()) >= 0.98 * bound, kind
+    for function, bound in cells._FUNCTIONS.items():
+        value = getattr(x, function)() if isinstance(function, str) else function(x)
+        (slope,) = torch.autograd.grad(value.sum(), x)
+        assert float(slope.abs().max()) <= bound, function
+    for kind, bound in ((nn.LeakyReLU(3.0), 3.0), (nn.ELU(2.0), 2.0), (nn.GELU("tanh"), 1.14)):
+        (slope,) = torch.autograd.grad(kind(x).sum(), x)
+        assert float(slope.abs().max()) <= bound
+
+
+def test_a_certificate_of_a_cell_is_saved_and_verified(tmp_path):
+    layer, found = certified(PROVED["tanh"][0])
+    found.save(tmp_path / "certificate.json")
+    again = eq.Certificate.load(tmp_path / "certificate.json")
+    assert again.verify(layer, rows()).proved
+    with torch.no_grad():
+        layer.cell.W.weight.mul_(1.5)
+    with pytest.raises(ValueError, match="weights"):
+        again.verify(layer, rows())
+
+
+def test_the_lipschitz_constant_is_found_in_the_certificate():
+    layer, found = certified(PROVED["tanh"][0])
+    with pytest.raises(TypeError, match="constants\\['lipschitz'\\]"):
+        eq.lipschitz_bound(layer)
+    assert found.constants["lipschitz"] >= torch.linalg.matrix_norm(layer.cell.U.weight, 2)
+
+
+def test_the_rigorous_tier_knows_no_cell():
+    layer, _ = certified(PROVED["tanh"][0])
+    with pytest.raises(ValueError, match="knows no cell"):
+        eq.certify(layer, rows(), tier="rigorous")
