@@ -202,7 +202,7 @@ class Gram:
 
 
 def extreme_eigenvalues(G: Tensor) -> tuple[float, float]:
-    """What LAPACK says of λ_min(G) and λ_max(G): no bounds, but good guesses of them."""
+    """λ_min(G) and λ_max(G) as LAPACK computes them: good guesses, but no bounds."""
     try:
         values = torch.linalg.eigvalsh(G)  # (..., p)
     except FactorisationError:
