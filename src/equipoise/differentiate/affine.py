@@ -90,7 +90,7 @@ class AffineEquation(Equation):
         return self.activation(torch.addmm(u, z, weight.T))
 
     def name(self, index: int) -> str:
-        """Which tensor this is, in words."""
+        """What the user calls tensor `index`."""
         return ("the injection u", "the weight W")[index]
 
     @cached_property

@@ -30,7 +30,7 @@ def has_formula(model: Any) -> bool:
 
 @dataclass(frozen=True)
 class Adjoints:
-    """What the blocks are made of, for N samples and k outputs."""
+    """The quantities from which the blocks are computed, for N samples and k outputs."""
 
     model: OptEq
     X: Tensor  # (N, d)
