@@ -76,7 +76,7 @@ def test_norm_and_radius_of_a_map_that_is_not_normal_differ():
     d = diagnose(Equilibrium(Linear(weight)), inputs(3, 2), samples=0)
     assert d.spectral_radius_estimate == pytest.approx(0.5, rel=1e-6)
     assert d.jacobian_norm_estimate == pytest.approx(float(torch.linalg.matrix_norm(weight, ord=2)), rel=1e-6)
-    assert said(d, "does not assure that each sample has one equilibrium only")
+    assert said(d, "no contraction ensures that each sample has only one equilibrium")
 
 
 def test_picard_on_a_map_that_flips_is_told_to_change_solver():

@@ -57,7 +57,7 @@ def _projection(mask: Tensor) -> Activation:
 
 
 def transposed(cache: dict[Any, Any]) -> dict[Any, Any]:
-    """What was derived from W, turned into the same for Wᵀ: numbers are shared, matrices are transposed."""
+    """What was derived from W, turned into the same for Wᵀ: numbers stay, matrices are transposed."""
     square = {k: v.T for k, v in cache.items() if isinstance(v, Tensor) and v.ndim == 2}
     return square | {k: v for k, v in cache.items() if isinstance(v, float)}
 
@@ -90,7 +90,7 @@ class AffineEquation(Equation):
         return self.activation(torch.addmm(u, z, weight.T))
 
     def name(self, index: int) -> str:
-        """Which tensor this is, in words."""
+        """What the user calls tensor `index`."""
         return ("the injection u", "the weight W")[index]
 
     @cached_property
@@ -155,8 +155,8 @@ class Task:
 
     equation: AffineEquation
     record: Record
-    known: tuple[Tensor, Tensor] | None = None  # Z and D, where they were found before
-    cache: dict[Any, Any] = field(default_factory=dict)  # derived of W by the forward solve
+    known: tuple[Tensor, Tensor] | None = None  # Z and D, if they were found before
+    cache: dict[Any, Any] = field(default_factory=dict)  # what the forward solve derived from W
 
     def forward(self, weight: Tensor, u: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
         """Z and D."""
@@ -308,7 +308,7 @@ class _Resolvent(torch.autograd.Function):
 
 
 def alone(task: Task) -> Task:
-    """The same task on a W of its own: nothing derived of another W is shared."""
+    """The same task on a W of its own: nothing derived from another W is shared."""
     return replace(task, cache={})
 
 

@@ -15,7 +15,7 @@ from .equation import Equation
 
 
 def closed_over(cell: Any, which: Callable[[Tensor], bool]) -> list[str]:
-    """The names of such tensors, and of modules with such parameters, that the cell does not register."""
+    """The names of tensors that meet `which`, and of modules with such parameters, outside the cell's own."""
 
     def tracked(value: Any) -> bool:
         if isinstance(value, nn.Module):
@@ -26,7 +26,7 @@ def closed_over(cell: Any, which: Callable[[Tensor], bool]) -> list[str]:
 
 
 def _held(cell: Any) -> Iterator[tuple[str, Any]]:
-    """What a cell reads besides its arguments: closure, globals, bound arguments, plain attributes."""
+    """What a cell may read besides its arguments: closure, globals, bound arguments, plain attributes."""
     if isinstance(cell, functools.partial):
         yield from ((f"argument {i}", value) for i, value in enumerate(cell.args))
         yield from cell.keywords.items()

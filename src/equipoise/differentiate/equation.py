@@ -17,7 +17,7 @@ from ..solve.problem import Layout
 from .method import Method
 from .ties import settle
 
-_NEAR = 1000.0  # the error of an equilibrium in multiples of its residual, of a map that contracts by 0.999
+_NEAR = 1000.0  # how many times its residual an equilibrium may be off, if the map contracts by 0.999
 
 
 class Equation(ABC):
@@ -65,10 +65,10 @@ class Equation(ABC):
 
     @torch.no_grad()
     def _settled(self, start: Tensor, found: Solution, tensors: Sequence[Tensor]) -> Solution:
-        """What was found, with exactly those entries set to 0 that are 0 at the equilibrium.
+        """The solution, with exactly those entries set to 0 that are 0 at the equilibrium.
 
-        An entry that starts at 0 and belongs there never leaves it, and there is no such entry unless some
-        tensor holds a zero.
+        An entry that starts at 0 and is 0 at the equilibrium stays 0 in the solve. Nothing is done if no
+        tensor holds a zero, since a pre-activation that is exactly 0 comes from one.
         """
         z = found.value
         assert isinstance(z, Tensor)

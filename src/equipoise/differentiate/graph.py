@@ -51,7 +51,7 @@ class Graph:
         return torch.autograd.grad(self.fz, inputs, u, retain_graph=True, materialize_grads=True)
 
     def foreign(self) -> bool:
-        """Whether f reads a tensor of autograd that it was not given."""
+        """Whether f reads a tensor that requires a gradient and was not given to it."""
         mine = {id(t) for t in (self.z, *self.tensors)}
         leaves = (getattr(node, "variable", None) for node in nodes_of(self.fz))
         return any(leaf is not None and id(leaf) not in mine for leaf in leaves)
@@ -70,7 +70,7 @@ def nodes_of(t: Tensor) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Pullback(RowMap):
-    """u ↦ (∂f/∂z)ᵀ u at an equilibrium. For some of its rows alone, f is recorded at these once more."""
+    """u ↦ (∂f/∂z)ᵀ u at an equilibrium. To restrict it to some rows, f is recorded again at these."""
 
     equation: Equation
     graph: Graph
@@ -81,7 +81,7 @@ class Pullback(RowMap):
     def of(
         cls, equation: Equation, graph: Graph, z: Tensor, tensors: Sequence[Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """The products; only for the whole batch if f was recorded in another arithmetic."""
+        """The products; if f was recorded in another arithmetic, they cannot be restricted to some rows."""
         known = graph.dtype == compute_dtype(z)
         return cls(equation, graph, z, tuple(t.detach() for t in tensors)) if known else graph.pull
 
@@ -97,12 +97,12 @@ class Pullback(RowMap):
 
 
 def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, ...]:
-    """The tensors cut off from the program around, those wanted with a gradient of their own."""
+    """The tensors, detached from the surrounding graph; the wanted ones require a gradient."""
     return tuple(t.detach().requires_grad_(yes) for t, yes in zip(tensors, wanted, strict=True))
 
 
 def refuse_unsteady(equation: Equation, z: Tensor, graph: Graph, solution: Solution | None) -> None:
-    """Refuse a cell that gives another answer each time, since it has no equilibrium."""
+    """Refuse a cell that gives a different answer each time, since it has no equilibrium."""
     if equation.method.on_failure.policy in ("warn", "accept"):
         return  # z need not be an equilibrium
     fz = graph.fz.detach()

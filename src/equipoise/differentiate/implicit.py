@@ -85,7 +85,7 @@ class Implicit(SolvedGradient):
             graph = Graph.of(equation, z, leaves(tensors, [t.requires_grad for t in tensors]))
             refuse_unsteady(equation, z, graph, record.forward)
         if graph.foreign():
-            graph = Graph.of(equation, z, tensors)  # goes on beyond the tensors, into the program around
+            graph = Graph.of(equation, z, tensors)  # connected to the graph of the surrounding program
             return _ClosedOver.apply(_Task(self, equation, record, graph), z, graph.fz)
         if not needs_gradient(tensors):
             return z
@@ -192,7 +192,7 @@ def _split(rest: Sequence[Any]) -> tuple[tuple[Tensor, ...], Graph | None]:
 def _eager_pullback(
     ctx: Any, g: Tensor, z: Tensor, tensors: Sequence[Tensor], wanted: Sequence[int]
 ) -> Sequence[Tensor]:
-    """θ̄ of the wanted tensors over the recorded graph."""
+    """θ̄ of the wanted tensors, from the recorded graph."""
     equation, graph, how = ctx.equation, ctx.graph, ctx.how
     solution, found = solve_linear_once(
         Pullback.of(equation, graph, z, tensors),

@@ -20,7 +20,7 @@ from ..solve.solution import SHARE, Counts, Status
 
 @dataclass(frozen=True)
 class GMRES:
-    """‖b − (I − J) u‖ minimal over a Krylov space of at most `restart` dimensions, then again from there.
+    """‖b − (I − J) u‖ minimal over a Krylov space of at most `restart` dimensions, restarted from there.
 
     It needs no contraction and solves every system that is not too ill-conditioned. It stores `restart`
     vectors.
@@ -36,7 +36,7 @@ class GMRES:
 LinearSolver = GMRES | Solver | Sequence[GMRES | Solver]
 Extra = TypeVar("Extra")
 
-# Before GMRES, another solver has this many steps: where they do not do, u ↦ b + J u hardly contracts.
+# A solver before GMRES gets this many steps: if they do not suffice, u ↦ b + J u hardly contracts.
 _STEPS_BEFORE = 60
 _PATIENCE_BEFORE = 15
 
@@ -87,7 +87,7 @@ def solve_linear_once(
     stop: Stop,
     dtype: torch.dtype | None = None,
 ) -> tuple[Solution, Extra]:
-    """`solve_linear`, where `last` returns J u and something more; its product also verifies u."""
+    """`solve_linear` with a final product by `last`, which verifies u and returns J u and something more."""
     with torch.no_grad():
         rows = _Rows.of(b, product, dtype or b.dtype)
         stop = stop.resolve(rows.dtype)
@@ -179,10 +179,10 @@ class _Rows(RowMap):
     worth = 0.3  # dropping rows takes an evaluation of f, to record it without them
     b: Tensor  # (n, D)
     of_b: Callable[[Tensor], Tensor]  # u ↦ J u
-    dtype: torch.dtype  # of its arithmetic
-    unit: Tensor  # (n, D) b, every row of size 1
-    size: Tensor  # (n,)
-    share: Tensor  # (n, 1) of the largest size, 1 where that is too small
+    dtype: torch.dtype  # of the arithmetic in `of_b`
+    unit: Tensor  # (n, D) b with every row divided by its size
+    size: Tensor  # (n,) largest |entry| of each row of b
+    share: Tensor  # (n, 1) size over the largest size, or 1 where that would be too small
     largest: Tensor
 
     @classmethod
@@ -213,7 +213,7 @@ class _Rows(RowMap):
         return replace(self, b=b, of_b=self.of_b.take(rows), unit=unit, size=size, share=share)
 
     def restored(self, found: Solution) -> Solution:
-        """What was found of rows of size 1, in their own sizes."""
+        """The solution for rows of size 1, scaled back to their own sizes."""
         assert isinstance(found.value, Tensor)
         value, status = found.value * self.size[:, None], found.status
         if bool((self.size < self.share[:, 0] * self.largest * 0.5).any()):
@@ -252,8 +252,8 @@ def _solve_by_gmres(rows: _Rows, solver: GMRES, stop: Stop, start: Tensor | None
         steps, scale = steps + found.steps, row_norms(found.value)
     status = _gmres_status(found, steps, scale, stop, floor)
     failed = status != Status.converged
-    if bool(failed.any()) and not bool(failed.all()):  # may be left out, unless others depend on them
-        off = row_norms(b - operator(torch.where(failed[:, None], 1.0, found.value)))  # elsewhere in them
+    if bool(failed.any()) and not bool(failed.all()):  # failed rows may be left out if no other needs them
+        off = row_norms(b - operator(torch.where(failed[:, None], 1.0, found.value)))  # so replace them by 1
         rounding = Stop.reach(b.dtype) * (row_norms(b) + scale)
         status[~failed & ~(off <= stop.tolerance(scale, floor) + rounding)] = int(Status.coupled)
     return Solution(found.value, status, found.residual, scale, steps, counts, stop, "GMRES", floor=floor)

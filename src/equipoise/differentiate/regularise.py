@@ -113,7 +113,7 @@ def _pull(z: Tensor, fz: Tensor, u: Tensor, record: bool = False) -> Tensor:
     (image,) = torch.autograd.grad(
         fz, z, u, create_graph=record and torch.is_grad_enabled(), retain_graph=True, materialize_grads=True
     )
-    if any(node.name().endswith(_UNKNOWN) for node in nodes_of(image)):  # else told in backward only
+    if any(node.name().endswith(_UNKNOWN) for node in nodes_of(image)):  # torch would tell in backward only
         raise RuntimeError(
             "a penalty on ∂f/∂z needs a cell that can be differentiated twice. Got one with an operation "
             "that torch differentiates only once, such as a fused kernel of attention: write it as plain "

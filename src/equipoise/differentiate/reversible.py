@@ -85,7 +85,7 @@ class _ReversibleSteps:
         return y, z
 
     def seen(self, z: Tensor, tensors: Sequence[Tensor]) -> Solution:
-        """What is true of z_K."""
+        """The Solution of z_K: its true residual, its status, and what it cost."""
         batched = self.equation.batched
         args, shared = tensors[:batched], tensors[batched:]
         found = verify(self.equation, z, args, shared, stop=self.equation.method.stop)

@@ -1,8 +1,8 @@
 """Which entries of an equilibrium are exactly 0, and which are merely small: only the former take relu'(0).
 
 An iterate does not tell. An entry that is 0 at the equilibrium may decay towards 0 without reaching it, and
-an entry that is not may still be exactly 0, at the end of a chain of units that the solve has not yet
-reached. The gradient would follow either at the kink.
+an entry that is not 0 there may still be exactly 0 in the iterate, at the end of a chain of units that the
+solve has not yet reached. In both cases the gradient would take the wrong slope.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _STILL = 1e-3  # the relative change below which an entry has come to rest: its 
 
 
 def settle(f: Callable[..., Tensor], z: Tensor, near: Tensor, by_rows: bool = False) -> Tensor:
-    """z, with the entries that `near` marks where f puts them, from 0 and with the others as they are.
+    """z, with exact zeros among the entries marked by `near` and all others as they are.
 
     `near` marks entries that are 0 within the error of z. All of them are set to 0. Those that f then moves
     away from 0 are not 0 and get back their value in z, if it is not 0. This is repeated until f agrees. An
     entry that is 0 at the equilibrium stays exactly 0, and since the equilibrium is unique, no other does. A
-    row of which no agreement is reached is left as it is.
+    row on which no agreement is reached is left as it is.
 
     `by_rows`: z is (N, m) and `f(now, rows)` is f on some of its rows. Those that agree leave the next round.
     """

@@ -48,8 +48,8 @@ class Unrolled(Gradient):
 class UnrolledSAM(Gradient):
     """z^K with z^k = β_k S_λk(z^{k−1}) + (1 − β_k) T(z^{k−1}): SAM, its K steps recorded    [xie2021, (11)].
 
-    z^K is the state of the network by definition. It is some K^{−ρ} away from a fixed point of T; this is
-    recorded in `last.forward` and is not a failure. A state that is not finite is one.
+    z^K is the state of the network by definition. It is about K^{−ρ} away from a fixed point of T; this is
+    recorded in `last.forward` and is not a failure. Only a state that is not finite is one.
     """
 
     steps: int
@@ -78,7 +78,7 @@ def judged_steps(
         kept = equation.method.on_failure.judge(solution, f"{steps} {name.lower()} steps")
     except EquilibriumError as error:
         raise EquilibriumError(
-            f"{error}\nThe steps are those of {name}({steps}): take more of them, or z_K as it is, with "
+            f"{error}\nThe steps are those of {name}({steps}): take more of them, or accept z_K as it is by "
             f"on_failure='accept'.",
             solution,
         ) from None

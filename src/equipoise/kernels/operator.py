@@ -1,8 +1,7 @@
-"""H v = J (Jᵀ v): the tangent kernel as an operator, for as many rows as fit into memory without H.
+"""H v = J (Jᵀ v): the tangent kernel as an operator, for data sets whose matrix H does not fit into memory.
 
-A product costs two passes over the rows, O(N P) operations for P parameters, where the kernel itself would be
-N² numbers.
-What is found by products alone are estimates: Ritz values lie inside of the spectrum.
+A product costs two passes over the rows, O(N P) operations for P parameters, while H would take N² numbers.
+Eigenvalues that are found from products alone are estimates, because Ritz values lie inside the spectrum.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from ..solve import Stop
 from .rows import rows_of
 from .tiles import KernelRows, PairTiles, slices
 
-ROWS = 4096  # of a product at a time
+ROWS = 4096  # that a product takes at a time
 
 
 class NotConverged(RuntimeError):
-    """Conjugate gradients have not come to the accuracy that was asked for."""
+    """Conjugate gradients have not reached the accuracy that was asked for."""
 
 
 def tangent_operator(
@@ -41,7 +40,7 @@ def tangent_operator(
 
 
 class TangentOperator(LinearOperator):
-    """v ↦ J (J2ᵀ v) of rows and others, by default themselves."""
+    """v ↦ J (J2ᵀ v), with J of the rows `one` and J2 of the rows `two`, by default the same."""
 
     def __init__(self, one: KernelRows, two: KernelRows | None, dtype: torch.dtype) -> None:
         self.one, self.two = one, two
@@ -65,7 +64,7 @@ class TangentOperator(LinearOperator):
             found, back, *_ = torch.func.vjp(rows.take(at).pull, R[at])
             G = found if G is None else {name: G[name] + found[name] for name in G}
             if self.two is None:
-                backs.append(back)  # pull is linear, and what pulls its result back is J
+                backs.append(back)  # pull is R ↦ Jᵀ R, a linear map, so its own pullback is J
         assert G is not None
         if self.two is not None:
             zeros = R.new_zeros(len(self.one), self.outputs)
@@ -103,7 +102,7 @@ class TangentOperator(LinearOperator):
         return torch.cat(found)  # type: ignore[arg-type]
 
     def nystrom(self, landmarks: int, generator: torch.Generator | None = None) -> Nystrom:
-        """H ≈ F Fᵀ from the columns of so many rows, drawn at random: (N k) × (landmarks k) numbers."""
+        """H ≈ F Fᵀ from the columns of `landmarks` random rows; F has (N k) × (landmarks k) numbers."""
         self._square()
         integer("landmarks", landmarks)
         N, k = len(self.one), self.outputs
@@ -148,9 +147,9 @@ class TangentOperator(LinearOperator):
         A = LinearOperator(self.shape, matvec=shifted, dtype=self.dtype)
         alpha, failed = cg(A, b, rtol=rtol, atol=0.0, maxiter=steps, M=before)
         left = float(np.linalg.norm(shifted(alpha) - b)) / (float(np.linalg.norm(b)) or 1.0)
-        if failed or not left <= 10 * rtol:  # the residual that is carried along drifts off the true one
+        if failed or not left <= 10 * rtol:  # the residual that cg updates drifts away from the true one
             raise NotConverged(
-                f"kernel regression must come to a relative residual of {rtol:g}. It is at {left:.2g} after "
+                f"kernel regression must reach a relative residual of {rtol:g}. It is at {left:.2g} after "
                 f"{taken[0]} products: allow more steps, or take a larger ridge, more landmarks or float64."
             )
         return Regression(torch.from_numpy(alpha), taken[0], left)

@@ -4,7 +4,7 @@ With the masks D_i = diag σ'(W z_i + c_i) and readout vector a, in rows [xie202
 
     w_i = (I − WᵀD_iW/μ)⁻¹ a,   Q = D∘(wWᵀ)/μ,   H = σ(ZWᵀ + c),   C = (HQᵀ∘wZᵀ)/μ.
 
-No Jacobian is formed. More outputs have a w each, and a block K_V = δ_pq ZZᵀ.
+No Jacobian is formed. With several outputs p, q each has a w of its own, and K_V = δ_pq ZZᵀ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..solve import Stop
 
 
 def has_formula(model: Any) -> bool:
-    """Whether the blocks above are the model's: W as it is, no property appended, an exact gradient."""
+    """Whether the formulas above hold: no bound scales W, no property follows, and the gradient is exact."""
     if not getattr(model, "kernel_formula", False):
         return False
     return model.bound is None and model.regulariser is None and isinstance(model.gradient, Implicit)
@@ -30,7 +30,7 @@ def has_formula(model: Any) -> bool:
 
 @dataclass(frozen=True)
 class Adjoints:
-    """What the blocks are made of, for N samples and k outputs."""
+    """The quantities from which the blocks are computed, for N samples and k outputs."""
 
     model: OptEq
     X: Tensor  # (N, d)
@@ -76,7 +76,7 @@ class Adjoints:
 
 
 def adjoints(model: OptEq, X: Tensor, stop: Stop, rows: int = 256) -> Adjoints:
-    """Z, H and the adjoints of X; the (m, m) systems of `rows` samples at a time."""
+    """Z, H and the adjoints of X; the (m, m) systems are solved for `rows` samples at a time."""
     W, mu, m, k = model.W, model.mu, model.state, model.outputs
     Z = model.equilibrium(X, stop=stop, gradient="implicit")
     pre = Z @ W.T + model.injection(X)  # (N, n)

@@ -70,7 +70,7 @@ def population_gram(
     (N, N2). The error of an entry is a few units of rounding of √(K_ii K_jj), for every σ_w² in (0, 1).
 
     With `out`, a .npy file or a `TileFile`, it is computed tile by tile into that file, from which it is
-    mapped; `progress` is called with the tiles done and those there are. The same call goes on after a kill.
+    mapped; `progress` is called with the tiles done and the tiles in all. The same call resumes a killed run.
     """
     require_rows(X, "X")
     _require_variance(sigma_w2)
@@ -88,7 +88,7 @@ def population_gram(
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Tiles of the Gram matrix: each is one between fewer rows."""
+    """Tiles of the Gram matrix. Each tile is itself a Gram matrix, of fewer rows."""
 
     X: Tensor
     sigma_w2: float
@@ -173,7 +173,7 @@ class _Excess:
         return e.mul_(g)
 
     def improve(self, c: Tensor, e: Tensor, scratch: Sequence[Tensor]) -> None:
-        """e ← e − h h'/(h'² − h h''/2), in place; h and h' are held times π, as h'' = −σ_w⁴/(π sin θ) is."""
+        """e ← e − h h'/(h'² − h h''/2), in place, with h'' = −σ_w⁴/(π sin θ); h and h' are held times π."""
         v = self.sigma_w2
         x, theta, sine, _ = scratch
         torch.add(c, e, alpha=v, out=x)  # cosθ: never beyond ±1, as 0 ≤ σ_w² e < 1 − c up to the fit's error
@@ -183,7 +183,7 @@ class _Excess:
         h = torch.addcmul(sine, x, theta, value=-1, out=x).sub_(e, alpha=math.pi * (1 - v))  # −π h
         slope = torch.add(self.offset, theta, alpha=v, out=theta)
         sine.clamp_(min=torch.finfo(c.dtype).eps)  # it is 0 at c = 1 only, where h = 0
-        numerator = sine.mul_(slope)  # times sin θ, as the denominator
+        numerator = sine.mul_(slope)  # multiplied by sin θ, and so is the denominator
         denominator = slope.mul_(numerator).sub_(h, alpha=v * v / 2)
         e.addcdiv_(numerator.mul_(h), denominator)
 
@@ -224,7 +224,7 @@ def _gram_after(c: Tensor, sigma_w2: float, depth: int) -> Tensor:
 def _cosines(c: Tensor, sigma_w2: float, depth: int) -> Iterator[tuple[float, Tensor]]:
     """cosθ^(l) = (1 − 1/ρ^(l)) Q(cosθ^(l−1)) + c/ρ^(l),  ρ^(l) = 1 + σ_w² ρ^(l−1): ρ^(l), cosθ^(l) by layer.
 
-    [ling2023, (13)] with ρ^(l), as its proof has it, where ρ^(l−1) is printed.
+    This is [ling2023, (13)] with ρ^(l), as in its proof; the printed equation has ρ^(l−1) instead.
     """
     rho, x = 1.0, c
     yield rho, x
@@ -240,11 +240,11 @@ def _dual(x: Tensor) -> Tensor:
 
 
 def _assemble(X: Tensor, X2: Tensor | None, entries: _Entries) -> tuple[Tensor, ...]:
-    """s_i s_j · entries(c_ij) for all pairs of rows, by row blocks; of X with itself the upper half only."""
+    """s_i s_j · entries(c_ij) for all pairs of rows, by row blocks. Without X2 the lower half is a copy."""
     unit, scale = _directions(X, "X")
     unit2, scale2 = (unit, scale) if X2 is None else _directions(X2, "X2", like=X)
     N, N2 = len(unit), len(unit2)
-    buffers = X.new_empty(5, max(_BLOCK, N2))  # kept from block to block
+    buffers = X.new_empty(5, max(_BLOCK, N2))  # reused by every block
     outputs: tuple[Tensor, ...] = ()
     i = 0
     while i < N:
@@ -276,9 +276,9 @@ def _assemble(X: Tensor, X2: Tensor | None, entries: _Entries) -> tuple[Tensor, 
 class PopulationTangentKernel:
     """H(m) ≈ m (H_a + H_W) + H_U: the tangent kernel at a large width m, by parameter block.
 
-    The parameters are those of the paper, not rescaled by the width: the blocks of a and W grow like m, and
-    `blocks["a"]` and `blocks["W"]` are their limits over m; that of U stays bounded, and `blocks["U"]` is its
-    limit.
+    The parameters are those of the paper, not rescaled by the width. The blocks of a and W grow like m, and
+    `blocks["a"]` and `blocks["W"]` are the limits of the quotients by m. The block of U stays bounded, and
+    `blocks["U"]` is its limit.
     """
 
     blocks: dict[str, Tensor]  # "a", "W", "U": (N, N2)
@@ -295,13 +295,13 @@ def population_tangent_kernel(
     """H_a = K, H_W = K ∘ B, H_U = X Xᵀ ∘ B,  B = (Q'/2)/(1 − σ_w² Q') at cosθ: the limit of V Vᵀ.
 
     From H = G + (G + X Xᵀ) ∘ (V Vᵀ) with the adjoint V = D ∘ (1 aᵀ + V W). In the limit 1 aᵀ + V W is
-    Gaussian, independent of the masks D, with covariance (1 + 2σ_w² B)/m between rows, and a pair of masks is
-    open with probability Q'/2: hence B = (Q'/2)(1 + 2σ_w² B).
+    Gaussian, independent of the masks D, with covariance (1 + 2σ_w² B)/m between rows, and both masks of a
+    pair of rows are 1 with probability Q'/2: hence B = (Q'/2)(1 + 2σ_w² B).
 
     A network of `depth` tied layers has V^(l) = D^(l) ∘ 1aᵀ and V^(k) = D^(k) ∘ (V^(k+1) W), which are
     uncorrelated between layers: H_U = X Xᵀ ∘ Σ_k B^(k) and H_W = Σ_k K^(k−1) ∘ B^(k).
 
-    Q' has a square root at equal rows, so off-diagonal entries of duplicates are right to √eps only.
+    Q' behaves like a square root near equal rows: off-diagonal entries of duplicates are right to √eps only.
     """
     require_rows(X, "X")
     _require_variance(sigma_w2)
@@ -337,7 +337,7 @@ def _tangent_after(c: Tensor, sigma_w2: float, depth: int) -> tuple[Tensor, Tens
 
 
 def _directions(X: Tensor, name: str, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x̂_i = x_i/‖x_i‖ and s_i = ‖x_i‖/√d. A zero row has s = 0, and any direction."""
+    """x̂_i = x_i/‖x_i‖ and s_i = ‖x_i‖/√d. A zero row has s = 0 and x̂ = 0."""
     require_rows(X, name)
     if like is not None and (X.shape[1], X.dtype, X.device) != (like.shape[1], like.dtype, like.device):
         raise ValueError(
@@ -353,7 +353,7 @@ def _directions(X: Tensor, name: str, like: Tensor | None = None) -> tuple[Tenso
             f"({len(bad)} such rows). Remove or rescale them"
         )
     size = X.abs().amax(dim=1)
-    unit = X / torch.where(size > 0, size, 1)[:, None]  # whose squares are numbers
+    unit = X / torch.where(size > 0, size, 1)[:, None]  # so that no square overflows
     length = torch.linalg.vector_norm(unit, dim=1)
     return unit / torch.where(length > 0, length, 1)[:, None], norm / math.sqrt(X.shape[1])
 
@@ -364,7 +364,7 @@ def require_rows(X: Tensor, name: str) -> None:
         raise TypeError(f"{name} must be a torch.Tensor (N, d); got {type(X).__name__}: try torch.as_tensor")
     if X.ndim != 2 or 0 in X.shape:
         raise ValueError(
-            f"{name} must be (N, d), a sample a row; got shape {tuple(X.shape)}: try {name}[None, :] for one"
+            f"{name} must be (N, d), one row for each sample; got shape {tuple(X.shape)}: try {name}[None, :]"
         )
     if X.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name} must be float32 or float64; got {X.dtype}: try {name}.double()")

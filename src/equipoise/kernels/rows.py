@@ -1,8 +1,8 @@
-"""∂ŷ_i/∂θ of the rows of a data set, in whichever form is at hand: what tangent kernels are made of.
+"""∂ŷ_i/∂θ for the rows of a data set, from which tangent kernels are computed, in the form a model allows.
 
-For an affine family every block is a Hadamard product of Gram matrices of Z, X and the adjoint V
-(`AffineFamily.gram`), and no Jacobian is formed; those of OptEq are in `opteq.py`. For any other module the
-Jacobian is formed, for the samples of a tile at a time.
+For an affine family every block of the kernel is a Hadamard product of Gram matrices of Z, X and the adjoint
+V (`AffineFamily.gram`), and no Jacobian is formed; the formulas of OptEq are in `opteq.py`. For any other
+module the Jacobian is formed, for the samples of one tile at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tiles import KernelRows
 
 
 def has_rows(model: nn.Module) -> bool:
-    """Whether there is a formula for the kernel of this very model."""
+    """Whether there is a formula for the kernel of this model: its family has one and it is not altered."""
     known = getattr(model, "structured", False) or has_formula(model)
     return bool(known) and not altered(model, patched=False)
 
@@ -43,13 +43,13 @@ def rows_of(model: nn.Module, X: Tensor, stop: Stop | None = None) -> KernelRows
 
 
 def tight(dtype: torch.dtype, share: float = 1.0) -> Stop:
-    """`share`: the part α of the way that a step of the solved map leads, where it is no whole step."""
+    """A tight stop for `dtype`; `share` is the part of the way to f(z) that a step of the solved map goes."""
     least = 2 * Stop.reach(dtype) / share
     return Stop(rtol=max(1e-12 if dtype == torch.float64 else 2e-6, least), max_steps=5000)
 
 
 def options_of(model: nn.Module, stop: Stop | None) -> dict[str, Stop]:
-    """What `forward` is called with besides X: the stop, where the model has equilibria."""
+    """The keywords that `forward` is called with: the stop, if the model has equilibria."""
     if not isinstance(model, EquilibriumModel):
         if stop is None:
             return {}
@@ -111,14 +111,14 @@ class ModuleRows:
 
     @property
     def outputs(self) -> int:
-        """k, as the model answers its first row."""
+        """k, found by evaluating the model on the first row."""
         first = replace(self, X=self.X[:1])
         with torch.no_grad():
             said = first._outputs(first._parameters()[0])
         return 1 if said.ndim == 1 else int(said.shape[1])
 
     def take(self, rows: slice) -> ModuleRows:
-        """Some of the rows; those taken last are kept, for many tiles share them."""
+        """Some of the rows; the last two selections keep their Jacobians, since many tiles share them."""
         key = rows.start, rows.stop
         if key not in self.held:
             while len(self.held) > 1:
@@ -148,7 +148,7 @@ class ModuleRows:
         return back(R.reshape(said.shape))[0]
 
     def _parameters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Those that are trained, and the others."""
+        """The parameters that are trained, and those that are not."""
         named = {name: (p.requires_grad, p.detach()) for name, p in self.model.named_parameters()}
         trained = {name: p for name, (trains, p) in named.items() if trains}
         return trained, {name: p for name, (trains, p) in named.items() if not trains}

@@ -1,7 +1,7 @@
 """H_ij = ⟨∂ŷ_i/∂θ, ∂ŷ_j/∂θ⟩: the exact tangent kernel, by parameter block.
 
-Its rows are those of `rows`: by formula, without a Jacobian, in O(N(m + N)) memory, or for any other module
-by Jacobians in chunks of samples. All are computed by `tiles`.
+Where the model has a formula (`rows`), no Jacobian is formed and the memory is O(N(m + N)). For any other
+module Jacobians are formed, a chunk of samples at a time. The tiles of the kernel are computed by `tiles`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TangentKernel:
         return total if total.ndim == 2 else total.reshape(total.shape[0] * total.shape[1], -1)
 
     def eigenvalues(self) -> Tensor:
-        """λ of the total, ascending. Of a square kernel only."""
+        """The eigenvalues λ of the total, ascending. The kernel must be square."""
         H = self.matrix
         if H.shape[0] != H.shape[1]:
             raise ValueError(
@@ -52,12 +52,12 @@ class TangentKernel:
 
     @property
     def lambda_min(self) -> float:
-        """The smallest eigenvalue of the total, by float64 arithmetic."""
+        """The smallest eigenvalue of the total, computed in the dtype of the kernel."""
         return float(self.eigenvalues()[0])
 
     @property
     def lambda_max(self) -> float:
-        """The largest eigenvalue of the total, by float64 arithmetic."""
+        """The largest eigenvalue of the total, computed in the dtype of the kernel."""
         return float(self.eigenvalues()[-1])
 
     def __repr__(self) -> str:
@@ -81,13 +81,13 @@ def tangent_kernel(
     Args:
         model: an affine family or OptEq (by formula), or any module with outputs (N,) or (N, k) (by
             Jacobians).
-        stop: of the equilibria behind it, and of the adjoints unless the model's `gradient` has its own; by
-            default tight for the dtype. A module of your own keeps its tolerance, and is refused one here.
+        stop: tolerance of the equilibria, and of the adjoints unless the model's `gradient` has its own. By
+            default it is tight for the dtype. A module of your own has its own tolerance and takes none here.
         block: rows of X at a time, by default chosen by size. The result is the same up to rounding.
         progress: called with (rows done, rows in all); with `out`, with tiles.
         out: a .npy file to write the total to, tile by tile; a `TileFile` says by how many workers. The
-            kernel has one block then, "total", (N k, N2 k), which is mapped from the file. The same call goes
-            on after a kill, and reads a file that is whole; one of another model or other rows is refused.
+            kernel has one block then, "total", (N k, N2 k), which is mapped from the file. The same call
+            resumes a killed run and reads a finished file; a file of another model or other rows is refused.
 
     Beyond the result, (N k, N2 k) for each parameter, it holds the equilibria and adjoints, (N, m) and
     (N, k, m), and tiles of some 8 MB (34 MB with `out`, a few for each worker). A kernel that fits neither
@@ -108,7 +108,7 @@ def tangent_kernel(
 
 
 def _identity(model: nn.Module, X: Tensor, X2: Tensor | None, stop: Stop | None) -> dict[str, str]:
-    """What a kernel in a file is of: digests of the network and of the rows."""
+    """What identifies a kernel in a file: digests of the network and of the rows."""
     from .. import __version__
 
     settings = model.config() if isinstance(model, Saved) else repr(model)
@@ -129,8 +129,8 @@ def kernel_prediction(
 ) -> Tensor:
     """ŷ(x) + H(x, X) H⁻¹ (1 − e^{−Ht}) (y − ŷ(X)): gradient flow of the linearised model on ½‖r‖².
 
-    At `time=None` the flow is followed to its end, by the pseudo-inverse: directions that the kernel cannot
-    see keep their start. `stop` is that of `tangent_kernel`, and of ŷ.
+    At `time=None` the flow is followed to its end, by the pseudo-inverse: residuals in the null space of H
+    stay as they are. `stop` is used for ŷ and for `tangent_kernel`.
     """
     if time is not None and not time >= 0:
         raise ValueError(f"time must be ≥ 0, or None for the end of the flow. Got {time} instead.")

@@ -1,7 +1,7 @@
-"""A kernel by tiles: its memory is asked for once, and each pair of rows is computed once.
+"""A kernel computed by tiles: its memory is allocated once, and each pair of rows is computed once.
 
-In memory it is computed here and now. In a file it is computed by as many workers as one likes, holds its
-total alone, and a run that was killed goes on with the tiles that are not there yet.
+A kernel in memory is computed by this process. A kernel in a file can be computed by several workers: the
+file holds only the sum of the blocks, and a run that was killed is resumed with the tiles that are missing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..filling import Filling
 from ..memory import shortage
 
 ENTRIES = 1 << 20  # of a tile: its few temporaries are 8 MB each
-SIDE = 2048  # of the square tiles of a file, over the outputs: 34 MB in float64
+SIDE = 2048  # rows times outputs of the square tiles of a file: 34 MB in float64
 
 Progress = Callable[[int, int], None]
 Tile = Callable[[slice, slice], dict[str, Tensor]]  # rows, columns -> blocks (n, n2), or (n, k, n2, k)
 
 
 class KernelRows(Protocol):
-    """What a kernel is made of, for the rows of a data set; any slice of them can be taken."""
+    """The factors of a kernel for the rows of a data set; any slice of the rows can be taken."""
 
     @property
     def outputs(self) -> int:
@@ -49,7 +49,7 @@ class KernelRows(Protocol):
 
 @dataclass(frozen=True)
 class PairTiles:
-    """Tiles between rows and others, by default themselves."""
+    """Tiles of the kernel between the rows `one` and the rows `two`, by default the same."""
 
     one: KernelRows
     two: KernelRows | None = None
@@ -90,8 +90,8 @@ class TileFile:
     """The .npy file that a kernel is written to by tiles, and who computes them.
 
     Args:
-        path: of the file. A former one of the same kernel is gone on with, or read where it is whole.
-        workers: processes of this machine, or tasks of Ray at a time.
+        path: of the file. If it already holds the same kernel, it is completed, or read if it is complete.
+        workers: how many processes of this machine, or tasks of Ray, work at a time.
         engine: "local" or "ray".
         side: rows and columns of a tile.
     """
@@ -107,7 +107,7 @@ class TileFile:
 
     @classmethod
     def of(cls, out: str | Path | TileFile) -> TileFile:
-        """A path alone is a file that this process fills."""
+        """A TileFile as it is; a path becomes one that this process fills."""
         return out if isinstance(out, TileFile) else cls(out)
 
 
@@ -121,8 +121,8 @@ def to_file(
 ) -> Tensor:
     """The total of the blocks between N and N2 rows of k outputs, (N k, N2 k), mapped from the file.
 
-    `shape` is (N, N2, k), N2 None for rows that are paired with themselves: then tiles below the diagonal are
-    those above it, transposed. `progress` hears of tiles.
+    `shape` is (N, N2, k), with N2 None for rows that are paired with themselves: then tiles below the
+    diagonal are those above it, transposed. `progress` is called with the numbers of tiles done and in all.
     """
     file, (N, N2, k) = TileFile.of(out), shape
     side = file.side or max(1, SIDE // k)
@@ -174,7 +174,7 @@ def _place(whole: Tensor, block: Tensor, at: slice, over: slice, symmetric: bool
 
 
 def slices(start: int, stop: int, size: int, progress: Progress | None = None) -> Iterator[slice]:
-    """Slices of `size` from start to stop, the last one shorter; `progress` hears of each that is done."""
+    """Slices of `size` from start to stop, the last one shorter; `progress` is called after each of them."""
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))
         if progress is not None:
@@ -184,14 +184,14 @@ def slices(start: int, stop: int, size: int, progress: Progress | None = None) -
 def sides(block: int | None, outputs: int) -> tuple[int, int]:
     """Rows and columns of a tile: `block` rows if given, and about ENTRIES entries.
 
-    A tile is wider than high: of a symmetric kernel little is computed below the diagonal.
+    A tile is wider than high, so that little of a symmetric kernel is computed below the diagonal.
     """
     rows = block or max(1, int(ENTRIES**0.5) // (4 * outputs))
     return rows, max(rows, ENTRIES // (rows * outputs**2))
 
 
 def require_memory(like: Tensor, N: int, N2: int, outputs: int, names: Sequence[str]) -> None:
-    """A MemoryError in words unless the blocks of these names fit into the memory of the device of `like`."""
+    """Raise a MemoryError unless the blocks of these names fit into the memory of the device of `like`."""
     need = len(names) * N * N2 * outputs**2 * like.element_size()
     on_gpu = like.device.type == "cuda"
     if lacking := shortage(need, torch.cuda.mem_get_info(like.device)[0] if on_gpu else None):

@@ -15,7 +15,7 @@ from .population import population_gram, population_lambda_min, require_rows
 
 @dataclass(frozen=True)
 class WidthStudy:
-    """‖G/m − K‖_F against m, and what [ling2023, Thms 2, 4 and 5] compare: plain numbers, indexed as said."""
+    """‖G/m − K‖_F against m, and the numbers that [ling2023, Thms 2, 4 and 5] compare."""
 
     widths: tuple[int, ...]
     gram_errors: tuple[tuple[float, ...], ...]  # [width][draw]            ‖G/m − K‖_F
@@ -26,21 +26,21 @@ class WidthStudy:
 
     @property
     def slope(self) -> float:
-        """of log(mean ‖G/m − K‖_F) over log m: about −1/2."""
+        """The slope of log(mean ‖G/m − K‖_F) over log m: about −1/2."""
         if len(set(self.widths)) < 2:
             raise ValueError(f"a slope needs two widths or more; the study has {self.widths}")
         return _slope(np.log(self.widths), np.log(np.mean(self.gram_errors, axis=1)))
 
     @property
     def decay(self) -> float:
-        """of ‖G − G^(l)‖_F/m from one layer to the next; [ling2023, Thm 4] bounds it by 2√2 σ_w."""
+        """The factor of ‖G − G^(l)‖_F/m from layer to layer; [ling2023, Thm 4] bounds it by 2√2 σ_w."""
         gaps = np.mean(self.layer_gaps, axis=(0, 1))
         seen = gaps > 1e4 * np.finfo(float).eps * gaps[0]
         return math.exp(_slope(np.arange(len(gaps))[seen], np.log(gaps[seen])))
 
     @property
     def theorem_2(self) -> tuple[float, ...]:
-        """by width: the share of draws with λ₀ ≥ m λ*/2."""
+        """The share of draws with λ₀ ≥ m λ*/2, for each width."""
         floors = np.array(self.widths)[:, None] * self.lambda_star / 2
         return tuple(np.mean(np.array(self.lambda_0) >= floors, axis=1).tolist())
 

@@ -1,6 +1,6 @@
-"""Norms, extreme singular values and eigenvalues: bounds that hold in floating point, estimates that say so.
+"""Norms, extreme singular values and eigenvalues: bounds that hold in floating point, and named estimates.
 
-- `sound`: sharp bounds by a factorisation as witness and one trusted product; `cheap`: without an SVD.
+- `sound`: sharp bounds from a factorisation and one trusted product; `cheap`: bounds without an SVD.
 - `convolution`: the operator norm of a convolution. `ball`: the tier `rigorous`, in ball arithmetic.
 - `rounding`: `Interval`, in which theorems are evaluated. `estimates`: numbers that prove nothing.
 """

@@ -1,7 +1,7 @@
 """`σ_max(W) ≤ s₁√((1+a)(1+b)) + ρ` with a, b and ρ from exact inputs in ball arithmetic: the tier `rigorous`.
 
-The formulas and witnesses of `sound.py`, but the residual products are computed by python-flint in balls, so
-nothing is assumed of the floating-point products of the machine.
+The formulas and witnesses are those of `sound.py`, but python-flint computes the residual products in balls,
+so that nothing is assumed of the floating-point products of the machine.
 """
 
 from __future__ import annotations

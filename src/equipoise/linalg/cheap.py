@@ -1,7 +1,7 @@
 """`‖M‖ < t` and `σ_min(M) > t` by one Cholesky factor; `|σ_i(Z⁺) − σ_i(Z)| ≤ ‖Z⁺ − Z‖_F` by none.
 
-The same soundness as `sound.py` for a fraction of the cost of an SVD. The Gram matrix squares the condition
-number: singular values below about 1e-7‖M‖ are out of its reach, and the answer is then "not proved".
+They are as sound as those of `sound.py`, at a fraction of the cost of an SVD. The Gram matrix squares the
+condition number: singular values below about 1e-7‖M‖ are out of reach, and the answer is then "not proved".
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .sound import Gram, SingularBounds, extreme_eigenvalues, shifted_lower, sin
 
 @torch.no_grad()
 def gram_bounds(M: Tensor) -> SingularBounds:
-    """`singular_bounds` without the SVD: sharp above ‖M‖ and below a σ_min that is not small.
+    """`singular_bounds` without the SVD: a sharp upper bound of ‖M‖ and lower bound of a σ_min not small.
 
-    The other two sides are `σ_min ≤ ‖M‖_F/√p ≤ ‖M‖`.
+    The lower bound of ‖M‖ and the upper bound of σ_min come from `σ_min ≤ ‖M‖_F/√p ≤ ‖M‖`.
     """
     gram = Gram.of(M)
     if gram is None:
-        return singular_bounds(M)  # empty or not finite: settled there without an SVD
+        return singular_bounds(M)  # empty or not finite: it answers these without an SVD
     low, high = extreme_eigenvalues(gram.G)
     mean = frobenius(M) / Interval(len(gram.G)).sqrt()
     return SingularBounds(
@@ -61,7 +61,7 @@ def proves_sigma_min_above(M: Tensor, t: float) -> bool:
 
 
 def _expected_loss(diagonal: Tensor, limit: float) -> float:
-    """About what `shifted_lower` and the root lose, as `(|L||L|ᵀ)_ij ≤ √(T_ii T_jj)`; trusted for nothing."""
+    """Roughly what `shifted_lower` and the root lose, as `(|L||L|ᵀ)_ij ≤ √(T_ii T_jj)`; no proof uses it."""
     root = diagonal.clamp_min(0.0).sqrt()
     return 4 * gamma(len(root) + 4) * (root.amax() * root.sum()).item() + 16 * UNIT * limit
 

@@ -1,7 +1,7 @@
 """`‖conv2d(·, K)‖ ≤ max_ω ‖K̂(ω)‖₂`, `K̂(ω) = Σ_d K_d e^{iω·d}` on a grid of n₁ × n₂ frequencies.
 
 On an image padded with zeros to the torus of n ≥ H + k − 1 pixels a side, the zero-padded convolution is a
-part of the circular one, whose singular values are those of the symbol K̂(ω), one (out × in) matrix a
+part of the circular one, whose singular values are those of the symbol K̂(ω), one (out × in) matrix for each
 frequency [xie2021]. The norm of the reshaped kernel is no upper bound.
 
 The symbol is an explicit sum with an explicit error; each K̂(ω) is bounded as the real matrix
@@ -37,8 +37,8 @@ def conv_norm_upper(
 
     `kernel` is (out, in/groups, kh, kw). `padding=None` covers every zero padding; a given one may tighten
     the bound a little. A stride s takes every s-th output: its symbol is `[K̂(ω₁) … K̂(ω_q)]/√q` over the q
-    frequencies that fall together. inf if the kernel is not finite. Images of more than 2²⁴ pixels, padding
-    included, are refused: their bound would take hours.
+    frequencies that it maps to one. The bound is inf if the kernel is not finite. Images of more than 2²⁴
+    pixels, padding included, are refused: their bound would take hours.
     """
     K = as_float64(kernel, ndim=4)
     if groups < 1 or K.shape[0] % groups:
@@ -108,8 +108,8 @@ def _exponentials(n: int, taps: int, dilation: int, device: torch.device) -> Ten
 def _symbol_error(K: Tensor) -> Interval:
     """≥ ‖K̂(ω) − its computed value‖₂ for every ω: (80u + 2γ_{kh·kw+2})·‖Σ_d|K_d|‖₂.
 
-    A phase is a product of two exponentials, 64u of their error and 8u of its own rounding (with room); the
-    sum over the taps adds γ in its real and its imaginary part.
+    A phase is a product of two exponentials, whose errors make 64u; its own rounding makes at most 8u, and 8u
+    are to spare. The sum over the taps adds γ in its real and its imaginary part.
     """
     taps = K.shape[3] * K.shape[4]
     A = K.abs().sum((-2, -1))  # (g, out, in)

@@ -1,8 +1,8 @@
-"""`K_k = span{b, Ab, …, A^{k−1}b}`: cheap looks at a spectrum through a few products. They prove nothing.
+"""`K_k = span{b, Ab, …, A^{k−1}b}`: cheap estimates of a spectrum from a few products. They prove nothing.
 
 A Ritz value lies inside the spectrum, so these numbers err on the flattering side: norms and radii come out
-too small, smallest eigenvalues too large. They return an `Estimate`, which is no float: `Interval` refuses it
-and `.value` must be asked for by name. The bounds are in `sound.py` and `cheap.py`.
+too small, smallest eigenvalues too large. They are returned as an `Estimate`, which is no float: `Interval`
+refuses it, and its number must be read as `.value`. The bounds are in `sound.py` and `cheap.py`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _krylov(
             w = w - h @ Q[: j + 1]
             H[: j + 1, j] += h
         H[j + 1, j] = _norm(w)
-        # An invariant subspace, or no numbers to go on with.
+        # The subspace is invariant, or the numbers are not finite.
         if not H[j + 1, j] > 4 * torch.finfo(wide).eps * size or not math.isfinite(size):
             return H[: j + 1, : j + 1], 0.0
         Q[j + 1] = w / H[j + 1, j]
@@ -116,7 +116,7 @@ def _krylov(
 
 
 def _wide(t: Tensor) -> torch.dtype:
-    """A dtype in which there are eigenvalues: not half precision."""
+    """A dtype in which torch computes eigenvalues: float32 in place of half precision."""
     return torch.float32 if t.dtype.itemsize < 4 else t.dtype
 
 
@@ -125,7 +125,7 @@ def _largest(t: Tensor) -> float:
 
 
 def _norm(w: Tensor) -> float:
-    """‖w‖ of a vector of any size, whose squares may be no floats."""
+    """‖w‖ of a vector whose squares may overflow or underflow."""
     size = _largest(w)
     if not 0 < size < math.inf:
         return size

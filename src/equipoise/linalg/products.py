@@ -2,8 +2,8 @@
 
 Everything that `equipoise.linalg` proves about a matrix rests on this bound and on sums of non-negative
 floats. Hypotheses: float64 arithmetic rounds to nearest, dot products and sums are conventional (any order,
-fused or not, no Strassen). Underflow inside a product is in `tiny`; a thread that flushes subnormal numbers
-to zero is refused: the one that asks always, those of the pool where a matrix is so small that it matters.
+fused or not, no Strassen). Underflow inside a product is covered by `tiny`. Threads that flush subnormals to
+zero are refused: the calling thread always, those of torch's pool if a matrix is so small that it matters.
 
 The row sums of `|A||B|` are `|A|(|B|1)`: a bound costs one matrix product and a few passes over the entries.
 """
@@ -20,9 +20,9 @@ from .rounding import UNIT, Interval
 
 FactorisationError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 TINY = 2.0**-900  # beyond all underflow in products of matrices whose entries are near 1
-_SMALL = 2.0**-900  # what is lost where subnormal numbers are flushed is less than a rounding of larger ones
-_SMALL_NARROW = 2.0**-60  # the same of narrower dtypes, read into float64
-_GRAIN = 2**15  # entries that torch gives a thread at least
+_SMALL = 2.0**-900  # above this peak, flushing subnormal numbers costs less than one rounding
+_SMALL_NARROW = 2.0**-60  # the same for numbers of narrower dtypes that are read into float64
+_GRAIN = 2**15  # the fewest entries that torch gives to a thread
 _UNSCALED = 30  # a peak in 2^±30 is near 1: such a matrix is left alone
 
 
@@ -59,9 +59,9 @@ def as_float64(M: Tensor, ndim: int | None = 2) -> Tensor:
 
 
 def peak_of(M: Tensor, stored: Tensor | None = None) -> float:
-    """max|M_ij|; if that is small, only after every thread that computes was seen to keep subnormal numbers.
+    """max|M_ij|. If it is small, a RuntimeError unless every computing thread keeps subnormal numbers.
 
-    `stored` are the same numbers in the dtype that M was read from.
+    `stored` holds the same numbers in the dtype that M was read from.
     """
     peak = M.abs().amax().item() if M.numel() else 0.0
     small = _SMALL if stored is None else _SMALL_NARROW
@@ -71,15 +71,16 @@ def peak_of(M: Tensor, stored: Tensor | None = None) -> float:
 
 
 def _bits(M: Tensor) -> Tensor:
-    """What is not zero in M but for signs, as integers: no thread takes a subnormal number for zero there."""
+    """The bits of M without signs, as integers: no thread mistakes a subnormal number for zero there."""
     integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[M.element_size()]
     return M.contiguous().view(integers) & torch.iinfo(integers).max
 
 
 def _refuse_flushing_threads() -> None:
-    """By a sum and a product so large that all threads of the pool take part in them.
+    """Raise a RuntimeError if a thread of torch's pool flushes subnormal numbers to zero.
 
-    A thread of the pool keeps what was set when it began, whatever the thread that asks has set since.
+    Two products are computed that are so large that all threads of the pool take part. Each thread keeps the
+    setting of the time when it began, whatever the calling thread has set since.
     """
     threads = torch.get_num_threads()
     least = torch.full((threads * _GRAIN * 2,), float_info.min, dtype=torch.float64)

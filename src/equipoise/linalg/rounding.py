@@ -1,7 +1,7 @@
 """`x ∈ [lo, hi]`: outward-rounded arithmetic on real numbers, in which a theorem's formula reads as printed.
 
-Python's `+ − × ÷ √` round to nearest, so one step of `nextafter` outward encloses the exact result; a sum is
-moved only when its exact rounding error says so, hence `1 − Interval(1)` is exactly zero. `exp`, `log` and
+Python's `+ − × ÷ √` round to nearest, so one step of `nextafter` outward encloses the exact result. A sum is
+moved only if its rounding error asks for it, hence `1 − Interval(1)` is exactly zero. `exp`, `log` and
 general powers trust the C library to `LIBM_ULPS` units in the last place.
 
     S, s = bounds.norm, bounds.sigma_min
@@ -151,7 +151,7 @@ class Interval:
         return self._increasing(lambda x: math.log1p(x) if x > -1 else -_INF)
 
     def _increasing(self, f: Callable[[float], float]) -> Interval:
-        """The image under an increasing f of the C library."""
+        """An interval that holds f(x) for every x in this one, for an increasing f of the C library."""
         return _make(-_libm_up(lambda x: -f(-x), -self.lo), _libm_up(f, self.hi))
 
     def ldexp(self, exponent: int) -> Interval:
@@ -218,7 +218,7 @@ def _ends(x: float | Interval) -> tuple[float, float]:
 
 
 def _make(lo: float, hi: float) -> Interval:
-    """An Interval from ends already rounded outward; a NaN or an infinity on the wrong side opens it."""
+    """An Interval from ends already rounded outward; a NaN opens both sides, lo = ∞ becomes a float."""
     new = object.__new__(Interval)
     nan = lo != lo or hi != hi
     object.__setattr__(new, "lo", -_INF if nan else min(lo, _MAX) + 0.0)  # + 0.0 turns -0.0 into 0.0

@@ -175,7 +175,7 @@ class Gram:
 
     @staticmethod
     def of_scaled(Z: Tensor, exponent: int) -> Gram:
-        """Of M = Z·2^exponent with the entries of Z near 1; the Gram matrix of its shorter side."""
+        """The Gram matrix of the shorter side of M = Z·2^exponent, with the entries of Z near 1."""
         if Z.shape[-2] > Z.shape[-1]:
             Z = Z.mT
         p, k = Z.shape[-2:]
@@ -202,7 +202,7 @@ class Gram:
 
 
 def extreme_eigenvalues(G: Tensor) -> tuple[float, float]:
-    """What LAPACK says of λ_min(G) and λ_max(G): no bounds, but good guesses of them."""
+    """λ_min(G) and λ_max(G) as LAPACK computes them: good guesses, but no bounds."""
     try:
         values = torch.linalg.eigvalsh(G)  # (..., p)
     except FactorisationError:

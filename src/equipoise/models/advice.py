@@ -48,8 +48,8 @@ def _on_solver(d: Diagnosis) -> list[str]:
     lines = [f"No solver does better than {own.name}: {own.converged} of {d.rows} samples."]
     if best.converged > own.converged:
         lines = [
-            f"No solver solves every sample. {best.name} solves most, {best.converged} of {d.rows}. Several "
-            f"in turn, solver=(…, {best.name}), hand on the rows on which the one before failed."
+            f"No solver solves every sample. {best.name} solves most, {best.converged} of {d.rows}. In a "
+            f"chain, solver=(…, {best.name}), each is tried on the rows on which the one before failed."
         ]
     return lines + _on_tolerance(d, best)
 
@@ -90,8 +90,8 @@ def _on_map(d: Diagnosis) -> list[str]:
         ]
     if max(norm, d.stretch_estimate or 0.0) >= 1:
         return [
-            f"The equilibria attract what is near, ρ(J) ≈ {radius:.2f}, but some states move apart, ‖J‖ ≈ "
-            f"{norm:.2f}: contraction does not assure that each sample has one equilibrium only."
+            f"The equilibria attract nearby states, ρ(J) ≈ {radius:.2f}, but some states move apart, ‖J‖ ≈ "
+            f"{norm:.2f}: no contraction ensures that each sample has only one equilibrium."
         ]
     return ["Nothing measured here speaks against a contraction. That is no proof; eq.certify gives proofs."]
 

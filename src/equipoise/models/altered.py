@@ -131,8 +131,8 @@ def _patched(kind: type) -> Iterator[str]:
 def tied(model: nn.Module) -> str:
     """Which parameters share memory, so that a step of one moves the other; empty if none do.
 
-    A theorem about training moves each of them by its own rule. What is said of a network as it stands holds
-    of ties too.
+    A theorem about training moves each of them by its own rule. Statements about a network as it stands hold
+    with ties too.
     """
     places: dict[int, list[tuple[str, Tensor]]] = {}
     for name, own in model.named_parameters(remove_duplicate=False):
@@ -160,7 +160,7 @@ def tied(model: nn.Module) -> str:
 def double(model: Model, device: torch.device) -> Model:
     """A copy in float64, the exact values of the stored numbers.
 
-    Weights that are computed at each call are copied as they are: torch copies none that has a gradient.
+    Weights that are computed at each call are copied as numbers: torch copies no tensor that has a graph.
     """
     computed = [t for module in model.modules() for t in vars(module).values() if isinstance(t, Tensor)]
     twin = copy.deepcopy(model, {id(t): t.detach().to(device).double() for t in computed})

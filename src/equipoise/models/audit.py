@@ -54,7 +54,7 @@ class AuditRow:
     error: float  # ‖gradient − differences‖ / ‖differences‖; NaN where nothing could be compared
     cosine: float  # of the angle between the two; NaN where both vanish
     resolution: float  # an error below this is that of the differences themselves
-    held: bool  # whether `ok` requires it to be exact: the layer's own gradient is, and each that promises so
+    held: bool  # whether `ok` requires it to be right: the layer's own gradient, and each exact mode
 
     def ok(self, tolerance: float) -> bool:
         """Whether the error is within the tolerance, or within what differences can tell."""
@@ -186,7 +186,7 @@ class _Differences:
         moves = h * torch.tensor([1, -1, 0.5, -0.5], dtype=torch.float64)
         change = torch.stack([_moved(phi, tensor, int(i), moves) for i in at]) - phi()  # (k, 4)
         wide, narrow = ((change[:, j] - change[:, j + 1]) / (2 * abs(moves[j])) for j in (0, 2))
-        # Of a smooth φ, the differences agree, and the second ones fall like h²; at a kink in θ like h.
+        # If φ is smooth, the differences agree, and second differences fall like h²; at a kink like h.
         bend = (change[:, 0] + change[:, 1] - 4 * (change[:, 2] + change[:, 3])) / h
         allowed = _KINK * narrow.abs().max() + 10 * noise / h
         smooth = ((wide - narrow).abs() <= allowed) & (bend.abs() <= allowed)
@@ -288,7 +288,7 @@ class _Trial:
         if modes is not None and not self.layers:
             raise ValueError(f"{type(self.module).__name__} has one gradient only: modes= must be left out.")
         if modes is None:
-            back = () if self.unseen() else (Reversible(80),)  # which reaches no tensor that is closed over
+            back = () if self.unseen() else (Reversible(80),)  # it reaches no tensor that is closed over
             modes = (Implicit(), Unrolled(_LONG), *back, Phantom(1), Phantom(5)) if self.layers else ()
         own = dict.fromkeys(_name(mode) for mode in self.own)
         chosen: dict[str, Gradient | None] = {" and ".join(own) or "its own": None}

@@ -63,7 +63,7 @@ class EquilibriumModel(Saved, ABC):
         super().__init__()
         self.method = Method().changed(**spelled_out(how))
         self._last = Record()
-        self._masked = self._seen = 0  # rows masked and rows seen, not yet told
+        self._masked = self._seen = 0  # rows masked and rows seen, not yet reported
         self.chosen: tuple[Trial, ...] = ()  # what solver=Auto() measured last, the solver it took first
         self._since = 0  # calls since then
 
@@ -209,7 +209,7 @@ class EquilibriumModel(Saved, ABC):
     def train(self, mode: bool = True) -> Self:
         """Switch to training or evaluation, and report the rows that on_failure="mask" has left out.
 
-        Most loops call this once an epoch, so they are told once an epoch.
+        Most loops call this once in each epoch, and so get one report for each epoch.
         """
         self._count()
         if self._masked:

@@ -21,8 +21,8 @@ from .parametrised import HeldWeights
 from .places import call_with, places_of, tensors_of
 from .shared_dropout import SharedDropout, draw_masks, holding
 
-_SHAPES = re.compile(r"\b(sizes?|shapes?|channels|dimensions?|elements)\b")  # what such errors speak of
-_REFUSALS = (RuntimeError, ValueError, AssertionError, TypeError)  # what torch raises then
+_SHAPES = re.compile(r"\b(sizes?|shapes?|channels|dimensions?|elements)\b")  # in errors about shapes
+_REFUSALS = (RuntimeError, ValueError, AssertionError, TypeError)  # raised by torch if shapes do not fit
 
 
 class CellEquation(Equation):
@@ -95,7 +95,7 @@ class CellEquation(Equation):
             ) from error
 
     def _has(self, values: Sequence[Tensor]) -> bool:
-        """Whether these are the cell's parameters and buffers as it is, so that it can be called directly."""
+        """Whether these are the cell's own parameters and buffers, so that it can be called directly."""
         own = self.tensors[len(self.tensors) - len(self.names) :]
         return self.weights.known is not None and all(a is b for a, b in zip(values, own, strict=True))
 
@@ -124,7 +124,7 @@ class CellEquation(Equation):
         return [*tensors[: self.inputs_batched], *tensors[self.batched : tail]]
 
     def name(self, index: int) -> str:
-        """Which tensor this is, in words."""
+        """What the user calls tensor `index`."""
         tail = self.batched + len(self.slots) - self.inputs_batched
         if index >= tail:
             return f"parameter `{self.names[index - tail]}`"
@@ -198,7 +198,7 @@ def _check_state(cell: Callable[..., State], start: State, method: Method) -> No
 
 
 def _check_closure(equation: CellEquation) -> None:
-    """Refuse a batch that the cell itself holds: samples that end leave the batch, but not that one."""
+    """Refuse a cell that holds a batch of its own, from which samples that have ended are not dropped."""
     rows = len(equation.start)
     if rows < 2 or under_transform():
         return
@@ -226,7 +226,7 @@ def refuse_unsteady(cell: nn.Module) -> None:
         )
         option = next((o for o in ("p", "dropout") if hasattr(module, o)), None)
         if module.training and random and (option is None or getattr(module, option) > 0):
-            other = f"set its {option} to 0" if option else "a map without chance, such as nn.LeakyReLU"
+            other = f"set its {option} to 0" if option else "a deterministic map, such as nn.LeakyReLU"
             raise ValueError(
                 f"{where} draws anew at every evaluation, so there is no equilibrium to find. Use "
                 f"eq.SharedDropout, whose mask is held through the solve, or {other}."

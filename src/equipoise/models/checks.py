@@ -17,7 +17,8 @@ from ..solve import Solution
 def refuse_nonfinite(name: str, T: Tensor) -> None:
     """A ValueError that names the rows of T (N, …) with NaN or infinity.
 
-    Where there are no numbers to look at it says nothing: under a transform or a compiler, and on meta.
+    Under a transform or a compiler and on the meta device there are no numbers to look at: nothing is
+    checked.
     """
     if torch.compiler.is_compiling() or T.is_meta or under_transform():
         return

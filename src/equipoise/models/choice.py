@@ -1,4 +1,4 @@
-"""Which solver is fastest on a layer: each is tried, and counts with what it solves and the time it takes."""
+"""Which solver is fastest on a layer: each is tried, and judged by the samples it solves and by its time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Trial:
     """One solver on the whole batch, from the layer's start, to the layer's tolerance."""
 
     solver: Solver | Sequence[Solver]
-    own: bool  # the layer's
+    own: bool  # whether it is the layer's own
     solution: Solution
     seconds: float
 
@@ -72,7 +72,7 @@ class Trial:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """The solver of most samples, and of those the fastest."""
+    """The trial that solves the most samples; among equals the fastest."""
     return max(trials, key=lambda one: (one.converged, -one.seconds))
 
 

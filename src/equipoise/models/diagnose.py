@@ -194,7 +194,7 @@ def _audit(
     samples: int,
     seed: int,
 ) -> tuple[Audit | None, str]:
-    """The audit on a few rows that have an equilibrium, from there on; or why there is none."""
+    """The audit on a few rows that have an equilibrium, started there; or None, and why there is none."""
     rows = torch.nonzero(best.solution.converged).flatten()[:_AUDITED]
     if samples == 0:
         return None, "it was not asked for"

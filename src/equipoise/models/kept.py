@@ -1,4 +1,4 @@
-"""What was computed of weights, for as long as they are the same numbers."""
+"""A value computed from weights, kept for as long as they are the same numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Kept:
-    """A value computed of tensors, and copies of them that tell whether they have changed since.
+    """A value computed from tensors, and copies of them that tell whether they have changed since.
 
     Numbers are compared, not versions: whatever changes a weight (a step of an optimiser, an assignment to
     `.data` or within it, `load_state_dict`, `to`) is seen. That takes one pass over the weights. Copies and

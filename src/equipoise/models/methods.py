@@ -71,7 +71,7 @@ def _as_stop(stop: Stop | Mapping[str, Any] | None) -> Stop | None:
 def method_config(method: Method) -> dict[str, Any]:
     """What a file keeps of a Method: what z or its gradient depends on.
 
-    What JSON cannot hold is kept as words, and `load` asks for the object. The failure policy is not kept:
+    What JSON cannot hold is kept as its repr, and `load` asks for the object. The failure policy is not kept:
     what was let through in one program is not let through in the next, unless that asks for it too.
     """
     kept: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def method_config(method: Method) -> dict[str, Any]:
 
 
 def _sam_config(sam: SAM) -> Any:
-    """What a file keeps of it: all for R = ½‖z‖², the words alone for a regulariser that is a function."""
+    """What a file keeps of SAM: its settings for R = ½‖z‖², only a description for any other regulariser."""
     if sam.regulariser.name == half_squared_norm().name:
         return {"rho": sam.rho, "c": sam.c}
     return f"SAM({sam.regulariser.name}, rho={sam.rho:g}, c={sam.c:g})"
@@ -109,7 +109,7 @@ def selects(solver: Any) -> bool:
 
 
 def returned(method: Method) -> str:
-    """What a model returns in place of an equilibrium, in words; empty where it returns one."""
+    """A description of what a model returns in place of an equilibrium; empty if it returns one."""
     if selects(method.solver):
         return "iterates of SAM"
     unrolled = method.gradient is not None and not isinstance(method.gradient, SolvedGradient)
@@ -117,7 +117,7 @@ def returned(method: Method) -> str:
 
 
 def trained_by(how: Gradient, solver: Solvers | None, named: bool, tensors: Iterable[Any]) -> Gradient:
-    """`how` itself, or SAM unrolled where `solver` is one; `named`: the call has a solver of its own."""
+    """`how` itself, or unrolled SAM if `solver` is SAM; `named` says that the call named a solver."""
     if not selects(solver):
         if named and isinstance(how, Unrolled | Reversible):
             raise ValueError(
@@ -138,9 +138,7 @@ def trained_by(how: Gradient, solver: Solvers | None, named: bool, tensors: Iter
 
 
 def check_sam(solver: Any, z: Tensor) -> None:
-    """Raise a ValueError unless the regulariser of SAM, where that is the solver, takes states like z (N,
-    m).
-    """
+    """Raise a ValueError unless the regulariser of SAM, if that is the solver, takes states like z (N, m)."""
     for sam in solver if isinstance(solver, Sequence) else [solver]:
         if not isinstance(sam, SAM):
             continue

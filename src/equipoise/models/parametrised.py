@@ -33,7 +33,7 @@ def _lists(cell: nn.Module) -> list[ParametrizationList]:
 
 
 class HeldWeights:
-    """The parametrised weights of a cell: inside `held` each is computed once, and not once a step.
+    """The parametrised weights of a cell: inside `held` each is computed once, and not in every step.
 
     A compiled cell computes them as it was compiled to.
     """
@@ -60,8 +60,8 @@ class HeldWeights:
         """One evaluation, with parametrisations as they were when the layer was called.
 
         They are read in eval mode, where a power iteration stands still. torch's own cache of parametrised
-        weights is left aside: it may have been opened by the program around the layer and hold weights
-        without the graph that is wanted here, and it takes the copies of a module for one and the same.
+        weights is switched off: the program around the layer may have filled it with weights that lack the
+        graph needed here, and it cannot tell copies of a module apart.
         """
         if not self.lists:
             yield

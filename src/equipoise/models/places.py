@@ -21,8 +21,8 @@ def places_of(module: nn.Module) -> dict[str, str]:
     """For every place that holds a tensor, the name that this tensor has in `tensors_of`.
 
     A place is an attribute of one module, however many names the module itself has. Torch takes two names of
-    one module for two places: it puts the new tensor there twice, and by the second time finds it in the
-    place of the module's own, which is then lost.
+    one module for two places and swaps the new tensor in twice: the second time it saves the new tensor as if
+    it were the module's own, which is then lost.
     """
     first = {id(t): name for name, t in tensors_of(module).items()}
     return {

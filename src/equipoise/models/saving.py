@@ -45,7 +45,7 @@ class Saved(nn.Module):
         if not self.settings:
             raise NotImplementedError(
                 f"{type(self).__name__} must have config(), which returns the keywords that construct it "
-                f"again: files and certificates tell a model by them."
+                f"again: files and certificates identify a model by them."
             )
         values = {name: getattr(self, name) for name in self.settings}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -23,11 +23,11 @@ class Activation:
 
     name: str
     value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]  # σ'(p) of the pre-activation p; at a kink the smaller: relu'(0) = 0
+    slope: Callable[[Tensor], Tensor]  # σ'(p) at the pre-activation p; at a kink the smaller: relu'(0) = 0
     prox: Callable[[Tensor, float], Tensor] | None = None  # (v, α) ↦ prox_{αφ}(v)
     lipschitz: float = 1.0
     in_place: Callable[[Tensor], Tensor] | None = None  # σ(p) in the memory of p, where torch has that
-    exact: bool = False  # whether σ(p) is computed without rounding, of a σ as above: error bounds need that
+    exact: bool = False  # whether σ is as above and computed without rounding, which error bounds need
 
     def overwrite(self, p: Tensor) -> Tensor:
         """σ(p), where p is not needed any more."""
@@ -38,7 +38,7 @@ class Activation:
 
 
 def clamp(low: float, high: float) -> Activation:
-    """σ(p) = min(max(p, low), high): the projection on [low, high], which it is for every α."""
+    """σ(p) = min(max(p, low), high): the projection on [low, high], which is its own prox for every α."""
     if not low < high:
         raise ValueError(f"clamp needs low < high. Got {low} and {high} instead.")
     return Activation(

@@ -1,4 +1,4 @@
-"""z ← f(z) − ΔF γ with γ = argmin ‖g − ΔG γ‖, g = f(z) − z: Anderson's acceleration, a sample at a time."""
+"""z ← f(z) − ΔF γ with γ = argmin ‖g − ΔG γ‖, g = f(z) − z: Anderson's acceleration of each sample."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class AndersonState(SolverState):
 
     df: Tensor  # (n, memory, D) differences of f(z)
     dg: Tensor  # (n, memory, D) differences of g = f(z) − z, in units of `unit`
-    gram: Tensor  # (n, memory, memory) = dg dgᵀ, kept up to date a row at a time
+    gram: Tensor  # (n, memory, memory) = dg dgᵀ; each step updates one row and column
     f_last: Tensor  # (n, D)
     g_last: Tensor  # (n, D)
-    pair: Tensor  # (n, 2, D) room for the last difference of g beside g
+    pair: Tensor  # (n, 2, D) room for the last difference of g, and for g
     unit: Tensor | None = None  # (n, 1), where the squares of g are out of range
     rows: int = shared(default=0)  # at the start
     step: int = shared(default=0)
@@ -94,7 +94,7 @@ class Anderson(Solver):
         return accelerated, state
 
     def _window(self, step: int, state: AndersonState) -> tuple[int, int]:
-        """Where the difference of this step goes, and how many there are; room for more of them in time."""
+        """The slot for the difference of this step, and how many are in use; late rows get more slots."""
         late = step - 1 - _LATE * self.memory  # at 0 the oldest difference is in slot 0
         if late < 0:
             return (step - 1) % self.memory, min(step, self.memory)
@@ -115,7 +115,7 @@ class Anderson(Solver):
         diagonal += diagonal.mean(dim=1, keepdim=True).mul_(relative)
         factor, info = torch.linalg.cholesky_ex(matrix)
         weights = torch.cholesky_solve(rhs[:, :, None], factor)[:, :, 0]
-        if not bool(info.any()) and math.isfinite(float(weights.sum())):  # almost always, and quickly told
+        if not bool(info.any()) and math.isfinite(float(weights.sum())):  # almost always, and cheap to see
             return weights
         singular = (info > 0) | ~torch.isfinite(weights).all(dim=1)
         f.counts.fallbacks += int((singular if f.working is None else singular & f.working).sum())

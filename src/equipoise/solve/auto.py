@@ -19,8 +19,8 @@ class Auto(Solver):
     """argmin over the candidates of the seconds that a solve takes, at a residual that was verified.
 
     For layers and models: `Equilibrium(cell, solver=eq.Auto())`. The first call solves its batch by each of
-    `candidates` to the tolerance of the call, and takes the one that solves most samples and, of those, the
-    one that took least time; what it fails on is handed to the default chain. Weights move, so the trial is
+    `candidates` to the tolerance of the call, and chooses the one that solves most samples or, among equals,
+    takes least time. Rows on which it fails go to the default chain. Since weights move, the trial is
     repeated after `every` calls. `layer.chosen` holds what was measured.
     """
 

@@ -1,4 +1,4 @@
-"""In which dtype a map computes under autocast, which lowers every product of numbers below float64."""
+"""In which dtype a map computes under autocast, which computes products in a lower one except in float64."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def decorrelation(channels: int, eps: float = 1.0) -> Regulariser:
     that no sample depends on another. ε > 0 keeps the gradient bounded where a channel is 0.
 
     L_z ≤ 18·channels/ε: the Hessian in Y is at most 4‖Y‖² + 2‖Y Yᵀ − I‖ ≤ 6·channels, and Y changes with Z
-    at a rate of 1/√ε at most; the rows of the gradient in Y, at most 2·channels long, meet the curvature of
-    Y in Z, at most 6/ε.
+    at a rate of 1/√ε at most. To this is added the gradient in Y, whose rows are at most 2·channels long,
+    times the curvature of Y in Z, at most 6/ε.
     """
     if not isinstance(channels, int) or channels < 1:
         raise ValueError(f"channels must be an integer ≥ 1. Got {channels!r} instead.")

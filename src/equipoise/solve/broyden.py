@@ -1,4 +1,4 @@
-"""z ← z − H g, H ← H + (s − H y) sᵀH / sᵀH y, g = f(z) − z: Broyden's good method, a sample at a time."""
+"""z ← z − H g, H ← H + (s − H y) sᵀH / sᵀH y, g = f(z) − z: Broyden's good method for each sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .problem import Map
 from .solver import Solver, SolverState, shared
 
 # A step longer than this multiple of the lowest ‖g‖ says that H is nearly singular, not that the solution is
-# so far away. Taken, it throws a contraction back by at most 2e5, which a Stop does not yet call diverged.
+# so far away. A shorter one raises ‖g‖ of a contraction at most 2e5-fold, which no Stop calls diverged.
 _LONGEST = 1e5
 
 
@@ -74,7 +74,7 @@ class Broyden(Solver):
         if state.unit is not None:
             g = g / state.unit
         size = row_norms(g)
-        lower = size <= state.best  # of equals the latest, which has moved on
+        lower = size <= state.best  # among equals the latest point
         state.best = torch.where(lower, size, state.best)
         state.z_best = torch.where(lower[:, None], z, state.z_best)
         state.f_best = torch.where(lower[:, None], fz, state.f_best)

@@ -1,4 +1,4 @@
-"""Keep `torch.compile` away from solves: their loops end as the data decide, which no graph can hold."""
+"""Keep `torch.compile` away from solves: the data decide when their loops end, which no graph can express."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NOT_EXPORTED = (
-    "a network that holds an equilibrium layer cannot be exported, since its solver takes as long as the "
-    "data ask for. Export eq.unroll(layer, …), a fixed number of steps, in its place."
+    "a network that holds an equilibrium layer cannot be exported, since its solver takes as many steps as "
+    "the data ask for. Export eq.unroll(layer, …), a fixed number of steps, in its place."
 )
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which a compiler leaves alone with all that it calls.
+    """The function, wrapped so that the compiler skips it and everything that it calls.
 
     This is `torch.compiler.disable` without the seconds that importing the compiler takes: it is used only
     once the compiler has been imported by somebody else.

@@ -23,7 +23,7 @@ from .solver import Solver
 
 Precision = Literal["auto", "native", "mixed"]
 
-# Entries times samples of W from which products in float32 save more than a second loop costs.
+# From this many entries of W times samples on, products in float32 save more than a second loop costs.
 _LARGE = 2**22
 
 # Rows on which Anderson stalls, cycling about a solution, often settle by plain steps, damped a little.
@@ -80,7 +80,7 @@ def approach(
     stop: Stop | None = None,
 ) -> Solution:
     """`fixed_point` for callers that evaluate f at the answer anyway: a row may end with a step that should
-    bring it to tolerance, unseen. Its status is a forecast until `confirm`."""
+    bring it to the tolerance, before f is evaluated there. Its status is a forecast until `confirm`."""
     return _solve(f, z0, args, shared, solver, stop, LoopOptions(ahead=True))
 
 
@@ -202,7 +202,7 @@ def extrapolate(z: Tensor, previous: Tensor | None) -> Tensor:
 def _confirm_batch(f: Map, outcome: RowsFound, stop: Stop) -> None:
     """Evaluate f on the whole batch after samples were dropped, which tells whether f mixes samples.
 
-    Differences that come only from the rounding of another batch size are let pass.
+    Differences that can come from the rounding of another batch size are tolerated.
     """
     outcome.image = fz = f(outcome.value)
     residual, scale = row_distances(fz, outcome.value), row_norms(fz)
@@ -228,7 +228,7 @@ def _pays(f: Map, z: Tensor, solver: Solver) -> bool:
 
 
 def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop, cold: bool) -> RowsFound:
-    """What an iteration in less than float64 reaches, in float64 again: the start of the verified solve."""
+    """Iterate in less than float64 and return what was reached, in float64, to start the verified solve."""
     if z.dtype != torch.float64:
         raise ValueError(
             f"precision='mixed' finishes in float64, so z0 must be float64. Got {z.dtype} instead."
@@ -241,7 +241,7 @@ def _single_precision(f: Map, z: Tensor, solver: Solver, stop: Stop, cold: bool)
         return refined(f, z, stop, cold)
     single = torch.float32
     assert stop.rtol is not None
-    reach = Stop.reach(single) * (1 if solver.uses_value else 4)  # a step of its own rounds more than f
+    reach = Stop.reach(single) * (1 if solver.uses_value else 4)  # a splitting step rounds more than f
     rtol = max((0.8 if solver.smooth and solver.uses_value else 0.5) * stop.rtol, reach)
     near = replace(stop, rtol=rtol, patience=min(stop.patience, 4))
     outcome = iterate(f.to(single), z.to(single), solver, near, LoopOptions(ours=True, ahead=True))

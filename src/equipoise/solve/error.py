@@ -34,8 +34,8 @@ class Solved:
         """≥ ‖z − z*‖ of each row, (N,) in float64; None where no bound is known."""
         if _versions(self.problem) != self.versions:
             raise RuntimeError(
-                "the error is the distance to the equilibrium of those weights and inputs that were solved. "
-                "Got some that have been changed in place since: ask for the error before, or solve again."
+                "the error is the distance to the equilibrium of the weights and inputs that were solved. "
+                "Some have been changed in place since: ask for the error before that, or solve again."
             )
         return error_bounds(self.problem, z)
 

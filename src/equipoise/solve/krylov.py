@@ -1,4 +1,4 @@
-"""‖b − A x‖ minimal over x₀ + span{r, A r, A² r, …}: GMRES for many systems at once, a row each."""
+"""‖b − A x‖ minimal over x₀ + span{r, A r, A² r, …}: GMRES for many systems at once, one in each row."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _STAGNANT = 0.99
 
 @dataclass(frozen=True)
 class Krylov:
-    """What a linear solve answers, for every row. `residual` is the true ‖b − A x‖, computed at exit."""
+    """The result of a linear solve, for every row. `residual` is the true ‖b − A x‖, computed at exit."""
 
     value: Tensor  # (n, D)
     residual: Tensor  # (n,)
     steps: Tensor  # (n,) Krylov dimensions used
     converged: Tensor  # (n,)
-    coupled: Tensor  # (n,) met the tolerance until other rows went on: the operator mixes rows
+    coupled: Tensor  # (n,) met the tolerance only until other rows moved: the operator mixes rows
 
 
 def gmres(
@@ -92,7 +92,7 @@ def _answer(
 ) -> Krylov:
     """x, judged by the residual of all rows together instead of the one that each row had on its own.
 
-    Rows that stood still while others moved are what they were, but for the rounding of another product.
+    A residual that has grown by no more than the rounding of another product counts as unchanged.
     """
     believed = torch.isfinite(residual) & (residual <= tolerance)
     residual = torch.where(seen <= residual + rounding, residual, seen)
@@ -112,8 +112,8 @@ def _cycle(
     """The correction of one cycle, (n, D), and the dimensions each row used, (n,).
 
     A row that ends gets zero basis vectors from there on: they cost it nothing and change nothing.
-    `turn` is the orthogonal matrix that makes the Hessenberg matrix triangular, one Givens rotation more a
-    step: its first column times ‖r‖ is the rotated right-hand side, and the last entry of that the residual.
+    `turn` is the orthogonal matrix that makes the Hessenberg matrix triangular; each step adds a Givens
+    rotation. Its first column times ‖r‖ is the rotated right-hand side, whose last entry is the residual.
     """
     n = len(r)
     eps = torch.finfo(r.dtype).eps
@@ -153,7 +153,7 @@ def _cycle(
 
 
 def _orthogonalise(span: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """w less its part in the span, and the coefficients of that part: Gram-Schmidt, done twice is enough."""
+    """w without its part in the span, and the coefficients of that part: Gram-Schmidt, done twice."""
     h = products(span, w)
     w = w - combined(h, span)
     again = products(span, w)

@@ -21,7 +21,7 @@ _NEAR = 1e-2
 
 @dataclass
 class RowsFound:
-    """What the loop found of every row."""
+    """What the loop found for every row."""
 
     value: Tensor  # (N, D)
     status: Tensor  # (N,)
@@ -29,13 +29,13 @@ class RowsFound:
     scale: Tensor  # (N,)
     steps: Tensor  # (N,)
     floor: Tensor  # (N,)
-    dropped: bool = False  # whether f was last evaluated without rows that had ended, or elsewhere in them
-    rate: float = 1.0  # at which residuals fell, a step
-    image: Tensor | None = None  # f(value), where all rows ended at one check
+    dropped: bool = False  # whether f was last evaluated without ended rows, or at other states of them
+    rate: float = 1.0  # factor by which residuals fell in each step
+    image: Tensor | None = None  # f(value), if all rows ended at the same check
 
     @classmethod
     def unsolved(cls, z: Tensor) -> RowsFound:
-        """Nothing found yet of any row."""
+        """The result before any row was solved."""
         n = z.shape[0]
         nan = torch.full((n,), math.nan, dtype=norm_dtype(z), device=z.device)
         steps = torch.zeros(n, dtype=torch.int64, device=z.device)
@@ -43,14 +43,14 @@ class RowsFound:
         return cls(torch.empty_like(z), status, nan, nan.clone(), steps, torch.zeros_like(nan))
 
     def take(self, rows: Tensor) -> RowsFound:
-        """What was found of some of the rows."""
+        """The result for some of the rows."""
         value, status, residual, scale, steps, floor = (
             t[rows] for t in (self.value, self.status, self.residual, self.scale, self.steps, self.floor)
         )
         return RowsFound(value, status, residual, scale, steps, floor)
 
     def put(self, rows: Tensor, other: RowsFound) -> None:
-        """Take over what was found of some of the rows where it is better; their steps add up."""
+        """Take over the result for some of the rows where it is better; their steps add up."""
         self.steps[rows] += other.steps
         old = self.residual[rows]
         better = (other.status == Status.converged) | (other.residual < old) | ~torch.isfinite(old)
@@ -78,9 +78,9 @@ class LoopOptions:
     """How the loop is run, besides the solver and the stopping test."""
 
     record: Trace | None = None
-    ahead: bool = False  # the answer will be verified elsewhere: a row may end with a step that is not seen
+    ahead: bool = False  # the answer will be verified elsewhere: a row may end with an unchecked step
     ours: bool = False  # nobody else holds the start: it may become the answer itself
-    rate: float = 1.0  # at which residuals are known to fall, a step
+    rate: float = 1.0  # factor by which residuals are known to fall in each step
     rescue: bool = False  # later solvers take over rows that stalled or grew, within max_steps in all
 
 
@@ -106,7 +106,7 @@ def run_chain(
         if run.rescue:
             stop = replace(stop, max_steps=limit - int(outcome.steps[failed].min()))
         if not solver.applies(f):
-            chain.remove(solver)  # it has no part in the answer, and no name in it
+            chain.remove(solver)  # it took no part in the answer and is not named in it
             continue
         f.counts.retried += len(failed)
         # Where the failed solver came near, go on from there; else start afresh.
@@ -136,11 +136,11 @@ def iterate(
 
 
 class _Iteration:
-    """One solver at work on a batch; `rows` are the places in `out` of those that have not ended.
+    """One solver at work on a batch; `rows` are the places in `out` of the rows that have not ended.
 
-    `ahead` saves an evaluation if the answer is verified elsewhere: with a solver whose rate is steady a row
-    ends with the step that should bring it to tolerance at that rate, and this step is its value although f
-    has not been evaluated there.
+    `ahead` saves an evaluation if the answer is verified elsewhere: with a solver whose rate is steady, a row
+    ends with the step that should bring it to the tolerance at that rate, although f has not been evaluated
+    after that step.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class _Iteration:
         self.names = self.rows if names is None else names
         self.state: Any = None  # from the first step on: a start that is already good enough needs none
         self.progress = Progress.begin(f, z, run.rate)
-        self.kept: Tensor | None = None  # the rows that the last check left at work, where it dropped some
+        self.kept: Tensor | None = None  # the rows that the last check left at work, if it dropped some
 
     def run(self) -> None:
         solver, stop, due = self.solver, self.stop, 0
@@ -219,11 +219,11 @@ class _Iteration:
     def _keep(
         self, k: int, ended: Tensor, status: Tensor, fz: Tensor, residual: Tensor, scale: Tensor
     ) -> None:
-        """Write what was found of the rows that have ended."""
+        """Write down the result of the rows that have ended."""
         out, at = self.out, self.rows[ended]
         if len(at) < len(out.value):
             out.value[at] = self.z[ended]
-        else:  # all at once: no copy where z is surely nobody else's
+        else:  # all at once: no copy if nobody else can hold z
             out.value = self.z if self.how.ours and self.f.affine is not None else self.z.clone()
             out.image = None if self.ahead else fz
         out.status[at], out.steps[at] = status[ended], k + self.ahead
@@ -231,7 +231,7 @@ class _Iteration:
         out.floor[at] = self.progress.floor[ended]
 
     def _drop(self, at_work: Tensor) -> None:
-        """Go on with the rows at work alone, where that pays."""
+        """Drop the rows that have ended from the batch, if that pays."""
         if not (self.f.compactable and len(at_work) <= (1 - self.f.worth) * len(self.rows)):
             self.f.working = ~self.progress.done
             return

@@ -1,4 +1,4 @@
-"""z ← z + δ, (I − J(z)) δ = f(z) − z: semismooth Newton, a sample at a time."""
+"""z ← z + δ, (I − J(z)) δ = f(z) − z: semismooth Newton for each sample."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _DECREASE = 1e-4
 _HALVINGS = 20
 # Least and most forcing term of the inexact steps: δ leaves this share of the residual of its equation.
 _FORCING = 1e-3, 1e-2
-# A Jacobian that has to be built column by column pays up to this width; beyond, GMRES needs fewer products.
+# Building a Jacobian column by column pays up to this width; beyond it, GMRES needs fewer products.
 _COLUMNS = 16
-# Numbers of a stack of small matrices that are solved together.
+# At most this many numbers in a stack of small matrices that are solved together.
 _STACK = 1 << 20
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-# Entries of a temporary that is better made in pieces: half a second-level cache.
+# A temporary with more entries than this is made in pieces: half a second-level cache.
 _BLOCK = 2**16
 
 
@@ -59,7 +59,7 @@ def row_distances(a: Tensor, b: Tensor) -> Tensor:
 def products(rows: Tensor, v: Tensor) -> Tensor:
     """⟨rows_k, v⟩ of each sample, (n, k) from (n, k, D) and (n, D).
 
-    As a product of v with the transpose, which torch computes up to ten times as fast as rows @ v.
+    It is computed as v times the transpose, for which torch is up to ten times as fast as for rows @ v.
     """
     return torch.bmm(v[:, None], rows.mT)[:, 0]
 

@@ -33,7 +33,7 @@ class PeacemanRachford(Splitting):
 
     where λ is the least number with ‖Mx‖² ≤ λ⟨x, Mx⟩ (1/λ is how cocoercive M is). The quotient is largest
     at t = μ, s = λμ, and so least for α = 1/√(λμ), the default: q then contracts by √((√λ − √μ)/(√λ + √μ)).
-    Always λ ≤ ℓ²/μ. Where ℓ is given, that is used for λ and W is not looked into: α = 1/ℓ.
+    Always λ ≤ ℓ²/μ. If ℓ is given, λ = ℓ²/μ is used without computing anything from W: then α = 1/ℓ.
 
     I + αM has a condition number of at most 1 + √(λ/μ), so that an explicit inverse loses little.
     """
@@ -64,7 +64,7 @@ class PeacemanRachford(Splitting):
     def init(self, f: Map, z: Tensor) -> PeacemanRachfordState:
         """The reflection of z, with the Cayley transform computed once for each W and α."""
         affine = parts(f)
-        self.margin_of(affine)  # refuses a W without one
+        self.margin_of(affine)  # raises if I − W is not strongly monotone
         prox, alpha = self.prox(affine), self.alpha(affine)
         bias = alpha * affine.bias
         c = torch.addmm(bias, bias, _cayley(affine, alpha).T)
@@ -94,8 +94,8 @@ def _curvature(weight: Tensor) -> float:
 
 
 def _cayley(affine: AffineMap, alpha: float) -> Tensor:
-    """C = 2(I + αM)⁻¹ − I, shared by every map with this W. In float64, then rounded: what is lost of C in
-    float32 arithmetic would be the accuracy of every solve with it."""
+    """C = 2(I + αM)⁻¹ − I, shared by every map with this W. It is computed in float64 and then rounded,
+    because its error limits the accuracy of every solve with it."""
     weight = affine.weight
     key = ("cayley", alpha, weight.dtype)
     if key not in affine.cache:

@@ -18,7 +18,7 @@ from .solution import Counts, State
 
 
 class RowMap(ABC):
-    """A map z ↦ f(z) of flat rows that holds what belongs to each, and can be restricted to some of them."""
+    """A map z ↦ f(z) of flat rows that holds the data of each row, and can be restricted to some of them."""
 
     worth: float = 0.15  # dropping rows costs a copy at least: it pays from this share of the batch on
 
@@ -71,11 +71,11 @@ class AffineMap(RowMap):
             return torch.addmm(self.bias, z, self.weight.T)  # (N, m)
 
     def start(self) -> Tensor:
-        """f(0) = σ(b), the size of the problem, and a start one step ahead of zero, at no cost."""
+        """f(0) = σ(b), which tells the size of the problem and is a start one step ahead of zero."""
         return self.activation(self.bias)
 
     def with_bias(self, bias: Tensor) -> AffineMap:
-        """The same W on other samples, sharing what was computed of it."""
+        """The same W on other samples, sharing what was computed from it."""
         other = AffineMap(self.weight, bias, self.activation)
         other.cache = self.cache
         return other
@@ -195,7 +195,7 @@ class Map:
     counts: Counts = field(default_factory=Counts)
     working: Tensor | None = None  # (n,) rows not yet ended, when some have
     rounding: torch.dtype | None = None
-    gap: Tensor | None = None  # f(z) − z where the last check of z left it
+    gap: Tensor | None = None  # f(z) − z, if the last check computed it
 
     @property
     def affine(self) -> AffineMap | None:
@@ -243,7 +243,7 @@ class Map:
         return flat
 
     def difference(self, z: Tensor, fz: Tensor) -> Tensor:
-        """f(z) − z, which the check of this step may have left; it is the caller's then."""
+        """f(z) − z, from the check of this step if that computed it; the caller may overwrite it."""
         gap, self.gap = self.gap, None
         return fz - z if gap is None else gap
 

@@ -32,8 +32,8 @@ class Progress:
     start: Tensor | None = None  # (n,) ‖f(z)‖ at the start, while the size of f(0) is not known
     excess: float = math.inf  # worst residual over tolerance at the last check
     checked: int = 0
-    rate: float = 1.0  # measured fall of the excess, a step
-    lowest: float = 0.0  # the least of `first`, or less
+    rate: float = 1.0  # measured factor of the excess in each step
+    lowest: float = 0.0  # no more than the least of `first`
 
     @classmethod
     def begin(cls, f: Map, z: Tensor, rate: float) -> Progress:
@@ -99,7 +99,7 @@ class Progress:
     ) -> Tensor | None:
         """The Status of each row, −1 if it has not ended; with `ahead`, that of its next step at this rate.
 
-        Returns None if no row has ended, which is found out in a fraction of the time.
+        Early in a solve it returns None if no row has ended, which takes a fraction of the time to see.
         """
         share = min(self.rate, 1.0) if ahead else 1.0
         if 0 < k < min(stop.patience, stop.max_steps):  # too early for a row to stall
@@ -123,7 +123,7 @@ class Progress:
         status = torch.where(idle, int(Status.stalled), int(Status.max_steps) if last else -1)
         status = torch.where(diverged, int(Status.diverged), status)
         if bool(there.any()):
-            # A state that runs away meets a relative tolerance at last, its residual as large as ever.
+            # A state that runs away meets a relative tolerance in the end although its residual never fell.
             runaway = (residual > 0.5 * self.first) & (tolerance > 2 * self.asked)
             reached = torch.where(runaway, int(Status.diverged), int(Status.converged))
             status = torch.where(there, reached, status)
@@ -131,7 +131,7 @@ class Progress:
         broken = ~torch.isfinite(residual + tolerance)
         if bool(broken.any()):
             bad = ~(torch.isfinite(z).all(dim=1) & torch.isfinite(fz).all(dim=1))
-            # Finite values whose norm overflows: at the start they have grown from nothing.
+            # Finite values whose norm overflows have diverged, except at the start, before any growth.
             status[broken] = int(Status.diverged if k else Status.nonfinite)
             status[bad] = int(Status.nonfinite)
 
@@ -164,7 +164,7 @@ class Progress:
 
 
 def _size(affine: AffineMap, image: Tensor) -> Tensor:
-    """‖σ(b)‖ of each row; where that is 0, no more than ‖b‖, which is the other size there is."""
+    """‖σ(b)‖ of each row; where that is 0, the smaller of ‖b‖ and `image`."""
     size = row_norms(affine.start())
     if bool((size > 0).all()):
         return size

@@ -1,9 +1,9 @@
 """z ← σ(p + (z − y) Wᵀ), p = y Wᵀ + b: plain iteration about a point y, by products in a lower precision.
 
-A product that is wrong by a share ε is wrong by ε‖z − y‖ here, and not by ε‖z‖. So most steps of a solve can
-be taken with half the digits at half the cost, about a y whose own product p is renewed, in full, when that
-error would show. Nothing found here is believed: what it gives is the start of a solve in float64 that
-verifies every row.
+A relative error ε of a product costs ε‖z − y‖ here, and not ε‖z‖. So most steps of a solve can be taken with
+half the digits at half the cost, about a point y whose own product p is recomputed in full precision when
+that error would show. Nothing found here is trusted: it is the start of a solve in float64 that verifies
+every row.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from .norms import row_distances, row_norms
 from .problem import AffineMap, Map
 from .solution import Counts, Stop
 
-# The share of ‖z − y‖ that remains as a residual when products are rounded to a dtype, over its eps.
+# The share of ‖z − y‖ that remains as a residual when products are rounded to a dtype, in units of its eps.
 _ROUNDED = 1 / 8
-# The residual to aim at, over what will be asked for: a forecast is a little wrong.
+# The residual to aim at, as a share of the tolerance, since a forecast is a little wrong.
 _AIM = 0.8
-# Where float64 ends the work: what is asked of float32 before it, over what float32 could reach.
+# If float64 finishes the work, float32 is asked for this many times the residual that it could reach.
 _FAR = 5.0
-# Steps between two looks at the residual, at most; and looks without progress after which it is given up.
+# The most steps between two checks of the residual, and the checks without progress before giving up.
 _LONGEST_WAIT, _PATIENCE = 8, 4
-# Rows whose residual is so many times the usual one are behind, and solved on their own where they are few.
+# Rows beyond _BEHIND times the median residual are solved on their own if they are at most _FEW of all.
 _BEHIND, _FEW = 10.0, 0.25
 
 
 def refined(f: Map, z: Tensor, stop: Stop, cold: bool) -> RowsFound:
-    """Where cheap products lead a float64 AffineMap from z; `cold`: z is σ(b), a step from 0."""
+    """What cheap products reach from z for a float64 AffineMap; `cold` says that z is σ(b), a step from 0."""
     assert f.affine is not None
     assert stop.rtol is not None
     single, reach, aim = torch.float32, Stop.reach(torch.float32), _AIM * stop.rtol
     half = torch.bfloat16 if _multiplies_halves(z.device) else single
     near = _Approach(f.affine.to(single), z.to(single), half, f.counts)
-    # Below what float32 reaches, a turn in float64 follows: the last of float32's digits are then not asked.
+    # If the tolerance is beyond float32, float64 follows, and float32 is not asked for its last digits.
     near.run(replace(stop, rtol=max(aim, reach) if stop.rtol >= reach else _FAR * reach), cold)
     value, taken, rate = near.answer.double(), near.taken, near.rate
     if stop.rtol < reach and near.falling:
@@ -60,13 +60,13 @@ class _Approach:
         self.g, self.z, self.answer, self.counts, self.rate = g, z, z, counts, rate
         self.rows = torch.arange(len(z), device=z.device)
         self.low = None if low == z.dtype else low
-        self.y: Tensor | None = None  # about which products are taken: 0 where there is none, with p = b
+        self.y: Tensor | None = None  # the point about which products are taken; None is y = 0, with p = b
         self.p = g.bias
         self.taken, self.falling = 0, True
         self.grown = torch.zeros(len(z), dtype=torch.bool, device=z.device)
 
     def run(self, stop: Stop, cold: bool = False) -> None:
-        """Until the residual of the next iterate should be at tolerance, or residuals fall no more."""
+        """Take steps until the next iterate should meet the tolerance, or residuals fall no more."""
         assert stop.rtol is not None
         rounding = 0.0 if self.low is None else _ROUNDED * torch.finfo(self.low).eps
         about = cold and self.low is not None  # whether the step at hand is one about y
@@ -81,7 +81,7 @@ class _Approach:
             excess = self._excess(new, stop)  # (n,)
             worst, self.z = float(excess.max()), new
             first = excess if first is None else first
-            if before < math.inf and (about or self.low is None):  # a full step after rounded ones tells none
+            if before < math.inf and (about or self.low is None):  # a full step after rounded ones: no rate
                 self.rate = min((worst / before) ** (1 / (k - looked)), 1.0)
             before, looked = max(worst, tiny), k
             idle, best = (0 if worst < 0.99 * best else idle + 1), min(best, worst)
@@ -91,8 +91,8 @@ class _Approach:
                     self.grown = ~(excess <= first)
                 break
             if not about:
-                left = worst  # by the first step from y
-            # Of the next residual, which nobody sees: the way from y is a sum of steps that shrink.
+                left = worst  # the first step from y tells how far y is off
+            # Forecasts of the next residual, which is not computed: the way from y is a geometric sum.
             noise, ahead = rounding * left / max(1 - self.rate, 0.1), worst * self.rate
             if ahead + about * noise <= 1:
                 break
@@ -113,22 +113,22 @@ class _Approach:
             return g.activation(self.p) if self.low is not None else g.activation.overwrite(self.p)
         assert self.low is not None
         moved = z.to(self.low) if self.y is None else _difference(z, self.y, self.low)
-        # A sum of two dtypes takes several times as long as a cast and a sum of one.
+        # A sum of two dtypes takes several times as long as a cast and a sum in one dtype.
         return g.activation.overwrite((moved @ _cast(g, self.low).T).to(z.dtype).add_(self.p))
 
     def _excess(self, new: Tensor, stop: Stop) -> Tensor:
-        """The length of the step over the residual that is asked for, in every row."""
+        """The length of the step divided by the tolerance, in every row."""
         tiny = torch.finfo(new.dtype).tiny
         return row_distances(new, self.z) / stop.tolerance(row_norms(new)).clamp_min(tiny)
 
     def _wait(self, ahead: float, goal: float) -> int:
-        """Steps until a look at the residual could end these steps, at the rate they have."""
+        """Steps until a check of the residual could end these steps, at the present rate."""
         if not 0 < self.rate < 1 or ahead <= goal:
             return 1
         return max(1, min(_LONGEST_WAIT, 1 + math.floor(math.log(ahead / goal) / -math.log(self.rate))))
 
     def _part(self, excess: Tensor, stop: Stop) -> float:
-        """Leave out rows that are there, and lead few that are far behind the others, on their own, first.
+        """Drop the rows that have arrived, and a few that are far behind after solving them on their own.
 
         Returns the largest excess of the rows that go on.
         """

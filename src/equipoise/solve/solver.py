@@ -50,7 +50,7 @@ class Solver(ABC):
     """Whether the solver needs the parts of an AffineMap."""
 
     selects: ClassVar[bool] = False
-    """Whether the solver chooses among equilibria: the next of a chain then goes on from it, near or not."""
+    """Whether the solver chooses among equilibria: the next one of a chain then always goes on from there."""
 
     def require(self, f: Map) -> None:  # noqa: B027  (most solvers take everything)
         """Raise an error that explains it, before anything runs, if the solver cannot take this problem."""

@@ -71,8 +71,8 @@ class Splitting(Solver):
         """The error for a W that is not strongly monotone, with what was found."""
         return ValueError(
             f"{type(self).__name__} needs a strongly monotone I − W: the margin μ = λ_min(sym(I − W)) must "
-            f"be > 0. Got {found} instead; smaller weights or W = (1 − μ)I − AᵀA + B − Bᵀ have one, "
-            f"Anderson or Newton may do without."
+            f"be > 0. Got {found} instead; smaller weights or W = (1 − μ)I − AᵀA + B − Bᵀ have one, and "
+            f"Anderson or Newton may do without one."
         )
 
     def prox(self, affine: AffineMap) -> Callable[[Tensor, float], Tensor]:

@@ -59,9 +59,9 @@ class TestMultiBlock(ProximalContract):
 
 def test_averagedness_speaks_of_the_layers_of_a_deep_network_alone():
     model, _ = build()
-    with pytest.raises(ValueError, match="of the deep form alone"):
+    with pytest.raises(ValueError, match="for the deep form alone"):
         _ = model.multi_block().averagedness
-    with pytest.raises(ValueError, match="of the layers alone"):
+    with pytest.raises(ValueError, match="for the layers alone"):
         _ = build(regulariser=L1(0.1))[0].averagedness
 
 

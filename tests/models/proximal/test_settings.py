@@ -113,7 +113,7 @@ def test_too_few_unrolled_steps_are_told_as_what_they_are():
     with pytest.raises(eq.EquilibriumError, match="max_steps after 20 steps") as failure:
         model(ONES)
     assert "max_steps=20" in str(failure.value)
-    assert "those of Unrolled(20): take more of them, or z_K as it is, with on_failure='accept'" in str(
+    assert "those of Unrolled(20): take more of them, or accept z_K as it is by on_failure='accept'" in str(
         failure.value
     )
     assert model.last.forward.steps.tolist() == [20, 20]

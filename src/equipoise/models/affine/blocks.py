@@ -1,4 +1,4 @@
-"""⟨∂ŷ_ip, ∂ŷ_jq⟩, (N, k, N2, k): what the blocks of gradients and tangent kernels are made of."""
+"""⟨∂ŷ_ip, ∂ŷ_jq⟩, (N, k, N2, k): the products of which gradients and tangent kernels are composed."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def readout_block(Z: Tensor, Z2: Tensor, outputs: int) -> Tensor:
 
 
 def squeeze_blocks(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
-    """(N, 1, N2, 1) as (N, N2); more outputs are left as they are."""
+    """(N, 1, N2, 1) becomes (N, N2); blocks of several outputs are left as they are."""
     return {name: b[:, 0, :, 0] if b.shape[1] == b.shape[3] == 1 else b for name, b in blocks.items()}

@@ -25,7 +25,7 @@ from ..kept import Kept
 from ..proximal.pieces import tightened
 
 _POWER_STEPS = 10
-_COARSEST = 1e-2  # tolerance that is taken by default
+_COARSEST = 1e-2  # the largest tolerance that is chosen by default
 
 
 def _forward_backward(
@@ -33,7 +33,7 @@ def _forward_backward(
 ) -> Tensor:
     """relu(z − α(Mz − c)),  M = I − W = μI + Aᵀ⋆A⋆ − K⋆, with the kernel of (h, z) ↦ α(K⋆z − Aᵀ⋆h).
 
-    One convolution of A⋆z beside z takes the place of two: in float32 the backward pass then takes half to
+    A single convolution of A⋆z stacked on z replaces two: in float32 the backward pass then takes half to
     nine tenths of the time.
     """
     both = torch.cat((F.conv2d(z, A, padding=padding), z), dim=1)
@@ -188,7 +188,7 @@ class ConvMonotone(ImageModel):
         return 1 / (self.margin + a**2 + k)
 
     def cell_stop(self, stop: Stop) -> Stop:
-        """Smaller by the factor α, since a step of the splitting is that part of one of relu(W⋆z + c)."""
+        """`stop` times α, since a step of the splitting goes only that part of one of relu(W⋆z + c)."""
         alpha = min(1.0, self.step_size())
         if stop.rtol is None:
             reach = 1.01 * Stop.reach(compute_dtype(self.A)) / alpha

@@ -6,7 +6,7 @@ and the adjoint V of the readout,
 
     V = D ∘ (1 aᵀ + V W),   D = σ'(Z Wᵀ + u)          V is (N, m), or (N, k, m) for k > 1 outputs,
 
-one linear equation with the contraction factor of the forward one. No Jacobian is formed.
+which is one linear equation with the contraction factor of the forward one. No Jacobian is formed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AffineFamily(EquilibriumModel):
 
     readout_name: ClassVar[str]  # the parameter of the last, linear layer; the others are the hidden ones
     readout_bias_name: ClassVar[str | None] = None  # the parameter that is added to the readout
-    scaled_name: ClassVar[str | None] = None  # the parameter that W(θ) is a multiple of, where it is one
+    scaled_name: ClassVar[str | None] = None  # the parameter that W(θ) is a multiple of, if there is one
     structured = True
     direct: ClassVar[bool] = False  # whether ŷ is found without an iteration
     activation: Activation = RELU
@@ -137,7 +137,7 @@ class AffineFamily(EquilibriumModel):
     def equation(  # type: ignore[override]
         self, X: Tensor, *, start: Start = None, method: Method, problem: AffineMap | None = None
     ) -> AffineEquation:
-        """Z = σ(Z Wᵀ + u). `problem` is `affine_map(X)`, without a gradient, where it is known."""
+        """Z = σ(Z Wᵀ + u). `problem` is `affine_map(X)`, without a gradient, if it is known already."""
         X = self._check_inputs(X)
         z0 = given_start(start, (len(X), self.width))
         if z0 is None and not isinstance(method.gradient, SolvedGradient):
@@ -255,7 +255,7 @@ class AffineFamily(EquilibriumModel):
         if bool(suspect.any()):
             error = 2 * self._error(problem, self.activation(P) - Z)  # (N,)
             near = suspect & (P.abs() <= error[:, None] * problem.weight.norm(dim=1))
-            # Unless W has zeros, a unit without injection is 0 only where all others are.
+            # Unless W has zeros, a unit without injection is 0 only if all others are.
             asked = near if bool((problem.weight == 0).any()) else near & (P != 0)
             rows = torch.nonzero(asked.any(dim=1)).flatten()
             at = problem.take(rows)
@@ -274,6 +274,6 @@ class AffineFamily(EquilibriumModel):
     # -- housekeeping ------------------------------------------------------------------------------------
 
     def _check_inputs(self, X: Tensor) -> Tensor:
-        """X in one layout, on which the last bits of a product may depend, or an error that says why not."""
+        """X, checked and made contiguous, since the last bits of a product may depend on its layout."""
         check_rows(X, self.inputs, self.readout_weight)
         return X.contiguous()

@@ -95,7 +95,7 @@ class LinearEquilibrium(AffineFamily):
     @unlowered
     def predictor(self) -> Tensor:
         """M = B Umat⁻¹, (k, m), with ŷ = Φ Mᵀ. Differentiable to every order."""
-        wide = norm_dtype(self.A)  # in half precision nothing is factored
+        wide = norm_dtype(self.A)  # torch factorises nothing in half precision
         if under_transform() or wide != self.A.dtype:
             return _predict(self.A.to(wide), self.B.to(wide), self.gamma).to(self.A.dtype)
         return _Predictor.apply(self.A, self.B, self.gamma)

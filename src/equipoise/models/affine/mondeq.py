@@ -151,7 +151,7 @@ def _read_mat(path: Path) -> dict[str, Tensor]:
 
 
 def _find(tensors: Mapping[str, Tensor], known: Sequence[str]) -> Tensor | None:
-    """The tensor by the first name that is known, or by a longer one that ends in it behind a point."""
+    """The tensor under the first known name, or under the only longer name that ends in `.name`."""
     for name in known:
         if name in tensors:
             return tensors[name]
@@ -175,7 +175,7 @@ def _margin(
 
 
 def _of_inputs(name: str, value: float | Sequence[float], d: int) -> Tensor:
-    """One number, or one a channel or an input, for each of d inputs."""
+    """One number for each of d inputs, from one for all of them, for each channel, or for each input."""
     v = torch.as_tensor(value, dtype=torch.float64).flatten()
     if not bool(torch.isfinite(v).all()):
         raise ValueError(f"{name} must be finite. Got {v.tolist()} instead.")

@@ -10,7 +10,7 @@ from ...solve import Activation
 
 
 def settled(P: Tensor, weight: Tensor, bias: Tensor, activation: Activation, near: Tensor) -> Tensor:
-    """P = Z Wᵀ + u (…, N, m), in which those of `near` that tie are 0 and the others have their true sign.
+    """P = Z Wᵀ + u (…, N, m), in which every unit marked by `near` is 0 if it ties, or has its true sign.
 
     It is computed in float64, so that a unit counts as a tie only by the rounding of its own sum, and never
     by the error of Z.

@@ -99,7 +99,7 @@ class ImageModel(EquilibriumModel):
     def equation(  # type: ignore[override]
         self, x: Tensor, *, start: Start = None, method: Method
     ) -> CellEquation:
-        """z = f(z, c(x)), or a map with the same equilibria where they alone count."""
+        """z = f(z, c(x)), or a map with the same equilibria if nothing but these is asked for."""
         c = self.injection(self._check_images(x))
         if selects(method.solver) and isinstance(self.state[0], int):  # SAM sees flat rows
             check_sam(method.solver, x.new_zeros(1, math.prod(self.state)))  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ class ImageModel(EquilibriumModel):
 
     @torch.no_grad()
     def _default_start(self, c: Sequence[Tensor]) -> State | None:
-        """In the dtype of the parameters, which the state has under autocast too."""
+        """`default_start` in the dtype of the parameters, which the state has under autocast too."""
         start = self.default_start(c)
         return start.to(next(self.parameters()).dtype) if isinstance(start, Tensor) else start
 

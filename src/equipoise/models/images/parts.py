@@ -49,7 +49,7 @@ class Maker(Draws):
         return self._fill(layer, inputs**-0.5)
 
     def norm(self, groups: int, channels: int) -> nn.GroupNorm:
-        """A group norm of so many groups."""
+        """A group norm with `groups` groups."""
         return nn.GroupNorm(groups, channels, dtype=self.dtype, device=self.device)
 
     def _fill(self, layer: _Layer, std: float) -> _Layer:
@@ -180,7 +180,7 @@ def _autocast(*tensors: Tensor) -> bool:
 
 
 def transposed_kernel(kernel: Tensor) -> Tensor:
-    """The kernel of Kᵀ⋆ for an odd kernel K at stride 1, a convolution too: faster than a transposed one."""
+    """The kernel of Kᵀ⋆ as a convolution, if K is odd and has stride 1: faster than a transposed one."""
     return kernel.flip(2, 3).transpose(0, 1).contiguous()
 
 

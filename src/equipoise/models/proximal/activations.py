@@ -28,7 +28,7 @@ _PANEL, _NODES = 0.5, 12  # of the quadrature: as accurate as float64 for an ana
 def monotone_activation(which: str | Activation) -> Activation:
     """An activation by name, or a user's `Activation(name, value, slope, lipschitz=L_σ)`, checked on a grid.
 
-    The theorems need 0 ≤ (σ(a) − σ(b))/(a − b) ≤ L_σ [xie2021, Assumption 1]: what is declared and false on
+    The theorems need 0 ≤ (σ(a) − σ(b))/(a − b) ≤ L_σ [xie2021, Assumption 1]: a declaration that is false on
     the grid is refused.
     """
     if isinstance(which, str) and which in KNOWN:

@@ -69,7 +69,7 @@ class Bounded(Skip):
 
     @property
     def pace(self) -> float:
-        """s = 1 − (1 − α)^L: how much of the way to where its layers point one step of T goes."""
+        """s = 1 − (1 − α)^L: the part of the way to the targets of its layers that one step of T goes."""
         return pace(self.alpha, len(self.blocks))
 
     @torch.no_grad()
@@ -96,7 +96,7 @@ class Bounded(Skip):
         return self
 
     def layer_sizes(self) -> list[tuple[float, float]]:
-        """Of each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
+        """For each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
         cap = math.inf if self.bound is None else self.bound * self.proximal_norm
         return [(min(norm_upper(W), cap), self.proximal_norm) for W in self.weights()]
 
@@ -118,7 +118,7 @@ class Bounded(Skip):
         """
         if self.regulariser is not None:
             raise ValueError(
-                f"averagedness is known of the layers alone, not with {self.regulariser} behind."
+                f"averagedness is known for the layers alone, not with {self.regulariser} after them."
             )
         L = len(self.blocks)
         return L * self.alpha / (2 + (L - 1) * self.alpha)
@@ -144,9 +144,9 @@ class Bounded(Skip):
 
 
 def _scaled(W: Tensor, limit: float) -> Tensor:
-    """W·min(1, limit/‖W‖), smaller by what rounding can add: norms as computed are right to max(n, m)·eps.
+    """W·min(1, limit/‖W‖), less what rounding may have added: computed norms are right to max(n, m)·eps.
 
-    The SVD is the one with vectors, with or without a gradient, so that W comes out the same.
+    The SVD always computes its vectors, even without a gradient, so that W comes out the same.
     """
     goal = limit * (1 - 4 * max(W.shape) * torch.finfo(W.dtype).eps)
     return W * (goal / torch.linalg.svd(W, full_matrices=False).S.amax().clamp_min(goal))

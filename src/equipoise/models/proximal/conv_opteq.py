@@ -73,7 +73,7 @@ class ConvLayer(nn.Module):
 
     @property
     def lost(self) -> tuple[int, int]:
-        """Rows and columns beyond the last stride: what a transposed convolution must be told of."""
+        """Rows and columns beyond the last stride, the `output_padding` of the transposed convolution."""
         (h, w), (i, j) = self.size, reduced(self.size, self.stride)
         return h - 1 - (i - 1) * self.stride, w - 1 - (j - 1) * self.stride
 
@@ -127,7 +127,7 @@ def _layers(
 def _target(
     activation: Activation, z: Tensor | None, g: _Geometry, c: Tensor, W: Tensor, W_T: Tensor
 ) -> Tensor:
-    """Wᵀ⋆σ(W⋆z + c): where a layer points."""
+    """Wᵀ⋆σ(W⋆z + c): the target of a layer, towards which it moves z by the share α."""
     p = c if z is None else F.conv2d(z, W, stride=g.stride, padding=g.padding) + c  # (N, n, h, w)
     h = activation(p)
     if g.stride == 1:
@@ -234,13 +234,13 @@ class ConvOptEq(Skip, ImageModel):
 
     @property
     def solved_cell(self) -> Callable[..., Tensor]:
-        """z + (T(z) − z)/s; with a property, T itself, solved to a tolerance as much smaller."""
+        """z + (T(z) − z)/s; with a property, T itself, solved to a tolerance smaller by the factor s."""
         if self.alpha == 1 or not self._whole_steps:
             return self.cell
         return partial(_whole_step, self.alpha, self.activation, self._geometry)
 
     def cell_stop(self, stop: Stop) -> Stop:
-        """The tolerance of T itself, a step of which leads a part of the way only."""
+        """The tolerance of T itself, a step of which goes only part of the way."""
         s = pace(self.alpha, len(self.layers))
         return tightened(stop, self.alpha, s, self.layers[0].W)
 
@@ -270,7 +270,7 @@ class ConvOptEq(Skip, ImageModel):
         return (*(layer.W for layer in self.layers), *(layer.transposed() for layer in self.layers))
 
     def default_start(self, c: Sequence[Tensor]) -> Tensor:
-        """T(0): a step ahead of zero, for less than a step."""
+        """T(0), which is one step ahead of zero and costs less than a step."""
         return self.cell(None, *c, *self.shared())
 
     def default_gradient(self) -> Implicit:
@@ -284,7 +284,7 @@ class ConvOptEq(Skip, ImageModel):
         return tuple(layer.norm_upper() for layer in self.layers)
 
     def layer_sizes(self) -> list[tuple[float, float]]:
-        """Of each layer a sound bound of ‖W_l‖, and 1, the norm up to which it is a proximal map."""
+        """For each layer a sound bound of ‖W_l‖, and 1, the norm up to which it is a proximal map."""
         return [(n, 1.0) for n in self.norms()]
 
     @torch.no_grad()
@@ -300,7 +300,7 @@ class ConvOptEq(Skip, ImageModel):
         for i, (layer, size) in enumerate(zip(self.layers, self.norms(), strict=True), 1):
             if "W" not in layer._parameters:
                 raise ValueError(
-                    f"W_{i} must be a parameter of its own to be projected. Got one that is computed of "
+                    f"W_{i} must be a parameter of its own to be projected. Got one that is computed from "
                     f"others (a parametrisation, a pruning, a spectral norm): remove that first."
                 )
             if not size < math.inf:

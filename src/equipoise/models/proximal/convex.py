@@ -63,8 +63,8 @@ class Phi:
         ReLU: min{μ⁻¹(½‖v‖² − cᵀv) : v ≥ 0, Wᵀv = μz} − ½‖z‖², a least-distance problem, solved exactly.
         Otherwise by the y with f(y) = z; ∞ too where σ is saturated (c ≫ 1) and Newton's method fails.
 
-        A z that is known up to t = `tolerance`, relative to z and c, is seldom in the image itself. Where
-        p = prox_{tφ}(z), which is, lies within 4t of it, the value is φ(p): p is near, not the nearest.
+        A z that is known up to t = `tolerance`, relative to z and c, is seldom in the image itself. If
+        p = prox_{tφ}(z), which is in the image, lies within 4t of z, the value is φ(p).
         """
         if self.activation.name == "relu":
             value = self._relu_value(z)
@@ -88,7 +88,7 @@ class Phi:
 
     @property
     def size(self) -> Tensor:
-        """μ⁻¹‖W‖‖σ(c)‖ ≥ ‖f(0)‖, (N,): with ‖x‖, what rounding errors and tolerances are relative to."""
+        """μ⁻¹‖W‖‖σ(c)‖ ≥ ‖f(0)‖, (N,): the size to which, with ‖x‖, errors and tolerances are relative."""
         return torch.linalg.norm(self.W) * row_norms(self.activation(self.c)) / self.mu
 
     def prox(self, t: float, x: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _least(c: np.ndarray, v: np.ndarray, N: np.ndarray, W: np.ndarray, mu: float
     both = max(size, np.abs(c).max(initial=0.0))
     if np.abs(W.T @ v - mu * z).max(initial=0.0) > _FEASIBLE * np.linalg.norm(W) * both:
         return math.inf
-    nearest = v + N @ (N.T @ (c - v))  # without the signs
+    nearest = v + N @ (N.T @ (c - v))  # the minimiser without v ≥ 0
     # A z on the boundary, as equilibria are, is off it by rounding: that of z, or of a sum with c
     for slack in (of * s for of in (size, both) for s in _SLACKS):
         v = nearest if (nearest >= -slack).all() else nearest + _least_distance(N, -nearest - slack)
@@ -202,7 +202,7 @@ def _least(c: np.ndarray, v: np.ndarray, N: np.ndarray, W: np.ndarray, mu: float
 
 
 def _least_distance(N: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """N w of the shortest w with N w ≥ h, which has a positive entry; NaN where there is none."""
+    """N w for the shortest w with N w ≥ h, an h with a positive entry; NaN if there is no such w."""
     scale = np.abs(h).max()
     E = np.vstack([N.T, h / scale])  # w is homogeneous in h
     unit = np.zeros(len(E))

@@ -85,7 +85,7 @@ class LayeredOptEq(ProximalFamily):
             raise ValueError(f"the equation of {type(self).__name__} has no μ. Got {mu!r}: an OptEq has one.")
 
     def config(self) -> dict[str, Any]:
-        """As of every OptEq, with the widths of the layers."""
+        """As for every OptEq, with the widths of the layers."""
         return {**super().config(), "hidden": self.hidden}
 
     def extra_repr(self) -> str:
@@ -184,7 +184,7 @@ class MultiBlockOptEq(LayeredOptEq):
 
     @property
     def regulariser(self) -> Property | None:
-        """None: a property belongs behind the last layer alone."""
+        """None: a property can follow the last layer only."""
         return None
 
     @regulariser.setter
@@ -214,8 +214,8 @@ class MultiBlockOptEq(LayeredOptEq):
 
     @property
     def averagedness(self) -> float:
-        """A ValueError: P moves the blocks, and no constant is known of z̃ ↦ f(P z̃)."""
-        raise ValueError("averagedness is known of the deep form alone: deep().averagedness.")
+        """A ValueError: P moves the blocks, and no constant is known for z̃ ↦ f(P z̃)."""
+        raise ValueError("averagedness is known for the deep form alone: deep().averagedness.")
 
     @property
     def share(self) -> float:

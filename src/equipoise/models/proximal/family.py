@@ -73,7 +73,7 @@ class ProximalFamily(Bounded, EquilibriumModel):
 
     @property
     def state_size(self) -> int:
-        """Entries of what is solved for, a sample."""
+        """The number of entries that are solved for in each sample."""
         return self.state
 
     @property
@@ -165,10 +165,10 @@ class ProximalFamily(Bounded, EquilibriumModel):
         return (Anderson(), Picard()) if self.regulariser is None else (Picard(), Anderson())
 
     def _untied(self, z0: Tensor, injections: Sequence[Tensor]) -> Tensor:
-        """z⁰, but 0 in a row with ties of which 0 is the one equilibrium: σ(c_l) = 0 in every layer.
+        """z⁰, set to 0 in each row with ties whose one equilibrium is 0, as σ(c_l) = 0 in every layer.
 
-        From elsewhere the iterate comes near 0 and is never there: rounding would decide on which side of the
-        kink each pre-activation is, and the gradient would follow it.
+        From another start the iterates come near 0 but never reach it: rounding would decide on which side of
+        the kink each pre-activation is, and the gradient would follow it.
         """
         tied = torch.stack([(c == 0).any(dim=1) for c in injections]).any(dim=0)
         if under_transform() or not bool(tied.any()):
@@ -214,7 +214,7 @@ class ProximalFamily(Bounded, EquilibriumModel):
     # -- housekeeping --------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Sizes, α, the activation, and what is not as usual."""
+        """Sizes, α, the activation, and every other setting that is not the default."""
         settings: dict[str, Any] = {
             "inputs": self.inputs,
             "state": self.state,

@@ -144,7 +144,7 @@ def unit_layers(
 
 
 def _factors(chain: Sequence[Tensor], m: int, generator: torch.Generator | None) -> list[Tensor]:
-    """V̄, W̄_H, …, W̄_1. With numbers that the weights were drawn from, too, a W̄ may fall short of full rank."""
+    """V̄, W̄_H, …, W̄_1. If the same random numbers gave the weights, a W̄ may fall short of full rank."""
     last = chain[-1]
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator).to(last)
     factors = [torch.linalg.qr(draw(m, len(last))).Q.T]  # V̄, (out, m)
@@ -157,7 +157,7 @@ def _factors(chain: Sequence[Tensor], m: int, generator: torch.Generator | None)
 
 
 def _affine_layers(network: nn.Sequential | ReLUNetwork) -> tuple[list[Affine], Affine]:
-    """The hidden layers and the readout of a ReLU network, detached: linear layers in a row made one."""
+    """The hidden layers and the readout of a ReLU network, detached; consecutive linear layers are merged."""
     if isinstance(network, ReLUNetwork):
         hidden = list(network.layers)
         modules = [m for layer in hidden[:-1] for m in (layer, nn.ReLU())] + [hidden[-1]]
@@ -170,7 +170,7 @@ def _affine_layers(network: nn.Sequential | ReLUNetwork) -> tuple[list[Affine], 
     other = [m for m in modules if not isinstance(m, nn.Linear | nn.ReLU)]
     linear = [m for m in modules if isinstance(m, nn.Linear)]
     if other or not linear:
-        got = type(other[0]).__name__ if other else "none of the first"
+        got = type(other[0]).__name__ if other else "no nn.Linear"
         raise ValueError(f"network must be made of nn.Linear and nn.ReLU. Got {got} instead.")
     for i, layer in enumerate(linear, 1):
         if not all(bool(torch.isfinite(part).all()) for part in layer.parameters()):

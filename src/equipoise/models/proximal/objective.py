@@ -114,8 +114,8 @@ class LayerObjective(_Objective):
         """φ(z), (N,), ∞ outside of its domain.
 
         Equilibria lie on the boundary of the domain, up to the tolerance t of their solve (a relative 1e-8
-        in float64, 1e-4 in float32, or the larger rtol of `stop=`). A z with a point of the domain, that of
-        prox_{tφ}, within 4t of it counts as in it, with the φ of that point.
+        in float64, 1e-4 in float32, or the larger rtol of `stop=`). If prox_{tφ}(z), a point of the domain,
+        lies within 4t of z, then z counts as in the domain, with the φ of that point.
 
         With a regulariser it is Φ + M_R, Φ = φ for α = 1 and else αM_φ^{1−α}; its minimiser is then not the
         equilibrium z but S(z), the state before T_R (S the layer).
@@ -179,7 +179,7 @@ class JointObjective(_Objective):
     def objective(self, Z: Tensor | tuple[Tensor, Tensor], X: Tensor) -> Tensor:
         """The joint objective at Z = (z_1, z_0), or at z_0 with the best z_1, which is f_1(z_0). (N,).
 
-        ∞ outside of its domain, for α = 1; what is near by the tolerance counts as in it, as of an OptEq.
+        For α = 1 it is ∞ outside its domain; points within the tolerance count as inside, as for an OptEq.
         """
         first, second = self._two(X)
         if not isinstance(Z, tuple):
@@ -314,7 +314,7 @@ class JointObjective(_Objective):
         if len(phis) == 1:
             raise ValueError(
                 "two layers minimise a joint objective (Corollary 1). Got one instead, which minimises φ "
-                "alone: wide() is the same network as an OptEq, which knows of it."
+                "alone: wide() is the same network as an OptEq, which has that objective."
             )
         if len(phis) > 2:
             raise ValueError(

@@ -82,7 +82,7 @@ class OptEq(LayerObjective):
         return self.injections(X)[0]
 
     def config(self) -> dict[str, Any]:
-        """As of every OptEq, with n and μ."""
+        """As for every OptEq, with n and μ."""
         return {**super().config(), "hidden": self.hidden, "mu": self.mu}
 
     def extra_repr(self) -> str:

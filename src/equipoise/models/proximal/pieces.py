@@ -38,7 +38,7 @@ class ProximalEquation(Equation):
         return self.T(z, tensors[: self.batched], tensors[self.batched :])
 
     def name(self, index: int) -> str:
-        """Which tensor this is, in words."""
+        """What the user calls tensor `index`."""
         kind, layer = ("injection", index) if index < self.batched else ("weight", index - self.batched)
         return f"{kind} of layer {layer + 1}"
 
@@ -70,7 +70,7 @@ class Skip:
     def regulariser(self, regulariser: Property | Mapping[str, Any] | None) -> None:
         found = as_property(regulariser)
         if hasattr(self, "_regulariser"):
-            del self._regulariser  # torch would keep a module aside, and find this one first
+            del self._regulariser  # or torch would store a module elsewhere and still find the old value
         self._regulariser = found
 
     @property
@@ -86,7 +86,7 @@ class Skip:
 
     @property
     def share(self) -> float:
-        """1 where whole steps are solved; α where T itself is, since a property follows the layers."""
+        """1 if whole steps are solved; α if T itself is solved, because a property follows the layers."""
         return 1.0 if self.regulariser is None else self.alpha
 
     def skip_config(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Skip:
 
 
 def pace(alpha: float, layers: int) -> float:
-    """s = 1 − (1 − α)^L: how much of the way to where L layers point one step of T goes."""
+    """s = 1 − (1 − α)^L: the part of the way to the targets of L layers that one step of T goes."""
     return -math.expm1(layers * math.log1p(-alpha)) if alpha < 1 else 1.0
 
 

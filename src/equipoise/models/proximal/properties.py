@@ -1,8 +1,8 @@
 """z = T_R∘T(z), or z^k = β_k S_λk(z) + (1 − β_k) T(z): features with a property.    [xie2021, §4]
 
 A *regularised layer* appends T_R to the network: `prox_R`, which adds the Moreau envelope M_R (not R itself,
-as the paper prints) to the convex problem behind it, or a gradient step `I − γ∇R`. Beside αM_φ, R weighs the
-more the smaller α is: take λ ~ α.
+as the paper prints) to the convex problem behind it, or a gradient step `I − γ∇R`. Against αM_φ, R weighs the
+more the smaller α is: take λ proportional to α.
 
 | property | R | T_R | nonexpansive |
 | --- | --- | --- | --- |
@@ -14,8 +14,8 @@ more the smaller α is: take λ ~ α.
 
 *SAM* keeps the network and chooses, among its fixed points, the one with the least R: `selection` of
 `theory.xie2021` says whether Theorem 4 promises that. It does for ½‖z‖² and ½‖z − a‖²; 1/(‖z‖² + ε) and the
-decorrelation are not convex, and nothing is promised. It trains unrolled, and K = 20 steps shrink the state,
-no more.
+decorrelation are not convex, and nothing is promised. It is trained through its unrolled steps; K = 20 of
+them only shrink the state.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class GradientStep(Property):
         return z - self.gamma * self.regulariser.gradient(z)
 
     def config(self) -> Any:
-        """Its words alone: a file holds no function."""
+        """A description only, since a file holds no function."""
         return repr(self)
 
     def __repr__(self) -> str:

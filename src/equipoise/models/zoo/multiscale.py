@@ -62,8 +62,8 @@ class MultiscaleCell(nn.Module):
     """f(z, c)_i = norm(relu(Σ_j fuse_ij(h_j))),  h_j = block_j(z_j, c_j).
 
     z = (z_1, …, z_n), z_i of shape (N, m_i, H/2^{i−1}, W/2^{i−1}), and c alike. fuse_ii is the identity,
-    fuse_ij goes up for i < j and down for i > j, so that each resolution hears of all the others in every
-    step. There are no norms between resolutions: they would undo the small start of the weights, from which
+    fuse_ij goes up for i < j and down for i > j, so that every step combines all resolutions in each of them.
+    There are no norms between resolutions: they would undo the small start of the weights, from which
     equilibria are found.
     """
 
@@ -103,7 +103,7 @@ class MultiscaleDEQ(ImageModel):
     Args:
         inputs: (channels, height, width) of an image.
         channels: of each resolution, the finest first; each next one is half as high and wide.
-        groups: of the group norms; it divides all channels, and for classification they are ≥ 2 a group.
+        groups: of the group norms; it divides all channels, for classification into groups of 2 or more.
         extractor: strides of the 3×3 convolutions of g, as for `ConvOptEq`: the finest resolution is g(x)'s.
         std: of the cell's weights at the start.
         task: "classification" (the means of every resolution, then linear), or "segmentation" (all

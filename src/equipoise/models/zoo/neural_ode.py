@@ -46,7 +46,7 @@ class NeuralODE(Saved):
         augment: channels of zeros appended to g(x); more than none is an augmented neural ODE.
         method: "dopri5" (adaptive, to `rtol` ≥ 0 and `atol` > 0), or "rk4", "midpoint", "euler" in `steps`
             steps. The steps of dopri5 follow the mean error of the whole batch: the h(1) of an image depends
-            on the images beside it, by about the tolerance. With fixed steps every image is alone.
+            on the other images, by about the tolerance. With fixed steps every image is solved on its own.
         adjoint: gradients by the adjoint equation, whose memory does not grow with the steps (its error is
             that of the solver), instead of through the solver.
     """

@@ -18,9 +18,9 @@ from .cnn import PlainCNN, cnn_of_size
 class OptEqSegmenter(ConvOptEq):
     """z = f_L∘…∘f_1(z) with c_l = N(U_l⋆g(x) + b_l),  ŷ = resize(V⋆N(z) + v)    [xie2021, §5.3].
 
-    N is a batch norm, in training that of the batch. It stands behind every convolution of g and of the
-    injections and before the head; the loop is without one, so that each f_l remains a proximal map. Without
-    it the bounded layers learn slowly, and from a small state the head does. Arguments as for `ConvOptEq`.
+    N is a batch norm, in training by the statistics of the batch. It follows every convolution of g and of
+    the injections and precedes the head. The loop has none, so that each f_l remains a proximal map. Without
+    N the bounded layers learn slowly, and so does the head from a small state. Arguments as for `ConvOptEq`.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class OptEqSegmenter(ConvOptEq):
 class FCN(PlainCNN):
     """h_0 = g(x),  h_l = relu(N(K_l⋆h_{l−1} + b_l)),  ŷ = resize(V⋆N(h_L) + v).
 
-    A fully convolutional network. N is a batch norm, behind the convolutions of g too. Arguments as for
-    `PlainCNN`.
+    A fully convolutional network. N is a batch norm, which follows the convolutions of g too. Arguments as
+    for `PlainCNN`.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ def opteq_segmenter(
 def fcn_like(model: ConvOptEq, generator: torch.Generator | None = None) -> PlainCNN:
     """A plain network with the extractor, the task, the pooling and about the parameters of an OptEq.
 
-    It has L + 1 convolutions of its own for the L layers, each used once; and norms, which are not counted,
-    if the OptEq has.
+    For the L layers it has L + 1 convolutions, each used once. If the OptEq has norms, so does the network;
+    they are not counted.
     """
     config = model.config()
     options = {key: config[key] for key in ("features", "extractor", "pool", "task")}
