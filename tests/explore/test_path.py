@@ -156,7 +156,10 @@ def test_the_words_give_the_share_and_say_that_the_training_came_out_again(train
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     share = json.loads((tmp_path / "landscape.json").read_text())["path"]["share"]
-    assert "11 moments, step 0 to 10; the run's own weights came out again bit for bit" in words
+    assert (
+        "11 moments, step 0 to 10; the training was repeated and reached the run's weights bit for bit"
+        in words
+    )
     assert f"holds {' '.join(percent(share).split())} of the path's variance" in words
     assert "step 10/10" in result.stderr
 
