@@ -181,10 +181,10 @@ def test_weights_that_come_out_otherwise_are_refused_or_told(trained, tmp_path, 
     assert result.exit_code == code
     if code:
         assert "does not repeat itself" in result.output
-        assert "differ by 0.0001 relative" in " ".join(result.output.replace("│", " ").split())
+        assert "Their relative difference is 0.0001" in " ".join(result.output.replace("│", " ").split())
         assert not out.exists()
     else:
-        assert "again to 10⁻⁹ relative" in " ".join(result.output.split())
+        assert "run's weights up to a relative 10⁻⁹" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("option", [("--to", "other"), ("--radius", "1"), ("--line",), ("--seed", "0")])

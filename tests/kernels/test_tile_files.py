@@ -75,11 +75,11 @@ def test_a_file_of_another_kernel_is_refused(tmp_path):
         tangent_kernel(net, X + 1e-9, out=out)
     with torch.no_grad():
         net.a[0] += 1
-    with pytest.raises(FileExistsError, match="by its model"):
+    with pytest.raises(FileExistsError, match="it differs in model"):
         tangent_kernel(net, X, out=out)
     with pytest.raises(FileExistsError, match="sigma_w2"):
         population_gram(X, 0.1, out=out)
-    with pytest.raises(FileExistsError, match="by its parts, side"):
+    with pytest.raises(FileExistsError, match="it differs in parts, side"):
         tangent_kernel(network(), X, out=TileFile(out, side=2))
     np.save(tmp_path / "other.npy", np.zeros(3))
     with pytest.raises(FileExistsError, match="no record says what it is of"):
@@ -128,6 +128,6 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_computed(tmp_path, 
 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
-    with pytest.raises(OSError, match=r"takes 200 bytes, and 100 bytes are free"):
+    with pytest.raises(OSError, match=r"takes 200 bytes, but only 100 bytes are free"):
         population_gram(rows(5), 0.1, out=tmp_path / "k.npy")
     assert list(tmp_path.iterdir()) == []

@@ -80,7 +80,8 @@ class Recipe:
         "Share of new rows whose set or interval holds the truth, such as 0.9; takes a quarter of the rows.",
     )
     enough: float | None = _option(
-        PROMISE, "Stop at a checkpoint that lowered the objective by less than this share; 0 never stops so."
+        PROMISE,
+        "Stop at a checkpoint that lowered the objective by less than this share; 0 trains all epochs.",
     )
     robust: float | None = _option(
         PROMISE,

@@ -56,7 +56,7 @@ def frozen(
     """{"frozen"}: the score of the network at its start with the best readout of its features.
 
     Anchored training began by solving for that readout. After another training it is solved for here, by the
-    same theorem and the loss that the targets ask for, on all rows with their weights. Empty if none is found.
+    same theorem, by the loss that suits the targets, on all rows with their weights. Empty if none is found.
     """
     start, certificate, labels = fitted.start(), fitted.certificate, fitted.preparation.classes is not None
     found = None if certificate is None else certificate._witness

@@ -55,7 +55,7 @@ def shown(values: Sequence[float]) -> str:
 
 
 def compared(groups: Mapping[str, Sequence[float]]) -> str:
-    """Every group by mean ± standard deviation, then the differences that a verdict on their order rests on."""
+    """Every group by mean ± standard deviation, then the differences that decide a verdict on their order."""
     each = ", ".join(f"{name}: {shown(values)}" for name, values in groups.items())
     if max(map(len, groups.values())) == 1:
         return each
