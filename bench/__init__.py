@@ -2,9 +2,9 @@
 page.
 
 A benchmark is a module with `run(quick=False)` that returns a list of `Row`s (or of dicts of a Row's fields).
-It joins by a line in BENCHMARKS. Its docstring stands on the page above its rows. It may have `REASONS`,
-which say of a work (or of its peer), by a part of the name, why a target is missed; a reason is written only
-where one is.
+It joins by a line in BENCHMARKS. Its docstring stands on the page above its rows. It may have `REASONS`, from
+a part of the name of a work (or of its peer) to the reason why its target is missed, which is written only if
+it is missed.
 """
 
 BENCHMARKS = {  # name on the command line → module

@@ -1,9 +1,9 @@
 """What a guarantee costs: a certificate beside two SVDs, a safeguarded step beside a plain gradient step.
 
 GaussianReLU as in ling2023 on n points of the sphere of radius √784, float64. A certificate of either theorem
-includes its equilibria, solved to 1e-13; its measure is one SVD of Z and one of W. Steps are averages over a
-run: `gradient_descent` at its default tolerance 1e-8, native and mixed, beside `safeguarded_descent` with the
-Gauss-Newton readout, every bound of it sound. A ratio of ⅓ is the target: at most three times the cost.
+includes its equilibria, solved to 1e-13, and is compared with one SVD of Z and one of W. Steps are averages
+over a run: `gradient_descent` at its default tolerance 1e-8, native and mixed, beside `safeguarded_descent`
+with the Gauss-Newton readout, all of whose bounds are sound. The target is ⅓: at most three times the cost.
 """
 
 from __future__ import annotations

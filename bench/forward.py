@@ -3,11 +3,11 @@ float64.
 
 W, U and X as in ling2023 (σ_w² = .08, ‖W‖ ≈ .8; inputs on the sphere of radius √d, d = 1000). Ours is
 `model.solve(X, stop=Stop(rtol=1e-6))` of a GaussianReLU. All multiply X by Uᵀ within their time. Cold: each
-library starts where it does of itself, the peers at 0 and ours at relu(X Uᵀ). Warm: all start at the
+library starts where it does by default, the peers at 0 and ours at relu(X Uᵀ). Warm: all start at the
 equilibrium of a W that is off by 1e-3, as after a step of training. Each is asked for 1e-6 in its own terms
-(a peer's is tightened until its answer passes our test). One option is set since its default serves its
-library worse: `lam` of torchdeq's Anderson. The hand-written loop iterates in float32 until its residual is
-small, then in float64 until it is small there, and checks it at every step.
+(a peer's is tightened until its answer passes our test). One option is not at its default, which would slow
+its library down: `lam` of torchdeq's Anderson. The hand-written loop iterates in float32 until its residual
+is small, then in float64 until it is small there, and checks it at every step.
 """
 
 from __future__ import annotations

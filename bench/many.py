@@ -1,7 +1,8 @@
 """Thirty runs (5 seeds × 6 step sizes) of 100 full-batch steps of small networks, trained as one program.
 
-Two ratios: thirty runs in a loop over thirty at once (how much is gained), and one run over thirty at once:
-a sixth or more is the aim. It holds while a step is overhead; at m = 150 a step is arithmetic.
+There are two ratios: thirty runs in a loop over thirty at once (how much is gained), and one run over thirty
+at once, for which a sixth or more is the aim. The gain is large while a step is mostly overhead; at m = 150
+it is mostly arithmetic.
 """
 
 from __future__ import annotations

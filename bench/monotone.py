@@ -1,11 +1,11 @@
 """z = relu(W z + U x), ‖W‖ > 1, I − W monotone with margin μ = ½, to 1e-6 in every sample, in float64.
 
 W = (1 − μ)I − AᵀA + B − Bᵀ as in hieu2022, A and B with entries N(0, 1/m): ‖W‖ ≈ 4.5, plain iteration
-diverges. Ours is `model.solve(X, stop=Stop(rtol=1e-6))` of a Monotone, which looks whether A and B are still
+diverges. Ours is `model.solve(X, stop=Stop(rtol=1e-6))` of a Monotone, which checks whether A and B are still
 those of its last call and multiplies X by Uᵀ within its time. The peers get U x, and accelerate the splitting
 maps a user would hand them: forward-backward, z ↦ relu(z − α((I − W) z − b)), at the better of the steps μ/ℓ²
-and 1/ℓ; and Peaceman-Rachford's q ↦ C h + c with C computed beforehand. What W gives once (μ, ℓ, the inverse)
-is timed on no side; ours is in the notes of the table that the command prints.
+and 1/ℓ; and Peaceman-Rachford's q ↦ C h + c with C computed beforehand. What is computed once for W (μ, ℓ,
+the inverse) is timed on neither side; our time for it is in the notes of the table that the command prints.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ TARGETS = {"torchdeq Anderson, forward-backward": 3.0, "jaxopt Anderson, forward
 
 REASONS = {
     "n=1:": "One sample takes 27 products with a matrix of 8 MB, .34 ms each, the time of reading it: "
-    "two thirds of our time. A fifth is what the peers are spared: X Uᵀ, and the look whether A and B are "
+    "two thirds of our time. A fifth is what the peers are spared: X Uᵀ, and the check whether A and B are "
     "those of the last call.",
-    "monotone": "Twenty steps of Peaceman-Rachford and six evaluations are the work; X Uᵀ and the look "
+    "monotone": "Twenty steps of Peaceman-Rachford and six evaluations are the work; X Uᵀ and the check "
     "whether A and B are those of the last call, which the peers are spared, come on top.",
 }
 

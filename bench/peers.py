@@ -15,7 +15,7 @@ from bench.measure import Absent, Contender, calibrate
 MAX_STEPS = 400
 OPTIONS: dict[str, dict[str, Any]] = {  # where a peer's defaults do not serve it best
     "torchdeq Anderson": {"lam": 1e-12},  # 1e-4 takes twice as long to 1e-6
-    "torchdeq Broyden": {"LBFGS_thres": 30},  # else it stores max_iter vectors a sample
+    "torchdeq Broyden": {"LBFGS_thres": 30},  # else it stores max_iter vectors for each sample
 }
 
 
@@ -29,7 +29,7 @@ class Problem:
     z0: Tensor
     size: float  # ‖z‖ of the whole batch at the solution, for those who stop on an absolute residual
     answer: Callable[[Tensor], Tensor] = lambda z: z  # from the peer's unknown to z
-    # From `arrays` to what f takes, once a solve and timed with it; of torch's tensors and of jax's arrays.
+    # From `arrays` to what f takes, once for each solve and timed with it; for torch and for jax.
     prepare: Callable[..., tuple[Any, ...]] = lambda *arrays: arrays
 
 

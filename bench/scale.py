@@ -23,9 +23,9 @@ class Plan:
     checks: int = 5  # the start among them
     forward: int = 10  # evaluations of a solve while training, and of its adjoint
     tight: int = 25  # evaluations of a solve that something is proved of
-    single: float = 2e13  # float32 operations a second and rank
-    double: float = 1e13  # float64 operations a second and rank
-    network: float = 2.5e10  # bytes a second and rank
+    single: float = 2e13  # float32 operations per second and rank
+    double: float = 1e13  # float64 operations per second and rank
+    network: float = 2.5e10  # bytes per second and rank
 
     @property
     def parameters(self) -> float:
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def training_flops(self) -> float:
-        """Solves, adjoints and gradients of all epochs: 2 m² a row and evaluation."""
+        """Solves, adjoints and gradients of all epochs: 2 m² for each row and evaluation."""
         return self.epochs * self.N * 2 * self.m**2 * (2 * self.forward + 1)
 
     @property

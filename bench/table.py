@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def show(name: str, rows: list[Row], facts: dict[str, Any]) -> None:
-    """One table a benchmark. A ratio is the peer's time over ours; ✓ and ✗: whether it meets its target."""
+    """One table for each benchmark. A ratio is the peer's time over ours; ✓ or ✗: does it meet its target?"""
     versions = ", ".join(f"{package} {v}" for package, v in facts["versions"].items())
     table = Table(
         title=f"{name}: {facts['threads']} thread(s), {facts['cpu']}",

@@ -2,8 +2,8 @@
 float64.
 
 ling2023's start and data (σ_w² = .08, rows of norm √d). Ours is `gradient_descent(model, X, y, steps, rate,
-stop=Stop(rtol=1e-6), measure=0)`: without the two SVDs of Z that it takes by default to tell σ_min(Z) at the
-first and the last step, which the peer does not tell. torchdeq: its DEQ with exact implicit gradients, cold
+stop=Stop(rtol=1e-6), measure=0)`: without the two SVDs of Z by which it reports σ_min(Z) at the first and the
+last step by default, since the peer does not report it. torchdeq: its DEQ with exact implicit gradients, cold
 at every step, as it is used; the same tolerance forward and backward. Verified: distance of the weights after
 the steps from those of a float64 run at 1e-11, relative to the way they went. A unit whose pre-activation is
 0 within the tolerance may be read on either side, and one such unit of one row moves a gradient by about 1e-3
@@ -29,8 +29,8 @@ TARGETS = {4: {500: 2.5, 1000: 2.5, 2000: 2.5}, 20: {500: 4.0, 1000: 4.0, 2000: 
 
 REASONS = {
     "steps": "Five products in float64 (X Uᵀ, two verifications, two gradients) are half of our time, and no "
-    "start saves them. The adjoint cannot be forecast where a unit has changed its sign, in some 7 % of the "
-    "rows a step: these rows take as many steps as from a cold start."
+    "start saves them. The adjoint cannot be forecast where a unit has changed its sign, in about 7 % of the "
+    "rows at each step: these rows take as many steps as from a cold start."
 }
 
 

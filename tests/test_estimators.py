@@ -227,7 +227,7 @@ def test_balanced_classes_are_rows_repeated():
     weighted = EquilibriumClassifier(**options).fit(X[few], y[few], sample_weight=weights)
     assert np.array_equal(fitted.decision_function(X), weighted.decision_function(X))
     assert np.array_equal(given.decision_function(X), weighted.decision_function(X))
-    with pytest.raises(ValueError, match="class_weight is of classes"):
+    with pytest.raises(ValueError, match="class_weight is for classes"):
         EquilibriumRegressor(class_weight="balanced").fit(X, y)
 
 

@@ -60,7 +60,7 @@ def test_unknown_keys_are_errors_that_name_the_known_ones():
         ({"epochs": 5, "slack": 0.1}, r"slack must not be given|epochs must not be given for safeguarded"),
         ({"epochs": 5, "rate": 0.1, "theorem": "safeguarded"}, r"rate, epochs must not be given for safe"),
         ({"theorem": "anchored", "steps": 5}, r"steps must not be given for anchored training"),
-        ({"certified": False, "theorem": "anchored"}, r"theorem must not be given for free training"),
+        ({"certified": False, "theorem": "anchored"}, r"theorem must not be given for training"),
         ({"theorem": "ling2023"}, r"theorem must be one of 'anchored', 'safeguarded'"),
         (
             {"certified": False, "slack": 1.0},

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def as_number(value: Any) -> float:
-    """`value` as a float: NaN, which lies in no interval, where it is no number."""
+    """`value` as a float, or NaN if it is not a number: NaN lies in no interval."""
     try:
         return math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -16,13 +16,13 @@ def as_number(value: Any) -> float:
 
 
 def integer(name: str, value: Any, least: int = 1, other: str = "") -> None:
-    """Raise a ValueError unless `value` is an integer ≥ `least`; `other` names what would do as well."""
+    """Raise a ValueError unless `value` is an integer ≥ `least`; `other` names what else is allowed."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be an integer ≥ {least}{other}. Got {value!r} instead.")
 
 
 def positive(name: str, value: Any, other: str = "") -> None:
-    """Raise a ValueError unless `value` is a finite number > 0; `other` names what would do as well."""
+    """Raise a ValueError unless `value` is a finite number > 0; `other` names what else is allowed."""
     if not 0 < as_number(value) < math.inf:
         raise ValueError(f"{name} must be a finite number > 0{other}. Got {value!r} instead.")
 
@@ -34,9 +34,7 @@ def nonnegative(name: str, value: Any) -> None:
 
 
 def within(name: str, value: Any, interval: str, why: str = "") -> None:
-    """Raise a ValueError unless `value` lies in an interval such as "(0, 1]"; `why` stands behind it in
-    words.
-    """
+    """Raise a ValueError unless `value` lies in an interval such as "(0, 1]"; `why` goes into its message."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     x = as_number(value)
     above = low <= x if interval[0] == "[" else low < x
@@ -46,7 +44,7 @@ def within(name: str, value: Any, interval: str, why: str = "") -> None:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any], other: str = "") -> None:
-    """Raise a ValueError unless `value` is one of `allowed`; `other` names what would do as well."""
+    """Raise a ValueError unless `value` is one of `allowed`; `other` names what else is allowed."""
     known = list(allowed)
     if value not in known:
         names = ", ".join(map(repr, known))

@@ -2,8 +2,8 @@
 
     for number, result in each(work, shared, tasks, Workers(4)): ...
 
-`work(shared, task)` is a function of a module; `shared` reaches every worker once. Processes are those of
-`concurrent.futures`; what is scheduled, sent again or begun anew after a node was lost is Ray's business.
+`work(shared, task)` is a function of a module; `shared` is sent to every worker once. Processes are those of
+`concurrent.futures`; scheduling tasks, and repeating those whose node was lost, is left to Ray.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any, Literal
 from .checks import integer, one_of
 
 Engine = Literal["local", "ray"]
-Work = Callable[[Any, Any], Any]  # of what is shared and of a task
+Work = Callable[[Any, Any], Any]  # called with what is shared and with a task
 
-AHEAD = 2  # tasks a worker is given before it is done with the first: what waits takes memory
-RETRIES = 16  # of a Ray task whose node or process was lost
+AHEAD = 2  # tasks handed out at a time for each worker: tasks that wait take memory
+RETRIES = 16  # how often a Ray task is repeated whose node or process was lost
 
 
 class WorkerLost(RuntimeError):
@@ -37,11 +37,11 @@ class WorkerLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Workers:
-    """How many workers there are, and whose: one is this process itself, unless Ray is asked for."""
+    """How many workers there are, and what runs them. A single local worker is this process itself."""
 
     count: int = 1
     engine: str = "local"
-    threads: int = 1  # of each
+    threads: int = 1  # of each worker
 
     def __post_init__(self) -> None:
         integer("workers", self.count)
@@ -63,9 +63,9 @@ def require_ray() -> Any:
 
 
 def each(work: Work, shared: Any, tasks: Iterable[Any], workers: Workers) -> Generator[tuple[int, Any]]:
-    """The number of each task and its result, as they are done; of more workers in any order.
+    """Yield the number of each task with its result when it is done; several workers may finish in any order.
 
-    An error of a task is raised here, and ends the others.
+    An error in a task is raised here, and the other tasks are ended.
     """
     numbered = enumerate(tasks)
     if workers.engine == "ray":
@@ -87,7 +87,7 @@ def in_order(found: Iterable[tuple[int, Any]]) -> Iterator[Any]:
 
 
 def cores() -> int:
-    """Those this process may use."""
+    """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -99,7 +99,7 @@ def processes(*modules: str) -> Any:
 
     They are forks of a process that has imported torch and these modules and has done nothing else: a fork of
     this one, which may have threads, could hang, and to import torch in each takes seconds and memory. Where
-    there are no forks, each imports by itself.
+    the system has no forks, each worker imports them by itself.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -117,7 +117,7 @@ def _by_processes(
         pending: dict[Any, int] = {}
         try:
             while True:
-                with _no_interrupt():  # which a worker keeps, also before it comes to `_start`
+                with _no_interrupt():  # workers inherit this, which protects them until `_start` has run
                     for number, task in islice(numbered, AHEAD * workers.count - len(pending)):
                         pending[pool.submit(_call, task)] = number
                 if not pending:
@@ -126,8 +126,8 @@ def _by_processes(
                     yield pending.pop(future), future.result()
         except BrokenProcessPool:
             raise WorkerLost(
-                "a process of the run was killed, perhaps for want of memory: what was computed is kept, and "
-                "the same command with fewer workers goes on from there."
+                "a process of the run was killed, perhaps because memory ran out. What was computed is kept, "
+                "and the same command with fewer workers continues from there."
             ) from None
         except BaseException:  # such as Ctrl-C: nothing goes on in the background
             pool.shutdown(wait=False, cancel_futures=True)
@@ -138,7 +138,7 @@ def _by_processes(
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block; processes that are started in it never hear of it."""
+    """Ctrl-C waits until the end of the block; processes that are started in it never receive it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -149,14 +149,14 @@ def _no_interrupt() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_mine: tuple[Work, Any] | None = None  # of a worker: what it does, and what all share
+_mine: tuple[Work, Any] | None = None  # in a worker: its function, and what all tasks share
 
 
 def _start(work: Work, shared: Any, threads: int, environment: dict[str, str]) -> None:
     global _mine
     import torch
 
-    os.environ.update(environment)  # of the parent now, not when its first worker was started
+    os.environ.update(environment)  # as it is in the parent now, not when its first worker was started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
@@ -181,7 +181,7 @@ def _call(task: Any) -> Any:
 
 
 def connect() -> Any:
-    """The package ray, with a cluster: the one at RAY_ADDRESS or of `ray start`, or one of this process."""
+    """The package ray, connected to the cluster at RAY_ADDRESS or of `ray start`, or to one of its own."""
     ray = require_ray()
     if not ray.is_initialized():
         # A worker finds the library where this process has it.
@@ -217,11 +217,11 @@ def _by_ray(
         raise
 
 
-_known: dict[str, Any] = {}  # on a worker of Ray: what was shared last, which many tasks have in common
+_known: dict[str, Any] = {}  # in a worker of Ray: what was shared last, which many tasks have in common
 
 
 def _ray_task(held: list[Any], task: Any) -> Any:
-    """`held` is a list so that Ray hands on the reference, and what it stands for is unpacked once."""
+    """`held` is a list so that Ray passes the reference itself, and its object is unpacked only once."""
     import ray
     import torch
 

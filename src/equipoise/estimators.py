@@ -84,7 +84,7 @@ class _EquilibriumEstimator(BaseEstimator):
 
     def _recipe(self) -> Recipe:
         given = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-        if isinstance(given["class_weight"], dict):  # which is part of the weights of the rows
+        if isinstance(given["class_weight"], dict):  # `fit` multiplies the weights of the rows by it
             del given["class_weight"]
         for name in _WATCHED:
             del given[name]
@@ -128,9 +128,9 @@ class _EquilibriumEstimator(BaseEstimator):
     def fine_tune(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train the fitted network further on new rows, whose columns and classes are those of `fit`.
 
-        The rows are prepared as those of `fit` were. The certificate is anchored at the network as it is:
-        what is kept of the training is proved to be no worse on the new rows than its best readout. The rate
-        is a fifth of that of `fit` unless one is given.
+        The rows are prepared as those of `fit` were. If training is certified, the objective on the new rows
+        is proved to end no larger than that of the network as it is now with its best readout of them. The
+        rate is a fifth of that of `fit` unless one is given.
         """
         rows = self._rows(X)
         origin = Origin(self.fitted_.model, self.fitted_.preparation)
@@ -140,7 +140,7 @@ class _EquilibriumEstimator(BaseEstimator):
         return self
 
     def _coded(self, y: Any) -> Array:
-        """New targets as `fit` has handed them on."""
+        """New targets, coded as `fit` codes them."""
         return np.asarray(y)
 
     def _rows(self, X: Any) -> Array:
@@ -182,7 +182,7 @@ _PARAMETERS = f"""
     verbose : bool or int
         Whether to print a line after every epoch, or after every step of safeguarded training.
     callbacks : sequence of equipoise.train.Callback
-        They are told of every step and epoch of training in batches, and one may end it.
+        They are called at every step and epoch of training in batches, and any of them may end it.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ _PARAMETERS = f"""
 class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimator):
     __doc__ = f"""Regression by an equilibrium network, ŷ = a·z with z = relu(W z + U x), and a certificate.
 
-    Inputs and targets are standardised inside of the estimator. Several targets are fitted at once.
+    Inputs and targets are standardised inside the estimator. Several targets are fitted at once.
 {_PARAMETERS}
     """
 
@@ -225,10 +225,10 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
     ) -> Self:
         """Train on rows X (n, d) and numbers y, (n,) or (n, k).
 
-        For a coverage c (which the estimator may have as a parameter too) a quarter of the rows is not
-        trained on, and `predict_interval` covers a new row with probability ≥ c. With method "jackknife+" the
-        network is trained on half of the rows, and intervals come from leaving out each row of the other half
-        from ridge regression on its features: they are often shorter, and only 2c − 1 is proved of them.
+        With a coverage c, given here or to the estimator, a quarter of the rows is not trained on, and
+        `predict_interval` covers a new row with probability ≥ c. With method "jackknife+" the network is
+        trained on half of the rows. Intervals then come from ridge regression of the other half on its
+        features, each row left out in turn: they are often shorter, but only 2c − 1 is proved of them.
         """
         one_of("method", method, ("split", "jackknife+"))
         X, y = self._checked(X, y, multi_output=True, y_numeric=True)
@@ -239,7 +239,7 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
             return self
         if coverage is None:
             raise ValueError(
-                "method='jackknife+' needs the coverage that it is for: fit(X, y, coverage=0.9)."
+                "method='jackknife+' needs a coverage: fit(X, y, coverage=0.9, method='jackknife+')."
             )
         order = np.random.default_rng(self._recipe().seed).permutation(len(X))
         first, second = order[: len(X) // 2], order[len(X) // 2 :]
@@ -252,16 +252,16 @@ class EquilibriumRegressor(MultiOutputMixin, RegressorMixin, _EquilibriumEstimat
     def predict_interval(self, X: Any, epsilon: float = 0.0, norm: str = "l2") -> Array:
         """(n, 2), or (n, k, 2): an interval that holds a new y with the probability asked for in `fit`.
 
-        The promise is on average over rows like those of `fit`, and for each of k targets alone. With ε > 0
-        it holds although X was moved from such rows by up to ε, in the norm "l2" or "linf" of their columns.
-        By jackknife+ the probability is 2c − 1, and intervals are about a readout of their own, so that
-        `predict` need not lie in them.
+        The probability is an average over rows like those of `fit`, and is that of each target by itself.
+        With ε > 0 it holds even if X was moved from such rows by up to ε in the norm "l2" or "linf" of their
+        columns. With jackknife+ it is 2c − 1, and the intervals belong to a readout of their own, so that
+        the answer of `predict` may lie outside.
         """
         rows = self._rows(X)
         if self._jackknife is None:
             return self.fitted_.predict_interval(rows, epsilon, norm)
         if epsilon != 0:
-            raise ValueError("robust intervals are known of method='split'. Got epsilon with 'jackknife+'.")
+            raise ValueError("robust intervals need method='split'. Got epsilon with method='jackknife+'.")
         return self._jackknife.intervals(self.fitted_, rows)
 
     def predict(self, X: Any) -> Array:
@@ -283,7 +283,7 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
     classes_: Array
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, coverage: float | None = None) -> Self:
-        """Train on rows X (n, d) and labels y (n,); for a coverage on three quarters of them.
+        """Train on rows X (n, d) and labels y (n,); with a coverage on three quarters of them.
 
         A coverage may also be a parameter of the estimator.
         """
@@ -319,14 +319,14 @@ class EquilibriumClassifier(ClassifierMixin, _EquilibriumEstimator):
         return self._of_all(self.fitted_.predict_proba(rows), 0.0)
 
     def predict_set(self, X: Any, epsilon: float = 0.0, norm: str = "l2") -> Array:
-        """(n, classes): the classes of each row's set, which holds the right one as often as `fit` was asked.
+        """(n, classes): which classes each row's set holds: the right one as often as the coverage says.
 
-        The promise is on average over rows like those of `fit`. With ε > 0 it holds although X was moved from
-        such rows by up to ε, in the norm "l2" or "linf" of their columns.
+        The promise is an average over rows like those of `fit`. With ε > 0 it holds even if X was moved from
+        such rows by up to ε in the norm "l2" or "linf" of their columns.
         """
         rows = self._rows(X)
         sets = self.fitted_.predict_set(rows, epsilon, norm)
-        # A class that no row trained on has scores ∞: it belongs to sets that hold all others whatever comes.
+        # A class that no row was trained on has score ∞: it is in the sets if their threshold is ∞ as well.
         unbounded = threshold(self.conformal_.scores, self.fitted_.recipe.coverage or 0.5) == np.inf
         return self._of_all(sets, unbounded)
 
@@ -364,7 +364,7 @@ def _flat(X: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def _told(record: dict[str, Any]) -> None:
-    """What an epoch, or a step, has given, on one line."""
+    """Print what was measured at an epoch or a step, on one line."""
     unit = "epoch" if "epoch" in record else "step"
     print(f"{unit} {record[unit]}: loss {record['loss']:.4g}, {record['seconds']:.1f} s", flush=True)
 

@@ -43,7 +43,7 @@ def remove_leftovers(directory: str | Path) -> None:
 
 
 def make_directory(path: Path) -> bool:
-    """Make a directory, and its parents, that outlast a crash; False if it was there."""
+    """Make a directory and its parents so that they outlast a crash; return False if it was there already."""
     if path.is_dir():
         return False
     make_directory(path.parent)
@@ -69,7 +69,7 @@ def sync(directory: Path) -> None:
 
 
 def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
-    """A JSON object, or a Damaged that says where it stands. Nesting without end is damage too."""
+    """Parse a JSON object, or raise a Damaged that names the place. Nesting too deep to be read is damage."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,7 @@
-"""An array in a .npy file that is filled part by part, and gone on with after a kill.
+"""An array in a .npy file that is filled part by part, and continued after the process was killed.
 
-NAME.npy.filling is the array until its last part is there, and becomes NAME.npy then: a file of that name is
-whole. NAME.npy.json says what the array is of and which parts are done. A part is on the disk before it is
-recorded, so that what is recorded is there.
+While parts are missing the file is called NAME.npy.filling, and NAME.npy once it is whole. NAME.npy.json says
+what the array is of and which parts are done. A part is on the disk before it is recorded as done.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .memory import amount
 class Filling:
     """An array of this shape and dtype at `path`, in `parts` parts; `identity` says what it is of, as JSON.
 
-    What is there of the same identity is gone on with; of another it is refused.
+    An array of the same identity that is there already is continued; one of another identity is refused.
     """
 
     def __init__(
@@ -40,11 +39,11 @@ class Filling:
             self._begin(shape, np.dtype(dtype))
 
     def _known(self) -> bool:
-        """Whether there is something to go on with."""
+        """Whether there is an array to continue."""
         if not self._record.exists():
             if self.path.exists():
                 raise FileExistsError(
-                    f"{self.path} is there, and nothing says what it is of: name another, or remove it."
+                    f"{self.path} exists, and no record says what it is of: name another file, or remove it."
                 )
             return False
         found = read_json(self._record)
@@ -52,7 +51,7 @@ class Filling:
         other = sorted(n for n in names if found.get("about", {}).get(n) != self._about.get(n))
         if other:
             raise FileExistsError(
-                f"{self.path} was begun for something else, by its {', '.join(other)}: name another "
+                f"{self.path} was begun for something else: it differs in {', '.join(other)}. Name another "
                 f"file, or remove it and {self._record.name}."
             )
         self.done = set(range(self.parts)) if self.path.exists() else set(found["done"])
@@ -65,7 +64,7 @@ class Filling:
             shutil.disk_usage(self.path.parent).free,
         )
         if need > free:
-            raise OSError(f"{self.path} takes {amount(need)}, and {amount(free)} are free on its disk.")
+            raise OSError(f"{self.path} takes {amount(need)}, but only {amount(free)} are free on its disk.")
         self.done = set()
         np.lib.format.open_memmap(self._part, "w+", dtype, shape)
         with open(self._part, "r+b") as file:
@@ -99,6 +98,6 @@ class Filling:
         return np.load(self.path, mmap_mode="c")
 
     def remove(self) -> None:
-        """Remove the array and its record, where what it held has gone elsewhere."""
+        """Remove the array and its record, once its content is stored elsewhere."""
         for path in (self.path, self._part, self._record):
             path.unlink(missing_ok=True)

@@ -18,10 +18,10 @@ class History:
     """
 
     loss: np.ndarray  # (steps + 1,)
-    times: np.ndarray  # (steps + 1,) of the dynamics: k·η for descent with one step size, t for a flow
+    times: np.ndarray  # (steps + 1,) time of the dynamics: k·η for descent with one step size, t for a flow
     step_sizes: Mapping[str, float] = field(default_factory=dict)
     loss_name: str = "half_square"
-    plain_loss: np.ndarray | None = None  # of the predictions alone, where `loss` is one with slack
+    plain_loss: np.ndarray | None = None  # without the penalty of the readout that `loss` has with slack
     test_loss: dict[int, float] = field(default_factory=dict)
     test_accuracy: dict[int, float] = field(default_factory=dict)
     test_r2: dict[int, float] = field(default_factory=dict)
@@ -35,8 +35,8 @@ class History:
     residual: np.ndarray = field(default_factory=lambda: np.zeros(0))  # largest relative residual of Z
     least_loss: float = 0.0  # L*, where a promise is on the gap L − L*
     promised: np.ndarray | None = None  # bound of relative_loss, when a certificate gave one
-    accepted: dict[str, np.ndarray] = field(default_factory=dict)  # of safeguarded runs
-    anchored: dict[str, Any] = field(default_factory=dict)  # of runs with that certificate: F and checkpoints
+    accepted: dict[str, np.ndarray] = field(default_factory=dict)  # safeguarded runs: what each step accepted
+    anchored: dict[str, Any] = field(default_factory=dict)  # anchored runs: the objective F and checkpoints
     learning_rate: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (steps,), where it changes
     best: int | None = None  # the step whose weights the model was left at, where that is not the last
     seconds: float = 0.0
@@ -55,7 +55,7 @@ class History:
         return gap / gap[0] if gap[0] > 0 else np.zeros_like(gap)
 
     def violations(self) -> list[int]:
-        """The steps at which the loss is above what was promised; none, if the promise is worth its name."""
+        """The steps at which the loss is above what was promised: there should be none."""
         if self.promised is None:
             return []
         return np.nonzero(~(self.relative_loss <= self.promised))[0].tolist()

@@ -193,7 +193,7 @@ class SmoothedHinge(Loss):
         return -self.power * y * torch.relu(1 - y * q) ** (self.power - 1)
 
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
-        """power(power − 1)·max(0, 1 − yq)^(power−2) where the hinge is open."""
+        """power(power − 1)·max(0, 1 − yq)^(power−2) where 1 − yq > 0, else 0."""
         short = 1 - y * q
         factor = self.power * (self.power - 1)
         return torch.where(short > 0, factor * torch.relu(short) ** (self.power - 2), 0.0)
@@ -207,7 +207,7 @@ LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (Square, HalfSquare
 
 
 def as_loss(which: str | Loss, **options: Any) -> Loss:
-    """A Loss by name, with its options: as_loss("logistic", tau=0.1); a Loss is itself."""
+    """A Loss by name, with its options: as_loss("logistic", tau=0.1); a Loss is returned as it is."""
     if isinstance(which, Loss):
         if options:
             raise ValueError(f"{which} has its options already. Got {', '.join(options)} besides.")

@@ -1,6 +1,6 @@
-"""The memory there is, asked before anything large is allocated, so that the answer can be given in words.
+"""How much memory is available, asked before anything large is allocated, so that a message can name both.
 
-What would take much of it is kept in a nameless file instead (`room`) and worked on piece by piece (`spans`).
+Large arrays are kept in temporary files instead (`room`) and worked on piece by piece (`spans`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-HELD = 1 << 28  # bytes: larger arrays lie on the disk
+HELD = 1 << 28  # bytes: larger arrays are kept on the disk
 PIECE = 1 << 22  # numbers worked on at a time
 _GROUPS = (  # (limit, in use) of a container: control groups of version 2, then of version 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -24,12 +24,12 @@ _GROUPS = (  # (limit, in use) of a container: control groups of version 2, then
 
 
 def available() -> float:
-    """Bytes that this process can still have: of the machine, and within the limits set on it."""
+    """Bytes that this process can still allocate, given the machine's memory and the limits set on it."""
     return min(_machine(), *(_group(limit, used) for limit, used in _GROUPS), _address_space())
 
 
 def shortage(need: float, have: float | None = None) -> str | None:
-    """None if `need` bytes fit into `have` (by default those available), else what is lacking, in words."""
+    """None if `need` bytes fit into `have` (by default those available), else words that compare the two."""
     have = available() if have is None else have
     return None if need <= have else f"{amount(need)} of memory; {amount(have)} can be had"
 
@@ -40,7 +40,7 @@ def disk() -> float:
 
 
 def room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array to be filled: in memory, or a large one in a file that goes with the last reference to it."""
+    """An array to be filled: in memory or, if large, in a file that is gone with the last reference to it."""
     import numpy as np
 
     size = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
@@ -83,7 +83,7 @@ def _machine() -> float:
             return 1024 * float(line.split()[1])
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # a system that does not tell
+    except (AttributeError, ValueError, OSError):  # a system that does not say
         return float("inf")
 
 

@@ -1,4 +1,4 @@
-"""Text of others, fit to be shown: what would steer a terminal or turn a line round is written out instead.
+"""Make text from outside safe to show: characters that control a terminal or reverse a line are written out.
 
 Labels, names of columns and of files may hold any character. The escape character commands a terminal, a
 carriage return overwrites a line, U+202E shows what follows backwards, and an XML file may hold none of the
@@ -16,7 +16,7 @@ _KEPT = "\n\t\u200c\u200d"  # lines, tabs, and the joiners that Persian, Indic s
 
 
 def hidden(character: str) -> bool:
-    """Whether a character is not seen: a control, a direction, half a pair, another kind of line's end."""
+    """Whether a character is invisible: a control, a direction, half a surrogate pair, a line separator."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") or character in "\ufffe\uffff"
 
 

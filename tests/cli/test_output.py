@@ -98,5 +98,5 @@ def test_answers_with_hostile_labels(equipoise, tmp_path):
 
 def test_a_want_of_memory_is_told_in_the_words_of_the_library():
     told = explain(MemoryError("a kernel of 9 × 9 pairs of rows would need 5 TB"))
-    assert told.title == "More memory would be needed than there is"
+    assert told.title == "There is not enough memory"
     assert told.message == "a kernel of 9 × 9 pairs of rows would need 5 TB"

@@ -60,7 +60,7 @@ def test_rows_of_a_run_keep_their_class_in_the_box_that_was_proved(equipoise, tr
         (("--epsilon", "two"), "fraction such as 2/255"),
         (("--epsilon", "-1"), "≥ 0"),
         (("--epsilon", "1", "--norm", "l1"), "linf or l2"),
-        (("--epsilon", "1", "--norm", "l2"), "none of the network"),
+        (("--epsilon", "1", "--norm", "l2"), "none of the network's"),
         (("--epsilon", "1", "--box", "0"), "LOW,HIGH"),
     ],
 )

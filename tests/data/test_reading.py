@@ -236,7 +236,7 @@ def test_arrays_are_read_as_numpy_reads_them(array, order, tmp_path):
         (".npy", "'' is a path"),
         ("x\x1b[2J.npy", r"'x\\x1b\[2J' holds a control character"),
         ("x\u202e.npy", r"'x\\u202e' holds a control character"),
-        ("x.txt", r"its member 'x\.txt' is no array"),
+        ("x.txt", r"its member 'x\.txt' is not an array"),
     ],
 )
 def test_names_that_lead_elsewhere_are_refused_in_words(name, message, tmp_path):

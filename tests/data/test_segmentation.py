@@ -122,14 +122,14 @@ def test_every_problem_of_a_folder_is_named(folder):
 
 def test_two_files_of_one_name_are_refused(folder):
     Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(folder / "images/a.bmp")
-    with pytest.raises(DataError, match=r"images/a\.bmp and images/a\.png have one name"):
+    with pytest.raises(DataError, match=r"images/a\.bmp and images/a\.png share a name"):
         read_masks_folder(folder)
 
 
 def test_classes_beyond_those_named_and_broken_files(folder):
     with pytest.raises(DataError, match="class 2, and 2 classes were named"):
         read_masks_folder(folder, ["road", "car"])
-    with pytest.raises(DataError, match="classes must have a name each, and car came twice"):
+    with pytest.raises(DataError, match="classes must have a name of its own, and car came twice"):
         read_masks_folder(folder, ["car", "road", "car"])
     (folder / "masks/a.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="a: the mask cannot be read"):
@@ -152,7 +152,7 @@ def test_files_that_are_no_image_or_mask_are_named_and_hidden_ones_passed_over(f
     (folder / "images/more.png").mkdir()
     with pytest.raises(DataError) as caught:
         read_masks_folder(folder)
-    assert [problem.partition(" is no image")[0] for problem in caught.value.problems] == [
+    assert [problem.partition(" is not an image")[0] for problem in caught.value.problems] == [
         "images/more.png",
         "images/notes.txt",
         "masks/b.jpg",

@@ -64,7 +64,7 @@ def test_several_targets_weights_and_missing_targets(table):
         "target 'height': missing value in line 3",
         "target 'income': missing value in line 5",
     ]
-    with pytest.raises(DataError, match="several targets are numbers"):
+    with pytest.raises(DataError, match="several targets must be numbers"):
         table(PEOPLE, "height,income", delimiter=";", kind="classification")
 
 

@@ -178,7 +178,7 @@ def test_bad_image_folders(folder):
     assert messages["dogs/1.png"] == "is 4 × 4; the images before it are 3 × 2"
     assert messages["dogs/2.png"].startswith("has the mode RGBA")
     assert messages["dogs/3.png"].startswith("cannot be read")
-    assert messages["dogs/4.txt"].startswith("is no image")
+    assert messages["dogs/4.txt"].startswith("is not an image")
     assert messages["5.png"].startswith("must lie in the sub-folder of its class")
     with pytest.raises(DataError, match="leave out --target and --kind"):
         read_table(folder, "cats")

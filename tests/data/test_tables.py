@@ -81,7 +81,7 @@ def test_without_targets(table):
     assert got.X.tolist() == [[1, 5]]
     assert (got.y, got.target, got.kind) == (None, None, None)
     assert np.isnan(table("a,b\n1,\n", labelled=False).X).tolist() == [[False, True]]
-    with pytest.raises(DataError, match="without targets there is none to name"):
+    with pytest.raises(DataError, match="labelled=False takes no target and no kind"):
         table(GOOD, "price", labelled=False)
 
 

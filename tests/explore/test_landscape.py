@@ -290,7 +290,7 @@ def test_a_loss_may_be_any_function_of_outputs_and_targets():
     logistic = affine_loss(X, (y > 0).double(), "logistic")(model, None).loss
     p = torch.sigmoid(model(X))
     assert logistic == pytest.approx(-torch.where(y > 0, p, 1 - p).log().sum().item(), rel=1e-7)
-    with pytest.raises(ValueError, match=r"a row at least. Got shape \(0, 4\)"):
+    with pytest.raises(ValueError, match=r"at least one row. Got shape \(0, 4\)"):
         affine_loss(X[:0], y[:0])
 
 
@@ -299,7 +299,7 @@ def test_a_loss_may_be_any_function_of_outputs_and_targets():
     [
         ({"Q": torch.zeros(2, 2)}, r"parameters of the model \(W, U, a\). Got 'Q'"),
         ({"W": torch.zeros(5)}, r"must be \(5, 5\) in W, like the parameter. Got shape \(5,\)"),
-        ({}, "a parameter at least"),
+        ({}, "at least one parameter"),
     ],
 )
 def test_a_direction_that_is_not_of_the_model_is_refused(direction, said):
@@ -314,14 +314,14 @@ def test_names_to_ignore_must_be_there_and_coordinates_must_be_as_many_as_direct
     model = LinearModel(2)
     with pytest.raises(ValueError, match=r"ignore must name parameters of the model \(M\). Got 'nope'"):
         random_directions(model, 1, generator(), ignore=["nope"])
-    with pytest.raises(ValueError, match="coordinates must be 2, one a direction"):
+    with pytest.raises(ValueError, match="coordinates must be 2, one for each direction"):
         shifted(model, random_directions(model, 2, generator()), [0.0])
 
 
 @pytest.mark.parametrize(
     ("s", "said"),
     [
-        ([], r"one at least. Got shape \(0,\)"),
+        ([], r"at least one. Got shape \(0,\)"),
         ([[0.0]], r"Got shape \(1, 1\)"),
         ([0.0, np.inf], "s must be finite. Got inf at 1"),
         ([np.nan], "Got nan at 0"),

@@ -168,9 +168,7 @@ def test_the_seed_that_drew_the_rows_is_named_and_how_to_do_without(tmp_path):
     told = json.loads(invoke("landscape", tmp_path / "one", "--to", tmp_path / "two", "--json").stdout)
     count = load(tmp_path / "one").validation and told["message"].split("digits, ")[1].split(" rows")[0]
     assert f"differ in data (digits, {count} rows each; --seed 0 and 1)" in told["message"]
-    assert told["advice"] == (
-        "Train both alike. Of fit's options --steps may differ, and --seed without --rows."
-    )
+    assert told["advice"] == ("Train both alike: only --steps may differ, and --seed without --rows.")
 
 
 def test_named_data_are_found_where_they_lie_now(tmp_path, monkeypatch):

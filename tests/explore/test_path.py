@@ -156,7 +156,10 @@ def test_the_words_give_the_share_and_say_that_the_training_came_out_again(train
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     share = json.loads((tmp_path / "landscape.json").read_text())["path"]["share"]
-    assert "11 moments, step 0 to 10; the run's own weights came out again bit for bit" in words
+    assert (
+        "11 moments, step 0 to 10; the training was repeated and reached the run's weights bit for bit"
+        in words
+    )
     assert f"holds {' '.join(percent(share).split())} of the path's variance" in words
     assert "step 10/10" in result.stderr
 
@@ -178,10 +181,10 @@ def test_weights_that_come_out_otherwise_are_refused_or_told(trained, tmp_path, 
     assert result.exit_code == code
     if code:
         assert "does not repeat itself" in result.output
-        assert "differ by 0.0001 relative" in " ".join(result.output.replace("│", " ").split())
+        assert "Their relative difference is 0.0001" in " ".join(result.output.replace("│", " ").split())
         assert not out.exists()
     else:
-        assert "again to 10⁻⁹ relative" in " ".join(result.output.split())
+        assert "run's weights up to a relative 10⁻⁹" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("option", [("--to", "other"), ("--radius", "1"), ("--line",), ("--seed", "0")])

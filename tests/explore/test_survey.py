@@ -79,6 +79,6 @@ def test_the_path_of_a_training_ends_at_the_network_and_the_line_at_both(fitted)
 
 def test_a_training_that_leads_elsewhere_is_no_path_of_the_network(fitted):
     network, _ = fitted
-    with pytest.raises(Unrepeated, match="the weights differ by") as error:
+    with pytest.raises(Unrepeated, match="the weights have a relative difference of") as error:
         repeated_path(network, X, Y, "regression", Recipe(width=20, steps=3, seed=1))
     assert error.value.departure > 1e-6

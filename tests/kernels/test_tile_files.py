@@ -71,18 +71,18 @@ def test_each_tile_above_the_diagonal_is_computed_once_and_a_whole_file_is_read(
 def test_a_file_of_another_kernel_is_refused(tmp_path):
     out, net, X = tmp_path / "k.npy", network(), rows(5)
     tangent_kernel(net, X, out=out)
-    with pytest.raises(FileExistsError, match=r"k\.npy was begun for something else, by its X: name another"):
+    with pytest.raises(FileExistsError, match=r"k\.npy was begun for something else: it differs in X"):
         tangent_kernel(net, X + 1e-9, out=out)
     with torch.no_grad():
         net.a[0] += 1
-    with pytest.raises(FileExistsError, match="by its model"):
+    with pytest.raises(FileExistsError, match="it differs in model"):
         tangent_kernel(net, X, out=out)
     with pytest.raises(FileExistsError, match="sigma_w2"):
         population_gram(X, 0.1, out=out)
-    with pytest.raises(FileExistsError, match="by its parts, side"):
+    with pytest.raises(FileExistsError, match="it differs in parts, side"):
         tangent_kernel(network(), X, out=TileFile(out, side=2))
     np.save(tmp_path / "other.npy", np.zeros(3))
-    with pytest.raises(FileExistsError, match="nothing says what it is of"):
+    with pytest.raises(FileExistsError, match="no record says what it is of"):
         tangent_kernel(net, X, out=tmp_path / "other.npy")
     assert np.array_equal(np.load(tmp_path / "other.npy"), np.zeros(3))
     with pytest.raises(ValueError, match=r"must end in \.npy\. Got k\.csv"):
@@ -128,6 +128,6 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_computed(tmp_path, 
 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
-    with pytest.raises(OSError, match=r"takes 200 bytes, and 100 bytes are free"):
+    with pytest.raises(OSError, match=r"takes 200 bytes, but only 100 bytes are free"):
         population_gram(rows(5), 0.1, out=tmp_path / "k.npy")
     assert list(tmp_path.iterdir()) == []

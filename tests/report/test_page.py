@@ -122,8 +122,8 @@ def test_a_free_run_promises_nothing_about_its_loss(pages):
     assert "exactly one equilibrium" in page.words["guarantee"]
     assert {"fig-residuals", "fig-importance", "fig-equilibria"} <= set(page.words)
     assert "fig-promise" not in page.words
-    assert "Training was free: nothing is promised of its loss." in page.words["guarantee"]
-    assert "nothing is promised of it" in header(page)
+    assert "Training was not certified: nothing is promised about its loss." in page.words["guarantee"]
+    assert "nothing is promised about it" in header(page)
 
 
 def test_a_diverged_run_says_why_and_what_to_try(pages):

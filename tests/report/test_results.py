@@ -133,7 +133,7 @@ def test_the_column_that_decides_stands_first(records):
     drops = dict(zip("abcde", records["regression"].findings["importance"]["drops"], strict=True))
     assert min(drops[name] for name in "abc") > 3 * max(abs(drops[name]) for name in "de")
     caption = results.important(records["regression"]).caption
-    assert f"Most depends on {max(drops, key=drops.get)}." in caption
+    assert f"The answers depend most on {max(drops, key=drops.get)}." in caption
 
 
 def test_of_images_a_picture_is_made(records):

@@ -129,7 +129,7 @@ def test_jackknife_plus_of_an_estimator_leaves_out_every_row_of_its_second_half(
     want = want * prepared.target_scale[:, None] + prepared.target_mean[:, None]
     assert np.allclose(ends, want)
     assert kept.promised == pytest.approx(0.8)
-    with pytest.raises(ValueError, match="coverage that it is for"):
+    with pytest.raises(ValueError, match="needs a coverage"):
         model.fit(X, y, method="jackknife+")
     with pytest.raises(ValueError, match="method must be one of"):
         model.fit(X, y, coverage=0.9, method="jackknife")

@@ -203,7 +203,7 @@ def test_runs_are_listed_with_the_damaged_among_them(tmp_path):
     )
     assert "run.json" in found["broken"].problem
     assert found["a"].config["recipe"]["model"] == "monotone"
-    with pytest.raises(FileNotFoundError, match="no directory of runs"):
+    with pytest.raises(FileNotFoundError, match="is not a directory of runs"):
         list_runs(tmp_path / "absent")
 
 

@@ -97,7 +97,7 @@ def test_what_a_family_does_not_take_is_refused():
         Recipe("opteq", margin=0.5)
     with pytest.raises(ValueError, match=r"safeguarded training knows linear.*Got conv-opteq"):
         Recipe("conv-opteq", theorem="safeguarded")
-    with pytest.raises(ValueError, match=r"augment is of a family of images. Got it for gaussian-relu"):
+    with pytest.raises(ValueError, match=r"augment needs a family of images. Got gaussian-relu"):
         Recipe(augment="flips")
     with pytest.raises(ValueError, match=r"augment must be one of 'shifts', 'flips'. Got 'turns'"):
         Recipe("conv-opteq", augment="flips,turns")

@@ -58,7 +58,7 @@ def test_every_command_takes_a_run_that_ended(old, name):
 def test_what_an_earlier_version_bounded_otherwise_is_said(old):
     """The floor of the loss was too low: the certificate is proved again, and says the right one."""
     told, listed = call("certify", old / "certified"), call("certify", old / "certified", "--json")
-    assert "an earlier version, which trained this run, said floor = 4.7" in " ".join(told.stdout.split())
+    assert "the earlier version that trained this run found floor = 4.7" in " ".join(told.stdout.split())
     before = json.loads((old / "certified" / "certificate.json").read_text())
     floors = [
         float.fromhex(c["numbers"]["floor"]["hex"]) for c in (json.loads(listed.stdout)["start"], before)

@@ -59,7 +59,7 @@ def test_numbers_lose_r2_and_frames_will_do():
 
 
 def test_too_many_columns_are_refused_in_words(fitted):
-    with pytest.raises(ValueError, match=r"at most 500 columns, one by one. The data have 501"):
+    with pytest.raises(ValueError, match=r"at most 500 columns are shuffled, one by one. The data have 501"):
         importance(fitted, np.ones((3, 501)), LABELS[:3])
 
 

@@ -74,7 +74,7 @@ def test_other_rows_are_refused_in_words(first, X, y, kind, words):
         ({"width": 17}, "width is that of the network to begin from, 16. Got 17"),
         ({"model": "monotone"}, "model is that of the network to begin from, gaussian-relu"),
         ({"loss": "hinge"}, "loss is that of the network"),
-        ({"theorem": "safeguarded"}, "theorem='anchored', or certified=False"),
+        ({"theorem": "safeguarded"}, "by theorem anchored or without one"),
     ],
 )
 def test_another_network_is_refused(first, options, words):

@@ -177,7 +177,7 @@ def test_a_constant_target_is_its_own_answer():
 
 
 def test_numbers_have_no_probabilities():
-    with pytest.raises(DataError, match="no probabilities"):
+    with pytest.raises(DataError, match="probabilities are those of classes"):
         Preparation.of(X, Y, "regression", ONES).probabilities(torch.zeros(2))
 
 

@@ -26,8 +26,8 @@ def test_a_recipe_for_robust_answers_is_free_and_of_a_family_whose_margins_are_k
     assert Recipe.from_dict(recipe.to_dict()) == recipe
     for wrong, words in (
         ({"robust": -1.0}, "robust must be"),
-        ({"robust": 0.1, "model": "opteq"}, "robust training is of monotone or gaussian-relu"),
-        ({"robust": 0.1, "loss": "hinge"}, "the cross entropy"),
+        ({"robust": 0.1, "model": "opteq"}, "robust training needs a monotone or gaussian-relu"),
+        ({"robust": 0.1, "loss": "hinge"}, "network and cross_entropy"),
         ({"norm": "linf"}, "give robust too"),
         ({"robust": 0.1, "norm": "l1"}, "norm must be one of"),
         ({"robust": 0.1, "theorem": "anchored"}, "theorem must not be given"),
@@ -35,7 +35,7 @@ def test_a_recipe_for_robust_answers_is_free_and_of_a_family_whose_margins_are_k
         with pytest.raises(ValueError, match=words):
             Recipe(**wrong)
     X, _ = _table()
-    with pytest.raises(ValueError, match="robust training is of classes"):
+    with pytest.raises(ValueError, match="robust training is for classes"):
         fit(X, X[:, 0], "regression", Recipe(robust=0.1))
 
 

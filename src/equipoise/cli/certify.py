@@ -29,21 +29,21 @@ def certify(
     ] = False,
     tier: Annotated[
         str | None,
-        option("Arithmetic: float64 (the default), or rigorous and slow."),
+        option("Arithmetic of the proof: float64 (the default), or rigorous, which is slow."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Prove again, from the files and data of the run alone, what is guaranteed.
+    """Prove again what is guaranteed, from nothing but the files and the data of the run.
 
-    Without --theorem the certificate of the start is proved once more of the weights that training began
-    with, and the final weights are proved to give every input exactly one equilibrium. With --theorem that
-    theorem is tried on the final weights. The exit code is 1 if anything is not proved.
+    Without --theorem the certificate of the training is proved again for the weights that it began with, and
+    the final weights are proved to give every input exactly one equilibrium. With --theorem that theorem is
+    tried on the final weights. The exit code is 1 if anything is not proved.
     """
     from ..tasks import Stored
 
     for name, given in (("--printed", printed), ("--tier", tier)):
         if theorem is None and given:
-            raise Failure("Which theorem?", f"{name} needs --theorem: name one.", code=Code.USAGE)
+            raise Failure("Which theorem?", f"{name} needs --theorem: give both.", code=Code.USAGE)
     stored = Stored.load(run, data_dir)
     how: dict[str, Any] = {"tier": tier} if tier else {}
     found: dict[str, Certificate] = {}
@@ -76,7 +76,7 @@ def _of_the_start(stored: Stored, output: Output) -> Certificate:
         return certificate.verify(start, *stored.tensors)
     found = certified_again(certificate, start, *stored.tensors)
     for what, old, new in differences(certificate, found):
-        output.say(f"  note: an earlier version, which trained this run, said {what} = {old}; it is {new}.")
+        output.say(f"  note: the earlier version that trained this run found {what} = {old}; it is {new}.")
     return found
 
 

@@ -14,7 +14,7 @@ from .output import Output
 def diagnose(
     output: Output,
     run: RunPath,
-    rows: Annotated[int, typer.Option(min=1, help="Rows to look at.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, help="How many of the training rows to measure on.")] = 64,
     data_dir: DataDir = None,
 ) -> None:
     """Measure the network on its own data: residuals, contraction, every solver, and an audit of gradients.

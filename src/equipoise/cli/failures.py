@@ -19,7 +19,7 @@ from .output import Output, PlainConsole, as_json
 
 
 def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """An option whose default is not shown; it is called as its parameter unless names are given."""
+    """An option whose default is not shown; it is named after its parameter unless names are given."""
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -59,7 +59,7 @@ class Failure(Exception):
 
 
 class Ended(Exception):
-    """The end of a command that was not a success and has shown why."""
+    """A command ends without success, and has shown why already."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code)
@@ -152,7 +152,7 @@ class Spread:
 
 
 def workers_of(given: dict[str, Any]) -> Any:
-    """The Workers that were asked for; None without an option of `Spread`."""
+    """The Workers that were asked for; None if no option of `Spread` was given."""
     from ..engines import Workers
     from ..tasks import WrongOption
 
@@ -205,12 +205,12 @@ def _known() -> Iterator[tuple[type[BaseException], str, str, Code]]:
     yield Damaged, "The run is damaged", "", Code.DAMAGED
     yield OtherFormat, "The run is of another version", "", Code.FAILED
     yield RunBusy, "The run is in use", "", Code.FAILED
-    yield NoRun, "There is no such run", "equipoise runs lists those in a directory.", Code.USAGE
+    yield NoRun, "There is no such run", "equipoise runs lists the runs of a directory.", Code.USAGE
     yield NotFinished, "The run is not finished", "", Code.FAILED
     yield WrongOption, "An option does not fit", "", Code.USAGE
     lost = "equipoise diagnose says which solver finds it."
     yield EquilibriumError, "An equilibrium was lost", lost, Code.DIVERGED
-    yield MemoryError, "More memory would be needed than there is", "", Code.FAILED
+    yield MemoryError, "There is not enough memory", "", Code.FAILED
     again = "equipoise fit --resume continues the run, with any number of processes."
     yield RankLost, "A process was lost", again, Code.FAILED
     yield ImportError, "A package is missing", "", Code.FAILED

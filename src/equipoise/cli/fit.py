@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..tasks.origin import Origin
 
 _ANY = "A name ([cyan]equipoise data[/cyan] lists them), a file .csv .tsv .parquet .npz, or a folder."
-_FREELY = "Train without a guarantee; what can be proved of the result is said afterwards."
+_FREELY = "Train without a guarantee; afterwards the command says what can be proved of the result."
 _OPTIONS = [
     flag("uncertified", _FREELY, "--uncertified", panel=p.annotation.__metadata__[0].rich_help_panel)
     if p.name == "certified"
@@ -50,7 +50,7 @@ def fit(
     kind: Annotated[
         str | None, of_data("classification or regression; by default the target decides.")
     ] = None,
-    delimiter: Annotated[str | None, of_data("Separator in a text file; by default ','.")] = None,
+    delimiter: Annotated[str | None, of_data("Separator of cells; by default ',' (a tab in .tsv).")] = None,
     test_share: Annotated[float | None, of_data("Share of the rows to test on; 0.2 by default.")] = None,
     test: Annotated[Path | None, of_data("Another table, to test on.")] = None,
     rows: Annotated[int | None, of_data("Train on about this many rows, drawn at random.", min=2)] = None,
@@ -64,7 +64,7 @@ def fit(
         bool, of_data("Leave out rows without a target.", "--drop-missing-target")
     ] = False,
     data_dir: Annotated[Path | None, of_data("Folder of named data; by default $EQUIPOISE_DATA.")] = None,
-    from_: Annotated[Path | None, of_data("Run to train further on DATA.", "--from", metavar="RUN")] = None,
+    from_: Annotated[Path | None, of_data("Finished run to train further.", "--from", metavar="RUN")] = None,
     out: Annotated[
         Path | None, of_output("Directory of the run; runs/<data>-<model>-<n> by default.")
     ] = None,
@@ -79,8 +79,8 @@ def fit(
     written. By default all settings are chosen for you and training is certified: before the first step a
     theorem is proved for this network and these data, and every step of the training keeps to it.
 
-    A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C, --resume continues it: with
-    the same results, bit for bit, if threads, processor and versions are the same. If not, it says so.
+    A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C, --resume continues it. The
+    results are the same, bit for bit, if threads, processor and versions are; if not, it tells you.
     """
     if given.pop("uncertified"):
         given["certified"] = False
@@ -102,7 +102,7 @@ def fit(
 
 
 def _take_part() -> None:
-    """What a process does that torchrun started beside the first one; the first speaks for all."""
+    """Do the part of a process that torchrun started beside the first one, which alone prints."""
     from ..tasks.fitting import take_part_in_fit
 
     try:
@@ -182,7 +182,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
 
 
 def _fitting(make: Callable[[], Recipe]) -> Recipe:
-    """The recipe; where an option does not fit, a failure that names it as it is given."""
+    """Make the recipe; an option that does not fit is a failure that names it as on the command line."""
     try:
         return make()
     except (ValueError, TypeError) as error:
@@ -222,7 +222,7 @@ def _resume(path: Path, given: dict[str, Any], output: Output, report: bool) -> 
         named = ", ".join(n if n == "DATA" else f"--{n.replace('_', '-')}" for n in besides)
         raise Failure(
             "A run cannot be changed while it is resumed",
-            f"--resume takes everything from the run. Got {named} besides.",
+            f"--resume takes everything from the run, so that nothing can be given beside it. Got {named}.",
             "Leave these out, or begin another run.",
             Code.USAGE,
         )

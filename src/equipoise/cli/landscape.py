@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 _KINDS = "contours", "surface", "line", "path"  # figures
 _PATH = (
-    "Draw the plane that the training itself took. The training is repeated in memory for this, which takes "
-    "as long as it did, and nothing is written into the run."
+    "Draw the plane of the training's own path. For this the training is repeated in memory, which takes as "
+    "long as it did; nothing is written into the run."
 )
 
-_RADIUS = "How far to go, relative to the norms of the filters; 1 by default, or less if it shows little."
+_RADIUS = (
+    "How far to go, relative to the norms of the filters; by default 1, or less if that is mostly blank."
+)
 
 
 @command("""landscape runs/digits-auto-1
@@ -44,9 +46,9 @@ def landscape(
 ) -> None:
     """Draw the loss around a trained network, along random directions that are scaled to its filters.
 
-    Some weights have no loss to show: they are not proved to give every row one equilibrium, or their
-    equilibria are not found. Such points are crossed out and counted. The command writes landscape.json and
-    figures as SVG and PNG, and replaces those of an earlier call.
+    Some weights have no loss to show, because they are not proved to give every row exactly one equilibrium,
+    or because their equilibria are not found. Such points are crossed out and counted. The command writes
+    landscape.json and figures as SVG and PNG, and replaces those of an earlier call.
 
     The loss is the one that the run records: the sum over rows for safeguarded training (its plain_loss,
     without slack), otherwise the mean. It is measured on --rows of the training rows.
@@ -101,7 +103,7 @@ def _refuse_useless(option: str, shows: str, given: dict[str, bool]) -> None:
     if names := [name for name, is_given in given.items() if is_given]:
         raise Failure(
             "An option that does not apply",
-            f"{option} takes {shows}: {', '.join(names)} would change nothing.",
+            f"{option} draws {shows}: {', '.join(names)} would change nothing.",
             f"Leave out {option}, or {' and '.join(names)}.",
             Code.USAGE,
         )
@@ -123,7 +125,7 @@ def _repeated(stored: Stored, output: Output) -> TrainingPath:
             "The path is too short",
             f"The plane of a training needs 2 {unit}s or more. The network of {run.path} is that of "
             f"{unit} {last}.",
-            "Without --path the landscape is drawn on random directions.",
+            "Without --path the landscape is drawn along random directions.",
             Code.USAGE,
         )
     watch = Watch(chosen.total, unit, shown=output.talks)
@@ -142,7 +144,7 @@ def _repeated(stored: Stored, output: Output) -> TrainingPath:
         since = f" Changed since: {'; '.join(other)}." if other else ""
         raise Failure(
             "The training does not repeat itself",
-            f"Trained again, {run.path} must come to its own weights. They differ by {error.departure:.1g} "
-            f"relative, {AGREES:g} is allowed.{since}",
+            f"Trained again, {run.path} must reach the same weights. Their relative difference is "
+            f"{error.departure:.1g}, and {AGREES:g} is allowed.{since}",
             "Use the machine, the number of threads (OMP_NUM_THREADS) and the versions it was trained with.",
         ) from error

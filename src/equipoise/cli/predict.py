@@ -36,7 +36,7 @@ def predict(
     out: Annotated[
         Path | None, option("File for the answers, .csv or .npz. Without it they are printed as CSV.")
     ] = None,
-    delimiter: Annotated[str | None, option("Separator of the cells of a text file; by default ','.")] = None,
+    delimiter: Annotated[str | None, option("Separator of cells; by default ',' (a tab in .tsv).")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Predict new rows with a trained network: a label with probabilities, or a number, for each.
@@ -52,7 +52,7 @@ def predict(
     =, +, − or @ and is not a number). In .npz the characters that a file name cannot hold, and %, are written
     as in %2F.
 
-    With --workers processes share the rows; with --out too, the same command goes on after a kill.
+    With --workers processes share the rows; with --out too, the same command continues if it was killed.
     """
     import numpy as np
 
@@ -112,7 +112,7 @@ def _answers(fitted: Fitted, X: Array, target: str) -> dict[str, Array]:
 
 
 def _bounds(fitted: Fitted, X: Array, answers: dict[str, Array]) -> dict[str, Array]:
-    """Columns of the sets or intervals of a run with a coverage; none of another."""
+    """The columns of sets or intervals, for a run with a coverage; none for any other run."""
     if fitted.conformal is None:
         return {}
     if fitted.preparation.classes is not None:
@@ -128,7 +128,7 @@ def _bounds(fitted: Fitted, X: Array, answers: dict[str, Array]) -> dict[str, Ar
 
 
 def _score(fitted: Fitted, answers: dict[str, Array], X: Array, y: Array) -> dict[str, float]:
-    """How good the answers are; of a run with a coverage, also the share of rows covered and by how much."""
+    """How good the answers are; for a run with a coverage also the share of rows covered, and the sizes."""
     import numpy as np
 
     from ..tasks.covered import covered

@@ -42,7 +42,7 @@ def report(
         with suppress(Damaged):  # which the page says
             Run.open(run)
     if len(runs) == 1 and out is not None:
-        message = f"--out says where a comparison is written. Got one run, {runs[0]}."
+        message = f"--out says where a comparison of runs is written. Got one run only, {runs[0]}."
         raise Failure("Nothing to compare", message, "Leave it out, or name another run.", Code.USAGE)
     alone = len(runs) == 1
     try:

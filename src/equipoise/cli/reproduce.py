@@ -50,7 +50,7 @@ def reproduce(
     what: Annotated[
         list[str],
         typer.Argument(
-            help="Keys such as gao2022.fig1, a paper such as gao2022, `all`; with `list`, what they are.",
+            help="Keys such as gao2022.fig1, a paper such as gao2022, or all. With list nothing is run.",
             metavar="WHAT…",
         ),
     ],
@@ -62,9 +62,9 @@ def reproduce(
     ] = "small",
     data: Annotated[
         str | None,
-        option("Names of data sets, separated by commas; by default all of the paper that can be found."),
+        option("Names of data sets, separated by commas; by default those of the paper that can be found."),
     ] = None,
-    seeds: Annotated[int | None, option("Number of seeds; by default that of the scale.", min=1)] = None,
+    seeds: Annotated[int | None, option("Number of seeds; by default the scale decides.", min=1)] = None,
     out: Annotated[Path, option("Folder to write to; gallery by default.")] = _OUT,
     data_dir: Annotated[Path | None, option("Folder of the data; by default $EQUIPOISE_DATA.")] = None,
 ) -> None:
@@ -133,7 +133,7 @@ def _list(entries: Sequence[Experiment], output: Output) -> None:
         minutes = f"{entry.minutes:g}" if entry.minutes else "< 1"
         shown.add_row(entry.key, entry.title, entry.claim, minutes)
     output.say(shown)
-    output.say("Minutes are those of one core at the scale small, about, with every data set at hand.")
+    output.say("Minutes are approximate: on one core, at --scale small, with every data set at hand.")
     output.result([{"key": e.key, "title": e.title, "claim": e.claim, "minutes": e.minutes} for e in entries])
 
 

@@ -30,7 +30,7 @@ def suggest(
     if not model.structured:
         raise Failure(
             "Nothing is known to suggest",
-            f"the theorems are of the affine families. Got a {type(model).__name__}.",
+            f"suggestions are known for the affine families only. The network is a {type(model).__name__}.",
             code=Code.USAGE,
         )
     found = find(model, *stored.tensors, theorem=theorem)

@@ -28,10 +28,10 @@ class _How:
     """What a sweep is told besides the options of `fit`."""
 
     seeds: int = _how("Train every configuration with this many seeds; 1 by default.", 1)
-    draws: int = _how("Draw this many values from the ranges; 8 by default.", 8)
-    validation_share: float = _how("Share of the rows to train on that decides; 0.2 by default.", 0.2)
-    engine: str = _how("local (the default), or ray: trials on a cluster, bad ones stopped early.", "local")
-    workers: int = _how("Trials at a time; 1 by default.", 1)
+    draws: int = _how("How often to draw from the ranges, for each combination; 8 by default.", 8)
+    validation_share: float = _how("Share of the training rows to choose by; 0.2 by default.", 0.2)
+    engine: str = _how("local (the default), or ray, which stops bad trials early.", "local")
+    workers: int = _how("How many trials run at a time; 1 by default.", 1)
 
 
 def _options() -> list[inspect.Parameter]:
@@ -74,8 +74,8 @@ def sweep(
     """Train with every combination of the values given, choose the best and train it on all rows.
 
     An option of fit may have several values (--width 256,512) or a range to draw from (--rate
-    log:1e-4,1e-2). Each trial is a run in a directory of its own. What is best is decided by validation rows,
-    which are held out of the rows to train on; the test rows are looked at once, by the best.
+    log:1e-4,1e-2). Each trial is a run in a directory of its own. The best is chosen on validation rows,
+    which are held out of the training rows; only the best is measured on the test rows, once.
 
     With --engine ray the trials run on a Ray cluster, and ASHA stops those that fall behind. After a kill
     --resume continues with the trials that are not finished.
@@ -129,7 +129,7 @@ def _resumed(path: Path, data: str | None, out: Path | None, given: dict[str, An
     besides += [OPTIONS.get(n, f"--{n.replace('_', '-')}") for n, v in given.items() if v not in (False, [])]
     if besides:
         raise Failure(
-            "Nothing can be changed on the way",
+            "A sweep cannot be changed while it is resumed",
             f"--resume takes everything but --engine and --workers from the sweep. Got {', '.join(besides)}.",
             "Leave these out, or begin another sweep.",
             Code.USAGE,
@@ -174,7 +174,7 @@ def _train(asked: Sweep, trial: SweepTrial, tell: Any = lambda measured: None) -
 
 
 def _failed(asked: Sweep, trial: SweepTrial, sample: Sample, error: Exception) -> None:
-    """Keep why a trial failed, also before its first step, when `train` leaves no directory."""
+    """Record why a trial failed, even before its first step, when `train` leaves no directory."""
     from ..tasks import Run
     from ..tasks.directory import NoRun
 
@@ -211,7 +211,7 @@ def _say(asked: Sweep, trial: SweepTrial, done: int, total: int, output: Output)
 
 
 def _by_tune(asked: Sweep, workers: Any, output: Output) -> None:
-    """The trials as those of Ray Tune, of which ASHA stops the ones that fall behind."""
+    """Run the trials by Ray Tune, where ASHA stops those that fall behind."""
     import os
 
     from ..engines import connect

@@ -171,7 +171,7 @@ def _failed(run: Run, error: Exception, fresh: bool) -> None:
 
 
 def _bring_up(run: Run) -> None:
-    """Write the page of a run that was followed once more, so that it says how the run ended."""
+    """Write the page of a followed run again, so that it says how the run ended."""
     with suppress(OSError):
         if left_behind(run.path / "report.html"):
             write_report(run)
@@ -181,7 +181,7 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
     results, certificate = run.status["results"], fitted.certificate
     output.result({"run": str(run.path), "report": str(page) if page else None, **run.status})
     model = fitted.model
-    network = f"{type(model).__name__}({model.extra_repr()})"  # without the modules within
+    network = f"{type(model).__name__}({model.extra_repr()})"  # without the modules inside
     facts = {"network": network, **_scores(results["scores"])}
     if results["score"] is not None:
         facts["beside it"] = beside(results["score_name"], results["score"], results["baselines"])
@@ -191,7 +191,7 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
         what = "classes in a set" if "by class" in covered else "long"
         facts["coverage"] = (
             f"{percent(covered['asked'])} promised, {percent(covered['covered'])} of {covered['rows']} test "
-            f"rows; {number(covered['size'], 3)} {what} on average"
+            f"rows covered; {number(covered['size'], 3)} {what} on average"
         )
     if certificate is not None:
         facts["training"] = f"{certificate.verdict}: {certificate.promise} {kept(fitted.history.anchored)}"

@@ -24,12 +24,12 @@ def verify(
     source: Annotated[Path, typer.Argument(help=_SOURCE, metavar="SOURCE", show_default=False)],
     data: Annotated[str, option("Rows with their classes: a table like the run's, or a named data set.")],
     epsilon: Annotated[
-        list[str], option("How far entries may move, such as 2/255 (tables: raw units); may be repeated.")
+        list[str], option("How far an input may move, such as 2/255 (tables: raw units); may be repeated.")
     ],
     norm: Annotated[str, option("Norm of the perturbation: linf (the default) or l2.")] = "linf",
     box: Annotated[str, option("Range of the inputs, LOW,HIGH (by default 0,1), or none.")] = "0,1",
-    rows: Annotated[int | None, option("Look at this many rows only, from the first on.")] = None,
-    nodes: Annotated[int, option("Give a row up after its box was split into this many parts.")] = 2000,
+    rows: Annotated[int | None, option("Verify only this many rows, from the first on.")] = None,
+    nodes: Annotated[int, option("Give up a row when its box was split into this many parts.")] = 2000,
     mean: Annotated[float, option("Mean that the inputs of a checkpoint were normalised with.")] = 0.0,
     std: Annotated[
         float, option("Standard deviation that the inputs of a checkpoint were normalised with.")
@@ -68,7 +68,7 @@ def verify(
     found = task.run(epsilons, out, progress, workers_of(given))
     page = write_page(task, found, out, source.name)
     shown = table(
-        "ε", "rows", "proved", "not refuted", "parts a row", right=("rows", "proved", "not refuted")
+        "ε", "rows", "proved", "not refuted", "parts per row", right=("rows", "proved", "not refuted")
     )
     for line in shares(found):
         cells = (percent(line["proved"]), percent(line["not refuted"]), number(line["parts a row"]))

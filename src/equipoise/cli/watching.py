@@ -18,9 +18,9 @@ from ..memory import amount
 from ..tasks import Forecast
 from .output import duration, number
 
-_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows has not
-_QUIET = 5.0  # seconds after which a line says how far it is
-_LINES = 10  # of progress, where there is no terminal to draw a bar on
+_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows does not have
+_QUIET = 5.0  # seconds after which a line says how far the training is
+_LINES = 10  # lines of progress, where there is no terminal to draw a bar on
 
 
 class Watch:
@@ -42,7 +42,7 @@ class Watch:
             disable=not (shown and self.console.is_terminal),
         )
         self.task = self.bar.add_task(
-            "preparing", total=None, numbers="choosing, and proving the start", left=""
+            "preparing", total=None, numbers="choosing settings and checking the start", left=""
         )
         self._began = self._told = time.monotonic()
 

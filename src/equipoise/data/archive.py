@@ -50,7 +50,7 @@ def read_headers(path: Path) -> dict[str, Header]:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
                 if name == info.filename:
-                    raise DataError(f"its member {name!r} is no array, whose names end in .npy")
+                    raise DataError(f"its member {name!r} is not an array: their names end in .npy")
                 if why := unsafe(name):
                     raise DataError(f"the name of its array {name!r} {why}")
                 if name in found:
@@ -67,7 +67,7 @@ def read_headers(path: Path) -> dict[str, Header]:
 def _header(stream: IO[bytes]) -> Header:
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
-        raise DataError(f"an array is of format {version}, and 1.0 and 2.0 are read")
+        raise DataError(f"an array is of format {version}, and only 1.0 and 2.0 can be read")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     header = Header(*read(stream))
     if header.dtype.hasobject:
@@ -125,8 +125,8 @@ def unsafe(name: str) -> str | None:
 
 
 def safe_name(name: str) -> str:
-    """The name as a member may have it: what files cannot have in theirs, and %, is written as in %2F."""
+    """A name that a member may have: characters that file names cannot hold, and %, are written as in %2F."""
     quoted = lambda c: "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
-    dot = quoted(".") if name.startswith(".") else ""  # such a file is hidden, or leads upwards
+    dot = quoted(".") if name.startswith(".") else ""  # such a file would be hidden, or lead upwards
     rest = name.removeprefix(".") if dot else name
     return dot + "".join(quoted(c) if c in '%/\\:*?"<>|' or hidden(c) else c for c in rest)

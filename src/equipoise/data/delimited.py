@@ -18,7 +18,7 @@ from equipoise.data.kinds import is_missing, to_number
 NAMED = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", " ": "a space"}
 _DECIMAL = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")  # a number with a decimal comma
 _PIECE = 1 << 20  # bytes looked at at a time
-_MANY, _TARGET = 1 << 20, 80  # targets that are made room for at a time; bytes of one, as text
+_MANY, _TARGET = 1 << 20, 80  # targets for which memory is asked at a time, and bytes of one as text
 SIGNATURES = {
     b"PK\x03\x04": "a zip archive or an Excel workbook",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook",
@@ -44,7 +44,7 @@ class Cells(Protocol):
     names: tuple[str, ...]
 
     def survey(self, columns: Sequence[int]) -> ColumnSurvey:
-        """All rows, of which only the cells of these columns are kept."""
+        """Read all rows, and keep only the cells of these columns."""
 
     def rows(self, wanted: Sequence[int]) -> Iterator[tuple[str, Sequence[str]]]:
         """(place, cells) of the rows of these numbers, which ascend."""
@@ -53,8 +53,8 @@ class Cells(Protocol):
 def require_room(path: Path, delimiter: str | None) -> None:
     """A DataError, by the size of the file, if all of its numbers are far too many to be held.
 
-    Half of what they will need is asked for: what is estimated from the beginning of a file must not refuse
-    one that fits. What is needed exactly is known, and asked for, once the rows are counted.
+    Half of what they will need is asked for, as an estimate from the beginning of a file must not refuse a
+    file that fits. The exact need is known, and asked for, once the rows are counted.
     """
     with path.open("rb") as stream:
         piece = stream.read(_PIECE)
@@ -68,8 +68,8 @@ def require_room(path: Path, delimiter: str | None) -> None:
 class Delimited:
     """A CSV file: its header is read at once, its rows as often as they are asked for, and never held.
 
-    Blank lines are skipped, rows unlike the header in length are problems. Where a comma does not divide
-    cells, a number may have it as its decimal sign: 1,5 is given out as 1.5.
+    Blank lines are skipped; rows that are not as long as the header are problems. If commas do not divide the
+    cells, a number may have a decimal comma: 1,5 is read as 1.5.
     """
 
     def __init__(self, path: Path, delimiter: str) -> None:

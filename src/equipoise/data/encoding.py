@@ -1,4 +1,4 @@
-"""From the columns of a table to the inputs of a network: medians for missing values, a column a category.
+"""From the columns of a table to the inputs of a network: medians for missing values, indicators of levels.
 
 scikit-learn's transformers decide what is done, on the rows trained on. What they decided is kept as plain
 data, so that it is stored as JSON and never unpickled, and applied by one function, in torch, which an
@@ -21,13 +21,9 @@ from equipoise.data.dataset import Array
 from equipoise.data.errors import DataError, some
 from equipoise.memory import room, spans
 
-MOST_ROWS = 100_000  # that medians and frequent levels are found from
-MOST_LEVELS = 50  # columns that one column of categories may become
-RARE = (
-    0.01,
-    2,
-    20,
-)  # a level is rare below this share of the rows, which counts as so many at least, and at most
+MOST_ROWS = 100_000  # the most rows from which medians and frequent levels are found
+MOST_LEVELS = 50  # the most columns that one column of categories may become
+RARE = 0.01, 2, 20  # a level is rare below this share of the rows, taken as 2 rows at least and 20 at most
 YEAR, WEEK = 365.2425, 7.0  # days
 
 
@@ -130,7 +126,7 @@ class Encoding:
         return found
 
     def __call__(self, X: Tensor) -> Tensor:
-        """`transform` of a float64 tensor, of operations that an exported network may hold."""
+        """`transform` for a float64 tensor, by operations that an exported network can hold."""
         at = [j for j, t in enumerate(self.treated) if t.column.type in ("number", "boolean")]
         flagged = [j for j in at if self.treated[j].missing]
         fills = torch.tensor([self.treated[j].fill for j in at], dtype=X.dtype)
@@ -222,7 +218,7 @@ def _coded(X: Array, columns: Sequence[Column]) -> Array:
 
 
 def _transformer(rows: int, columns: Sequence[Column]) -> Any:
-    """The transformers that decide: of numbers, booleans and dates, and of categories."""
+    """The transformers that decide: one for numbers, booleans and dates, and one for categories."""
     from sklearn.compose import ColumnTransformer
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import OneHotEncoder

@@ -148,17 +148,17 @@ def _cifar_batch(path: Path, member: str, labels: str, classes: int) -> tuple[Ar
 
 
 def read_semeion(paths: Paths) -> SplitArrays:
-    """semeion: a text line a digit, 16 × 16 pixels 0/1 and the class one-hot."""
+    """semeion: one line of text for each digit, 16 × 16 pixels 0/1 and the class one-hot."""
     path = paths["semeion.data"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns of an empty file
             values = np.loadtxt(path, dtype=np.float64, ndmin=2)
     except (ValueError, UserWarning) as error:
-        raise DataError(f"{path.name} must hold 266 numbers a line: {error}") from error
+        raise DataError(f"{path.name} must hold 266 numbers on each line: {error}") from error
     if values.shape[1] != 266 or not np.isin(values, (0, 1)).all() or (values[:, 256:].sum(1) != 1).any():
         raise DataError(
-            f"{path.name} must hold 256 pixels 0/1 and a one-hot class of 10 a line; got shape {values.shape}"
+            f"each line of {path.name} must hold 256 pixels 0/1 and 10 of a one-hot class; got {values.shape}"
         )
     x = values[:, :256].reshape(-1, 16, 16).astype(np.uint8)
     return seeded_split(x, values[:, 256:].argmax(1).astype(np.int64))

@@ -1,4 +1,4 @@
-"""A folder of images: a sub-folder a class."""
+"""A folder of images, with a sub-folder for each class."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_image_folder(
 ) -> Table:
     """`path/<class>/<image>`, or without labels any images below `path`; all of one size, grey or RGB.
 
-    Rows are in the order of the file names. Hidden files are passed over, any other that is no image is an
-    error, as is an image that must be converted first. `choose` is that of `read_table`.
+    Rows are in the order of the file names. Hidden files are passed over; any other file that is not an image
+    is an error, as is an image that must be converted first. `choose` is that of `read_table`.
     """
     optional("PIL.Image", "reading images")
     problems: list[str] = []
@@ -85,7 +85,7 @@ def _chosen(files: dict[str, Path], choose: Callable[[Targets, int], Array]) -> 
 def pixels_of(file: Path, shape: tuple[int, ...] | None) -> Array:
     """H × W or H × W × 3, uint8; `shape` is that of the images before it."""
     if file.suffix.lower() not in SUFFIXES:
-        raise DataError(f"is no image ({', '.join(SUFFIXES)})")
+        raise DataError(f"is not an image ({', '.join(SUFFIXES)})")
     mode, pixels = opened(file)
     if mode not in ("L", "RGB"):
         raise DataError(f"has the mode {mode}: convert it to grey (L) or RGB")

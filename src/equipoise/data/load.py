@@ -168,7 +168,7 @@ def _download(source: Source, directory: Path, missing: Sequence[SourceFile]) ->
     try:
         for file in missing:
             found[file.name] = _fetch(file, directory / source.name)
-    except (ImportError, OSError, ValueError) as error:  # of the answer OSError, a wrong hash ValueError
+    except (ImportError, OSError, ValueError) as error:  # OSError: no answer; ValueError: a wrong hash
         missing = [file for file in missing if file.name not in found]
         raise MissingData(_instructions(source, directory, missing, str(error))) from error
     return found
@@ -184,7 +184,7 @@ def _fetch(file: SourceFile, folder: Path) -> Path:
             path=folder,
             downloader=pooch.HTTPDownloader(timeout=60),
         )
-    except (requests.ConnectionError, requests.Timeout) as error:  # whose words are of sockets
+    except (requests.ConnectionError, requests.Timeout) as error:  # whose own message is about sockets
         raise OSError(f"no connection to {urlsplit(file.url).hostname}") from error
     return Path(path)
 

@@ -37,7 +37,7 @@ def two_classes(
         raise DataError(f"classes must be labels of {dataset.name}, 0 … {last}; got {classes}")
     if per_class < 1 or test_per_class < 0:
         raise DataError(
-            f"at least 1 training and 0 test samples a class are required; got {per_class}, {test_per_class}"
+            f"each class needs at least 1 training and 0 test samples; got {per_class}, {test_per_class}"
         )
     rng = np.random.default_rng(seed)
     train, test, notes = [], [], []

@@ -108,7 +108,7 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
     A mask is a grey or palette image whose values are classes; 255 is left out of training and scores. All
     images have one size. `classes` names the values 0, 1, …, each by another name; by default they are called
     by their numbers, and some pixel must then have one.
-    Hidden files are passed over, any other that is no image or no mask is an error.
+    Hidden files are passed over; any other file that is not an image or a mask is an error.
     """
     path = Path(path)
     for folder in (path / "images", path / "masks"):
@@ -137,9 +137,9 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
     names = tuple(map(str, range(found + 1))) if classes is None else tuple(classes)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        problems.append(f"classes must have a name each, and {', '.join(twice)} came twice")
+        problems.append(f"each of the classes must have a name of its own, and {', '.join(twice)} came twice")
     if y and found < 0 and not names:
-        problems.append(f"no pixel has a class, all are {IGNORE}: classes=… names those there could be")
+        problems.append(f"no pixel has a class, all are {IGNORE}: name the classes by classes=…")
     elif found >= len(names):
         problems.append(f"a mask holds class {found}, and {len(names)} classes were named")
     if problems:
@@ -152,17 +152,17 @@ def read_masks_folder(path: str | Path, classes: Sequence[str] | None = None) ->
 
 
 def _by_stem(folder: Path, suffixes: Iterable[str], problems: list[str]) -> dict[str, Path]:
-    """The files of a folder by their stems; two of one stem and what must not be there join the problems."""
+    """The files of a folder by their stems; files of the same stem, and others, are added to the problems."""
     found: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.name.startswith("."):
             continue
         if file.is_dir() or file.suffix.lower() not in suffixes:
-            problems.append(f"{folder.name}/{file.name} is no image to be read here ({', '.join(suffixes)})")
+            problems.append(f"{folder.name}/{file.name} is not an image of these: {', '.join(suffixes)}")
             continue
         if file.stem in found:
             first = found[file.stem].name
-            problems.append(f"{folder.name}/{first} and {folder.name}/{file.name} have one name: keep one")
+            problems.append(f"{folder.name}/{first} and {folder.name}/{file.name} share a name: keep one")
         found[file.stem] = file
     return found
 

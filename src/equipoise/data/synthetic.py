@@ -55,7 +55,7 @@ def negated(
 
 def moons(n: int = 200, noise: float = 0.1, seed: int = 0) -> tuple[Array, Array]:
     """Two half circles: (cos t, sin t) is class 0, (1 − cos t, ½ − sin t) class 1, t uniform on [0, π]"""
-    _at_least(2, n=n)  # one a class
+    _at_least(2, n=n)  # one for each class
     _check_noise(noise)
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 2

@@ -33,9 +33,9 @@ __all__ = ["Table", "read_table", "validate"]
 
 TEXT = (".csv", ".tsv", ".txt")
 
-# Of all targets and the number of features: the rows to read, ascending. Called before a feature is read.
+# From all targets and the number of features to the rows to read, ascending; called before a feature is read.
 Choose = Callable[[Targets, int], Array]
-# With the targets that could not be read by (row, output), and the problems so far.
+# A table, its targets that could not be read by (row, output), and the problems so far.
 Draft = tuple[Table, dict[tuple[int, int], str], Sequence[str]]
 
 
@@ -68,7 +68,8 @@ def read_table(
     - `.parquet`: the same, by pyarrow.
     - `.npz`: plain arrays x and y, X and y, or x_train and y_train; `target` names the array of targets, so
       that "y_test" reads x_test and y_test. Images are flattened.
-    - a folder: a sub-folder a class, images of one size, grey or RGB, by Pillow; pixels 0 … 255, flattened.
+    - a folder with a sub-folder for each class: images of one size, grey or RGB, read by Pillow; pixels are
+      0 … 255, flattened.
 
     With labelled=False there are no targets: every column is a feature, and `y` is None.
 
@@ -84,9 +85,7 @@ def read_table(
     if kind not in (None, "regression", "classification"):
         raise DataError(f"--kind must be regression or classification; got {kind!r}")
     if not labelled and (target is not None or kind is not None):
-        raise DataError(
-            f"without targets there is none to name; got target {target!r}, kind {kind!r} as well"
-        )
+        raise DataError(f"labelled=False takes no target and no kind; got target {target!r}, kind {kind!r}")
     if choose is not None and not labelled:
         raise DataError("rows are chosen by the targets, and there are none")
     if delimiter is not None and (suffix not in TEXT or path.is_dir()):
@@ -176,7 +175,7 @@ def _roles(cells: Cells, asked: _Request) -> tuple[tuple[str, ...], tuple[str, .
             if name not in left or targets.count(name) > 1:
                 raise DataError(f"{where}: the target {name!r} is given twice, or is dropped or the weight")
         if len(targets) > 1 and asked.kind == "classification":
-            raise DataError(f"{where}: several targets are numbers; got --kind classification")
+            raise DataError(f"{where}: several targets must be numbers; got --kind classification")
     if options.known is None:
         return targets, tuple(name for name in left if name not in targets)
     if missing := [column.name for column in options.known if column.name not in names]:
@@ -190,8 +189,7 @@ def _roles(cells: Cells, asked: _Request) -> tuple[tuple[str, ...], tuple[str, .
 def read_columns(
     cells: Cells, names: Sequence[str], wanted: Array, options: ColumnOptions
 ) -> tuple[Array, tuple[Column, ...], tuple[str, ...], list[str]]:
-    """Some columns of the wanted rows as a matrix, what they hold, the places of these rows, and the cells
-    that a column cannot hold."""
+    """Some columns of the wanted rows: their matrix, what they hold, the rows' places, and wrong cells."""
     X = room((len(wanted), len(names)), np.float64)
     raw, places = read_cells(cells, [cells.names.index(name) for name in names], wanted, X)
     known = {column.name: column for column in options.known or ()}
@@ -229,7 +227,7 @@ def read_cells(
 
 
 def _wanted(found: Targets, columns: int, asked: _Request) -> Array:
-    """The rows to read; where targets cannot be used all rows, or at least those, so that they are named."""
+    """The rows to read; if targets cannot be used, all rows or at least these, so that they can be named."""
     rows = np.arange(len(found.y))
     if asked.options.drop_missing_target and len(present := found.present()) < len(rows):
         count = len(rows) - len(present)
@@ -245,8 +243,7 @@ def _wanted(found: Targets, columns: int, asked: _Request) -> Array:
 
 
 def require_rows(name: str, rows: int, columns: int) -> None:
-    """Raise a DataError unless rows of so many numbers fit into memory, or onto the disk, twice: as read, and
-    divided or prepared."""
+    """Raise a DataError unless these rows fit twice, as read and as divided, into memory or onto the disk."""
     about = f"{name}, of which {rows} rows of {columns} numbers are wanted,"
     advice = "Train on some of the rows (--rows), with fewer to test on (--test-share), or on fewer columns."
     require_memory(_bytes(rows, columns), about, advice, on_disk=True)

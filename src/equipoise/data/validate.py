@@ -52,17 +52,16 @@ class Table:
 def validate(table: Table) -> Table:
     """The table itself if nothing is wrong with it; otherwise one `DataError` that lists everything.
 
-    Errors: infinite values, a missing or constant target, a class alone, labels outside the classes, weights
+    Errors: infinite values, a missing or constant target, a single class, labels outside the classes, weights
     that are missing or negative, fewer than 2 rows. Rows with equal inputs are a `DataWarning`: with equal
     targets they are redundant, with different targets no model fits both; either way the tangent kernel is
-    singular. A table without targets, to predict from, may have one row.
+    singular. A table without targets, to predict from, may have a single row.
     """
     return checked_table(table, {}, [])
 
 
 def checked_table(table: Table, text: Mapping[tuple[int, int], str], problems: Sequence[str]) -> Table:
-    """`validate` for a reader: `problems` it met, and by (row, output) the `text` of targets it could not
-    read."""
+    """`validate` for a reader with its `problems`, and the `text` of targets it could not read, by place."""
     problems = [*problems, *_problems(table, text)]
     if problems:
         raise refuse(table.source, problems)

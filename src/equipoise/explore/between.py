@@ -14,7 +14,7 @@ from .measured import loss_name
 
 
 def refuse_unlike(one: Stored, other: Stored) -> None:
-    """Refuse two runs between which the loss means nothing, for more than their weights differs."""
+    """Refuse two runs that differ in more than their weights: between them the loss means nothing."""
     sample, theirs = one.sample, other.sample
     differ = differences(one.fitted.model, other.fitted.model)
     if (mine := loss_name(one.fitted)) != (its := loss_name(other.fitted)):
@@ -38,14 +38,14 @@ def refuse_unlike(one: Stored, other: Stored) -> None:
 
 
 def _unlike(mine: Mapping[str, Any], its: Mapping[str, Any]) -> str:
-    """Where two [data] of a config differ, as options of fit."""
+    """The options of fit in which the [data] of two configurations differ."""
     names = [n for n in {**mine, **its} if n != "data_dir" and mine.get(n) != its.get(n)]
     option = {n: f"--{n.removeprefix('split_').replace('_', '-')}" for n in names}
     return ", ".join(f"{option[n]} {mine.get(n, 'none')} and {its.get(n, 'none')}" for n in names)
 
 
 def _alike(runs: Sequence[Stored]) -> str:
-    """What may differ in training: a seed too where it draws no rows, and these are the options to that."""
+    """What may differ in training: also the seed, but only with the options for which it draws no rows."""
     length = f"--{runs[0].fitted.recipe.unit}s"
     drawn = {
         "without --rows": any(s.run.config["data"].get("rows") for s in runs),
@@ -53,4 +53,4 @@ def _alike(runs: Sequence[Stored]) -> str:
         "without --patience": any(s.fitted.recipe.patience for s in runs),
     }
     only = " and ".join(how for how, is_drawn in drawn.items() if is_drawn)
-    return f"Train both alike. Of fit's options {length} may differ, and --seed{f' {only}' if only else ''}."
+    return f"Train both alike: only {length} may differ, and --seed{f' {only}' if only else ''}."

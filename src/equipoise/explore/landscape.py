@@ -91,9 +91,9 @@ def random_directions(
 ) -> list[dict[str, Tensor]]:
     """Normal directions, each filter scaled to the norm of the model's own filter.
 
-    A filter is a row of a matrix, an output channel of a convolution, the whole of a vector. With it the
-    picture is the same for weights that are scaled one against the next and give the same network. Parameters
-    in `ignore` do not move.
+    A filter is a row of a matrix, an output channel of a convolution, or a whole vector. Because of this
+    scaling, the picture does not change if one layer's weights are scaled up and the next ones' down so that
+    the network stays the same. Parameters in `ignore` do not move.
     """
     for name in ignore:
         _refuse_unknown(model, name, "ignore")
@@ -124,16 +124,16 @@ def between(model: nn.Module, other: nn.Module) -> dict[str, Tensor]:
     """
     if differ := differences(model, other):
         raise ValueError(
-            f"both models must be the same but for their weights. They differ in {', '.join(differ)}."
+            f"both models must be the same except for their weights. They differ in {', '.join(differ)}."
         )
     theirs = dict(other.named_parameters())
     return {n: (theirs[n] - p).detach() for n, p in model.named_parameters()}
 
 
 def differences(model: nn.Module, other: nn.Module) -> list[str]:
-    """In what two models differ besides their weights: ["gamma (0.2 and 0.7)"]. Empty where they compare.
+    """In what two models differ besides their weights: ["gamma (0.2 and 0.7)"], or nothing.
 
-    Compared are the class and constants of each module (`config()`, else what its repr shows); if those
+    The class and constants of each module are compared (`config()`, else what its repr shows); if those
     agree, the shapes and types of parameters, and buffers. A constant that none of these shows is not known.
     """
     if type(model) is not type(other):
@@ -201,7 +201,7 @@ def path_plane(
 
 def _refuse_empty(directions: Sequence[Direction]) -> None:
     if not directions or any(not d for d in directions):
-        raise ValueError("a direction must move a parameter at least. Got none: ignore fewer.")
+        raise ValueError("a direction must move at least one parameter. Got none: ignore fewer.")
 
 
 def _refuse_unknown(model: nn.Module, name: str, what: str) -> None:
@@ -238,12 +238,12 @@ def affine_loss(
     labels or probabilities), by default the family's own; or any function of (ŷ, y) that returns a scalar.
     """
     if not len(X):
-        raise ValueError(f"X must hold a row at least. Got shape {tuple(X.shape)} instead.")
+        raise ValueError(f"X must hold at least one row. Got shape {tuple(X.shape)} instead.")
 
     def evaluate(model: Any, state: Any) -> Reading:
         if not isinstance(model, EquilibriumModel) or model.any_cell:
             raise TypeError(
-                f"affine_loss is of families whose equilibria can be proved unique. Got "
+                f"affine_loss takes families whose equilibria can be proved unique. Got "
                 f"{type(model).__name__} instead: module_loss(loss) takes any model."
             )
         if callable(loss):
@@ -284,8 +284,8 @@ def _unique(model: Any, X: Tensor) -> bool:
 def module_loss(loss: Callable[..., Any]) -> Evaluate:
     """Evaluate any model by `loss(model, state)`, which returns a number, or a number and the next state.
 
-    A point is masked if an equilibrium is not found (an EquilibriumError) or the number is not finite. That
-    an equilibrium is unique is not known of a general cell.
+    A point is masked if an equilibrium is not found (an EquilibriumError) or the number is not finite.
+    Whether the equilibria of a general cell are unique is not checked.
     """
 
     def evaluate(model: nn.Module, state: Any) -> Reading:
@@ -308,7 +308,7 @@ def shifted(model: nn.Module, directions: Sequence[Direction], coordinates: Sequ
     _refuse_unfit(model, directions)
     if len(coordinates) != len(directions):
         raise ValueError(
-            f"coordinates must be {len(directions)}, one a direction. Got {len(coordinates)} instead."
+            f"coordinates must be {len(directions)}, one for each direction. Got {len(coordinates)} instead."
         )
     twin = copy.deepcopy(model)
     _place(twin, {n: p.detach() for n, p in model.named_parameters()}, directions, coordinates)
@@ -372,7 +372,7 @@ def landscape(
 def _coordinates(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
     found = np.asarray(values, dtype=float)
     if found.ndim != 1 or not len(found):
-        raise ValueError(f"{name} must be coordinates (K,), one at least. Got shape {found.shape} instead.")
+        raise ValueError(f"{name} must be coordinates (K,), at least one. Got shape {found.shape} instead.")
     if len(wrong := np.flatnonzero(~np.isfinite(found))):
         raise ValueError(f"{name} must be finite. Got {found[wrong[0]]} at {wrong[0]} instead.")
     return found

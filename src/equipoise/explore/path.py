@@ -1,6 +1,6 @@
-"""θ_0, θ_1, …, θ_K: the weights on the way of a training, which is repeated to see them.
+"""θ_0, θ_1, …, θ_K: the weights during a training, which is repeated to see them.
 
-A run keeps no weights of its way, but what it rests on: the same rows and recipe make the same steps again.
+A run does not keep the weights of its steps, but the same rows and recipe make the same steps again.
 
     path = training_path(X, y, "classification", recipe)
     directions, way, shares = path_plane(list(path.weights.values()))
@@ -21,17 +21,17 @@ from ..tasks.fitted import Fitted
 from ..tasks.fitting import fit
 from ..train.checkpoint import Checkpoints
 
-MOMENTS = 30  # of a training that is repeated, at which its weights are kept
-AGREES = 1e-6  # relative: more than the order of sums makes of a training that is the same
-_PREFIXES = "parameter.", "model/"  # of the weights in a checkpoint of certified and of free training
+MOMENTS = 30  # about how many times the weights of a repeated training are kept
+AGREES = 1e-6  # relative difference: larger than what another order of sums makes in the same training
+_PREFIXES = "parameter.", "model/"  # of the weights in checkpoints of safeguarded and of batch training
 
 
 @dataclass(frozen=True)
 class TrainingPath:
     """The weights at some moments, from the start to those of the network that came out."""
 
-    weights: dict[int, dict[str, Tensor]]  # by step of certified training, by epoch of free training
-    fitted: Fitted  # the training's outcome, once more
+    weights: dict[int, dict[str, Tensor]]  # by step of safeguarded training, by epoch of any other
+    fitted: Fitted  # the outcome of the training when it was repeated
     departure: float = 0.0  # of that outcome from the network whose training was repeated, relative
 
 
@@ -40,14 +40,14 @@ class Unrepeated(ArithmeticError):
 
     def __init__(self, departure: float) -> None:
         super().__init__(
-            f"trained again, the weights differ by {departure:.1g} relative, {AGREES:g} is allowed: use the "
-            "machine, the number of threads and the versions of the training"
+            f"trained again, the weights have a relative difference of {departure:.1g}, and {AGREES:g} is "
+            "allowed: use the machine, the number of threads and the versions of the training"
         )
         self.departure = departure
 
 
 class Moments(Checkpoints):
-    """Checkpoints that are not written: of each the parameters are kept, and none is gone on from."""
+    """Checkpoints that are not written: their parameters are kept in memory, and none is resumed."""
 
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
@@ -63,11 +63,11 @@ class Moments(Checkpoints):
         return Path()
 
     def steps(self) -> list[int]:
-        """None: there is no checkpoint to go on from."""
+        """Always empty: there is no checkpoint to resume from."""
         return []
 
     def parts(self) -> list[Path]:
-        """None: nothing is written."""
+        """Always empty: nothing is written."""
         return []
 
 
@@ -80,9 +80,9 @@ def training_path(
     every: int = 1,
     **how: Any,
 ) -> TrainingPath:
-    """Train as `fit` does, and keep the weights every so many steps, or epochs of free training, in memory.
+    """Train as `fit` does, and keep the weights after every so many epochs, or steps if it is safeguarded.
 
-    `how` are keywords of `fit`. Where patience has returned to earlier weights, the path ends there.
+    `how` are keywords of `fit`. If patience has returned to earlier weights, the path ends there.
     """
     kept = Moments()
     fitted = fit(X, y, kind, recipe, checkpoints=kept, every=every, **how)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..linalg import Estimate, estimate_lambda_max
 
-_FIRST = 16  # steps: fewer can rest on a second eigenvalue
+_FIRST = 16  # steps: with fewer the second eigenvalue may be taken for the first
 
 
 def hessian_lambda_max(
@@ -23,8 +23,8 @@ def hessian_lambda_max(
     """About λ_max of the Hessian of `loss()` in the parameters, from below: an estimate that proves nothing.
 
     A product with the Hessian is a gradient of a gradient; through an equilibrium both are exact. Lanczos
-    takes 16 steps, then anew twice as many, until its residual is at most rtol·|λ| or `steps` are reached:
-    some eigenvalue is within the residual, and an early one that is small may still belong to the second.
+    takes 16 steps and begins again with twice as many until its residual is at most rtol·|λ| or `steps` are
+    reached. Some eigenvalue lies within the residual; after few steps it may still be the second one.
     """
     chosen = list(parameters.parameters()) if isinstance(parameters, nn.Module) else list(parameters)
     chosen = [p for p in chosen if p.requires_grad]

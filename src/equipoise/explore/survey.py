@@ -25,8 +25,8 @@ from .measured import Measured
 from .path import TrainingPath
 from .sharpness import hessian_lambda_max
 
-_MARGIN = 0.15  # around the path, of its length on an axis
-_FLATTEST = 0.1  # of the longer side of the plane, for the shorter
+_MARGIN = 0.15  # room around the path, as a share of its length on an axis
+_FLATTEST = 0.1  # the shorter side of the plane is at least this share of the longer
 _BLANK = 0.25  # the share of a coarse slice that may have no loss
 _SHORTEST = 2**-10
 
@@ -93,7 +93,7 @@ def survey_around(
 ) -> Survey:
     """The loss along one random direction (`line`) or two, up to `radius` times the norms of the filters.
 
-    By default that is 1, or as much less as it takes for the slice not to be mostly blank.
+    By default that is 1, halved until the slice has a loss at three quarters of its points.
     """
     generator = torch.Generator().manual_seed(seed)
     directions = random_directions(model, 1 if line else 2, generator)
@@ -103,7 +103,7 @@ def survey_around(
 
 
 def _reach(model: EquilibriumModel, loss: Measured, directions: Sequence[Direction]) -> float:
-    """The largest of 1, ½, ¼, … at which a coarse slice has a loss at most of its points."""
+    """The largest of 1, ½, ¼, … at which a coarse slice has a loss at three quarters of its points."""
     evaluate, radius = affine_loss(loss.X, loss.y, loss), 1.0
     while radius > _SHORTEST:
         axis = np.linspace(-radius, radius, 3)

@@ -1,4 +1,4 @@
-"""z^[0], z^[1], … → z*: the way of a solver, in a plane of principal components    [hieu2022, §4.1]."""
+"""z^[0], z^[1], … → z*: the path of a solver, in a plane of principal components    [hieu2022, §4.1]."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from ..solve import Anderson, Solution, Solver, Stop, fixed_point
 from ..tasks import Fitted
 
-_LARGE = 200  # points and dimensions from which all singular values are too many
-_MANY = 10**7  # numbers from which all singular vectors are: the weights of a path, say
+_LARGE = 200  # with more points and dimensions, computing all singular values would take too long
+_MANY = 10**7  # with more numbers, such as the weights of a path, all singular vectors would be too large
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Paths:
         return equilibria_plane(np.concatenate(self.states))
 
     def mean_residual(self, steps: int) -> np.ndarray:
-        """Mean over samples at 0 … steps; a sample that has ended keeps its last."""
+        """Mean over samples at steps 0 … `steps`; a sample that has ended keeps its last residual."""
         rows = [np.pad(r, (0, max(0, steps + 1 - len(r))), mode="edge")[: steps + 1] for r in self.residuals]
         return np.mean(rows, axis=0)
 
@@ -136,8 +136,8 @@ def _array(points: np.ndarray | Tensor) -> np.ndarray:
 # -- of a trained network ------------------------------------------------------------------------------------
 
 
-_MARGIN = 0.12  # around the paths, of their extent
-_FLATTEST = 0.1  # of the longer side of the plane, for the shorter
+_MARGIN = 0.12  # room around the paths, as a share of their extent
+_FLATTEST = 0.1  # the shorter side of the plane is at least this share of the longer
 
 
 def follow(fitted: Fitted, X: Any, grid: int) -> tuple[dict[str, Any], Paths]:
@@ -145,8 +145,8 @@ def follow(fitted: Fitted, X: Any, grid: int) -> tuple[dict[str, Any], Paths]:
     model: Any = fitted.model
     if not model.structured:
         raise ValueError(
-            f"what is followed are the steps of z = σ(Wz + u), of an affine family. Got a "
-            f"{type(model).__name__} instead: equipoise diagnose tells of its solves."
+            f"only the steps of an affine family, z = σ(Wz + u), can be followed. Got a "
+            f"{type(model).__name__} instead: equipoise diagnose measures its solves."
         )
     f = model.affine_map(fitted.preparation.apply(X))
     found = solver_paths(f, torch.zeros_like(f.bias), solver=model.default_solver(f))

@@ -122,13 +122,13 @@ def draw_band(
 ) -> None:
     """Mean over runs (R, K), or (x, runs), with mean ± one standard deviation (over R − 1) shaded.
 
-    On a logarithmic axis, where mean − deviation may be 0 or less, the shade ends at the smallest run. Where
-    many bands would turn to mud, `whiskers` stand at a few steps instead, at others on each line.
+    On a logarithmic axis, where mean − deviation may be 0 or less, the shade ends at the smallest run. If so
+    many bands overlap that they blur, `whiskers` are drawn at a few steps instead, different on each line.
     """
     steps, values = _coordinates(runs)
     values = np.atleast_2d(values)
     if values.ndim != 2 or steps.shape != values.shape[1:]:
-        raise ValueError(f"runs must be (R, {len(steps)}), a run a row. Got shape {values.shape} instead.")
+        raise ValueError(f"runs must be (R, {len(steps)}), one per row. Got shape {values.shape} instead.")
     mean, spread = mean_and_sd(values)
     draw(ax, (steps, mean), name, at=at, theme=theme, log=log)
     low, high = mean - spread, mean + spread
@@ -158,10 +158,10 @@ def mean_and_sd(runs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 class Panel:
     """Lines by name on one pair of axes, with the words around them and their scales.
 
-    Runs (R, K), a run a row, are drawn as their mean with a band. A series that is None is left out, and the
-    others keep their colours. A name that starts with _ is not in the legend. `bounds` are promises, dashed
-    in ink, `levels` are horizontal lines, `rules` thin solid ones. The legend stands where it covers least,
-    or `above` crowded axes.
+    Runs (R, K), one in each row, are drawn as their mean with a band. A series that is None is left out, and
+    the others keep their colours. A name that starts with _ is not in the legend. `bounds` are promises,
+    dashed in ink, `levels` are horizontal lines, `rules` thin solid ones. The legend stands where it covers
+    least, or `above` crowded axes.
     """
 
     lines: Mapping[str, Series | Line | None]
@@ -176,7 +176,7 @@ class Panel:
     above: bool = False
 
     def draw(self, ax: Axes, theme: Theme = LIGHT) -> None:
-        """Draw the lines, then what they are held against, and dress the axes."""
+        """Draw the lines, then the bounds, levels and rules, and finish the axes."""
         given = {n: one if isinstance(one, Line) else Line(one) for n, one in self.lines.items()}
         bands = sum(g.series is not None and _coordinates(g.series)[1].ndim > 1 for g in given.values())
         for place, (name, line) in enumerate(given.items()):

@@ -1,4 +1,4 @@
-"""Confusion matrices: what was, in rows, against what was said, in columns."""
+"""Confusion matrices: true classes in rows, predicted ones in columns."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme
     ax.set_xticks(at + 0.5, [words[i] for i in at], rotation=90 if long else 0, parse_math=False)
     ax.set_yticks(at + 0.5, [words[i] for i in at], parse_math=False)
     ax.tick_params(length=0)
-    label(ax, "said", "was", title)
+    label(ax, "predicted class", "true class", title)
     return figure

@@ -1,4 +1,4 @@
-"""Parallel coordinates: an axis an option, a line a configuration, the better the stronger."""
+"""Parallel coordinates: an axis for each option, and a line for each configuration, strong for good ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plain import plain
 from .plane import shorten
 from .style import FONT, LIGHT, SMALL, Theme, label, note, power, single
 
-_APART = 0.12  # of the height of an axis, between two labels
+_APART = 0.12  # distance between two labels, as a share of the height of an axis
 
 
 def parallel(

@@ -1,4 +1,4 @@
-"""Points and trajectories in a plane: equilibria by principal components, weights on their way."""
+"""Points and trajectories in a plane: equilibria by principal components, and weights during training."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .style import (
     write,
 )
 
-MOST_NAMED = 12  # classes that a plane can tell apart by a word at their centre
-MOST_PATHS = 8  # that are told apart by colour and dash, and named
+MOST_NAMED = 12  # the most classes whose names are written at their centres
+MOST_PATHS = 8  # the most paths that are told apart by colour and dash, and named
 
 
 def principal_plane(Z: ArrayLike, rows: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:

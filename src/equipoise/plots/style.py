@@ -48,7 +48,7 @@ class Theme:
     sequential: tuple[str, str, str]  # low, middle, high
 
     def colour(self, i: int) -> str:
-        """The colour of series number i; they come again where there are more."""
+        """The colour of series number i; colours repeat if there are more series."""
         return self.series[i % len(self.series)]
 
 
@@ -221,7 +221,7 @@ def ten_to(value: float) -> str:
 
 
 class Powers(Formatter):
-    """Tick labels as plain text, in one notation an axis: 0.01, 0.1, 1 or 10⁻⁴, 10⁻², 10⁰; 0 is 0."""
+    """Tick labels as plain text, in one notation on each axis: 0.01, 0.1, 1 or 10⁻⁴, 10⁻², 10⁰; 0 is 0."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return power(float(f"{x:.6g}"))

@@ -1,4 +1,4 @@
-"""A function of one direction or two: a line, contours, a surface; what could not be computed is shown so."""
+"""A function of one direction or two as a line, contours or a surface, with marks where it is not known."""
 
 from __future__ import annotations
 
@@ -219,8 +219,8 @@ def _alone(known: np.ndarray) -> np.ndarray:
 
 
 def _patches(points: np.ndarray, most: int = 80) -> tuple[np.ndarray, np.ndarray]:
-    """Quadrilaterals (P, 4, 3) over a grid of points (R, C, 3), none over an unknown one, and which known
-    points are in none; of a finer grid about `most` a side."""
+    """Quadrilaterals (P, 4, 3) over known points of a grid (R, C, 3), which is thinned to about `most` points
+    on each side, and a mask of the known points that are in none."""
     known = np.isfinite(points).all(axis=2)
     rows, columns = (
         np.unique(np.linspace(0, n - 1, min(n, most + 1)).round().astype(int)) for n in known.shape
@@ -258,7 +258,7 @@ def _scale(low: float, high: float, log: bool, levels: int) -> tuple[Normalize, 
 
 
 def _ticks(low: float, high: float, log: bool) -> Locator:
-    """A number at least, however close low and high are."""
+    """Ticks with at least one number, however close low and high are."""
     if low == high:
         return FixedLocator([low])
     if not log or high < 5 * low:

@@ -27,23 +27,21 @@ Kind = Literal["classification", "regression"]
 
 NORMS = "l2", "linf"
 ROBUST = "monotone", "gaussian-relu"  # families whose margins are known to robust training
-THEOREMS = "anchored", "safeguarded"  # what certified training may be held to
+THEOREMS = "anchored", "safeguarded"  # those that certified training can keep
 NETWORK, PROMISE, BATCHES = "Network", "What is promised", "Training in batches (anchored, or --uncertified)"
 WHOLE = "Training with every row at each step (--theorem safeguarded)"
 
 WIDTH = 512, 1024  # from, to: N/2 between them. A solver step costs 2·N·m² operations
-ETA = 0.15  # of the Gauss-Newton step: the hidden layer learns only until the residual is gone
+ETA = 0.15  # share of the Gauss-Newton step: the hidden layer learns only until the residual is gone
 GRADIENT_STEPS = 200
-LEFT = 0.05  # of the residual at the end: a few steps more would change no decision
+LEFT = 0.05  # share of the residual at the end: a few steps more would change no decision
 SMALLEST = 64
 USUAL: dict[str, Any] = {"optimiser": "adam", "rate": 5e-3, "schedule": "cosine", "weight_decay": 0.0}
 RIDGE = 30.0, 0.1  # λ of the readout: this much, but no more than a share of the rows
 DECAY = 10.0, 0.03  # κ of the hidden weights, likewise
-ENOUGH = (
-    0.005  # of the objective: a checkpoint that takes less off it is the last one, where epochs are chosen
-)
-BOXED = 40  # units of a network that is trained for boxes
-ANCHORED = "ridge", "decay", "enough"  # options of anchored training alone
+ENOUGH = 0.005  # a checkpoint that lowers the objective by a smaller share is the last, by default
+BOXED = 40  # the most units of a network whose margins are trained for boxes (norm linf)
+ANCHORED = "ridge", "decay", "enough"  # options that only anchored training has
 
 
 def _option(panel: str, words: str, default: Any = None) -> Any:
@@ -70,7 +68,7 @@ class Recipe:
         NETWORK, "Variance σ_w² of the weights of a gaussian-relu network, in (0, 1/8)."
     )
     certified: bool = _option(PROMISE, "Whether to train under a proved certificate or freely.", True)
-    theorem: str | None = _option(PROMISE, "anchored (in batches, the default) or safeguarded (with a rate).")
+    theorem: str | None = _option(PROMISE, "anchored (default, in batches) or safeguarded (promises a rate).")
     ridge: float | None = _option(
         PROMISE, "Penalty λ > 0 of the readout; by default 30, or a tenth of the rows."
     )
@@ -79,14 +77,16 @@ class Recipe:
     )
     coverage: float | None = _option(
         PROMISE,
-        "Share of new rows whose set or interval holds the truth, such as 0.9; takes a quarter of the data.",
+        "Share of new rows whose set or interval holds the truth, such as 0.9; takes a quarter of the rows.",
     )
     enough: float | None = _option(
-        PROMISE, "End at a checkpoint that took less than this share off the objective; 0 trains every epoch."
+        PROMISE,
+        "Stop at a checkpoint that lowered the objective by less than this share; 0 trains all epochs.",
     )
     robust: float | None = _option(
         PROMISE,
-        "Train so that changes up to ε keep a class; in units of the brightest pixel or standard deviations.",
+        "Train so that a change by up to this ε keeps the class: a share of the brightest pixel of images, "
+        "standard deviations in tables.",
     )
     norm: str | None = _option(PROMISE, "Norm of the ε of robust training: l2 (the default) or linf.")
     readout: str | None = _option(WHOLE, "Step of the readout: gauss-newton (the default) or gradient.")
@@ -104,7 +104,7 @@ class Recipe:
     clip: float | None = _option(
         BATCHES, "Largest norm of a gradient; longer gradients are scaled down to it."
     )
-    patience: int | None = _option(BATCHES, "Stop after this many epochs without progress.")
+    patience: int | None = _option(BATCHES, "Stop after this many epochs without progress on held-out rows.")
     augment: str | None = _option(
         BATCHES, "Random changes of training images: shifts, flips, or both as shifts,flips."
     )
@@ -165,18 +165,18 @@ class Recipe:
         if self.robust is not None:
             object.__setattr__(self, "certified", False)  # what is promised is proved of the result
         elif self.norm is not None:
-            raise ValueError("norm is that of robust training: give robust too, such as 0.1.")
+            raise ValueError("norm is used only with robust: give robust too, such as 0.1.")
         if not self.certified and self.theorem is not None:
-            raise ValueError("theorem must not be given for free training, which keeps none.")
+            raise ValueError("theorem must not be given for training without a certificate.")
         if self.certified:
-            object.__setattr__(self, "theorem", self.path)  # which a file says whatever the default becomes
+            object.__setattr__(self, "theorem", self.path)  # so that a file names it if the default changes
         others = {"anchored": of_panel(WHOLE), "safeguarded": [*of_panel(BATCHES), *ANCHORED]}
         others["free"] = [*of_panel(WHOLE), *ANCHORED]
         if wrong := [name for name in others[self.path] if getattr(self, name) is not None]:
             raise ValueError(
                 f"{', '.join(wrong)} must not be given for {self.path} training: "
-                f"{'they are options' if len(wrong) > 1 else 'it is an option'} of another way of training "
-                f"(certified, theorem)."
+                f"{'they are options' if len(wrong) > 1 else 'it is an option'} of another way of training, "
+                f"which certified and theorem choose."
             )
 
     def _check_family(self) -> None:
@@ -186,20 +186,20 @@ class Recipe:
         for name in OWN:
             if name not in family.options and getattr(self, name) is not None:
                 own = " and ".join(family.options) or "no option of its own"
-                raise ValueError(f"{self.family} takes {own}. Got {name} instead.")
+                raise ValueError(f"the family {self.family} takes {own}. Got {name} instead.")
         if self.robust is not None and (
             self.family not in ROBUST or self.loss not in (None, "cross_entropy")
         ):
             raise ValueError(
-                f"robust training is of {' or '.join(ROBUST)} and of the cross entropy. Got {self.family}"
+                f"robust training needs a {' or '.join(ROBUST)} network and cross_entropy. Got {self.family}"
                 f"{f' and {self.loss}' if self.loss else ''} instead."
             )
         if self.augment is not None and not family.images:
-            raise ValueError(f"augment is of a family of images. Got it for {self.family}: leave it out.")
+            raise ValueError(f"augment needs a family of images. Got {self.family}: leave augment out.")
         if self.path == "safeguarded" and not family.affine:
             raise ValueError(
                 f"safeguarded training knows {', '.join(n for n, f in FAMILIES.items() if f.affine)}. "
-                f"Got {self.family} instead, which theorem='anchored' trains."
+                f"Got {self.family} instead: train it with theorem anchored."
             )
 
     @property
@@ -215,7 +215,7 @@ class Recipe:
 
     @property
     def path(self) -> Literal["anchored", "safeguarded", "free"]:
-        """The way of training. An option that only safeguarded training has asks for that."""
+        """The way of training. Giving an option that only safeguarded training has chooses that way."""
         if not self.certified:
             return "free"
         asked = any(getattr(self, name) is not None for name in of_panel(WHOLE))
@@ -254,7 +254,7 @@ class Recipe:
         for name in given:
             if name not in known:
                 raise ValueError(f"a recipe has {', '.join(known)}. Got {name!r} besides.")
-        earlier = "theorem" not in given and given.get("certified", True)  # than there was another theorem
+        earlier = "theorem" not in given and given.get("certified", True)  # written when there was no other
         return cls(**({**given, "theorem": "safeguarded"} if earlier else given))
 
     # -- the choices ----------------------------------------------------------------------------------------
@@ -262,10 +262,10 @@ class Recipe:
     def resolved(self, rows: int, kind: Kind = "regression", classes: int = 2) -> Recipe:
         """The recipe with the options that the size of the data decides; the slack is chosen later.
 
-        In batches the width grows with the cube root of the rows from 64 to 400, batches from 32 to 256, and
-        epochs fall from 60 to 12, so that time grows with the rows. Adam has a cosine schedule and the loss
-        of maximum likelihood. With every row at each step there are N/2 units, from 512 to 1024, or 4N if
-        that is less; steps go on until the readout has left a twentieth of the residual.
+        Training in batches is by Adam, with a cosine schedule and the loss of maximum likelihood. With the
+        number of rows the width grows from 64 to 400, as their cube root, and the batches from 32 to 256;
+        epochs fall from 60 to 12, so that the time still grows. Training with all N rows at each step has N/2
+        units, from 512 to 1024, or 4N if that is less, and ends when a twentieth of the residual is left.
         """
         family = self.built
         chosen: dict[str, Any] = {"model": self.family}

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 Inputs = int | tuple[int, int, int]  # columns, or (channels, height, width) of an image
 
-LARGEST = 0.9  # ‖W‖ of a Gaussian start, which is about 0.8 where the network is wide
-SIDE = 8  # of a state of images: convolutions of stride 2 come first until it is no larger
+LARGEST = 0.9  # the largest ‖W‖ of a Gaussian start, which is about 0.8 for a wide network
+SIDE = 8  # longest side of the state of an image: convolutions of stride 2 in front make it no larger
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Family:
     words: str  # what kind of equilibrium network it is
     equation: str
     sizes: Callable[[Any, Any], dict[str, Any]]  # its keywords, from a resolved recipe and the inputs
-    options: Mapping[str, float] = field(default_factory=dict)  # of its own, with their defaults
+    options: Mapping[str, float] = field(default_factory=dict)  # those of its own, with their defaults
     sized: bool = True  # whether it takes a width
     images: bool = False  # whether its inputs are images, and its width counts channels
-    affine: bool = False  # whether safeguarded training knows it
-    usual: Mapping[str, Any] = field(default_factory=dict)  # of training in batches, where it differs
+    affine: bool = False  # whether safeguarded training can train it
+    usual: Mapping[str, Any] = field(default_factory=dict)  # its own defaults of training in batches
 
     def numbers(self, width: int | None, columns: int) -> int:
         """About how many numbers the state of a row has."""

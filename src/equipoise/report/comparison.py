@@ -23,7 +23,7 @@ Records = Mapping[str, RunRecord]
 
 
 def compare(runs: Sequence[str | Path], target: str | Path) -> Path:
-    """Write the page that sets two to ten runs side by side, from the files of each alone."""
+    """Write the page that sets two to ten runs side by side, from nothing but their files."""
     if not 2 <= len(runs) <= MOST:
         raise ValueError(f"two to {MOST} runs can be set side by side. Got {len(runs)} instead.")
     paths = [Path(run) for run in runs]
@@ -57,7 +57,7 @@ def render(records: Records, links: Mapping[str, str] | None = None) -> str:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """As much of the end of each path as tells them apart."""
+    """The shortest ends of the paths that tell them apart."""
     parts = [path.resolve().parts for path in paths]
     if len(set(parts)) < len(parts):
         raise ValueError("the runs must be different ones. One of them was given twice.")
@@ -69,7 +69,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _judged_on(record: RunRecord) -> tuple[Any, ...]:
-    """What a score is of: runs that agree in it are judged on the same rows."""
+    """What a score was measured on: runs that agree in it are judged on the same rows."""
     best = best_score(record)
     names = ("name", "sha256", "split", "subset", "rows", "test_rows")
     return tuple(str(record.data.get(name)) for name in names), best and (best[0], best[2], best[3])
@@ -94,11 +94,11 @@ def _cautions(records: Records) -> list[str]:
     says = []
     if len({_judged_on(r)[0] for r in records.values()}) > 1:
         says.append(
-            "These runs were not trained and tested on the same rows: their scores are of different things."
+            "These runs were not trained and tested on the same rows: their scores cannot be compared."
         )
     for name, record in records.items():
         if (state := record.status.get("state", "of unknown state")) != "finished":
-            says.append(f"{name} is {state}: what is shown of it is what was measured until then.")
+            says.append(f"{name} is {state}: this page shows what it has measured until then.")
         says += [f"{name}: {why}" for why in record.damaged.values()]
     return says
 
@@ -123,7 +123,7 @@ def _scores(name: str, record: RunRecord) -> dict[str, str]:
 
 
 def differing(records: Records) -> list[dict[str, str]]:
-    """The options in which the runs differ, a row an option."""
+    """The options in which the runs differ, one row for each."""
     asked = {
         name: dict(rows({"data": part(record.config, "data"), "recipe": record.recipe}))
         for name, record in records.items()
@@ -151,7 +151,7 @@ def _certified(name: str, record: RunRecord) -> dict[str, Any]:
 
 
 def _over(records: Records, series: Mapping[str, Pair]) -> tuple[dict[str, Pair], str]:
-    """The series over epochs or steps, or where the runs count differently over their share of training."""
+    """The series over epochs or steps, or over the share of the training if the runs count differently."""
     clocks = {records[name].clock for name in series}
     if len(clocks) == 1:
         return dict(series), clocks.pop()
@@ -159,7 +159,7 @@ def _over(records: Records, series: Mapping[str, Pair]) -> tuple[dict[str, Pair]
 
 
 def losses(records: Records) -> Drawn | None:
-    """The loss of the predictions of every run; as shares of the first where they are not of one kind."""
+    """The loss of the predictions of every run, as shares of the first if the losses are of several kinds."""
     found = {n: pair for n, r in records.items() if (pair := of_predictions(r)) is not None}
     one = len({(r.history.get("loss_name"), r.clock) for n, r in records.items() if n in found}) == 1
     if not one or "step" in {records[n].clock for n in found}:
@@ -183,7 +183,7 @@ def _ends(lines: Mapping[str, Pair]) -> str:
 
 
 def progress(records: Records) -> Drawn | None:
-    """The test score of every run on the way."""
+    """The test score of every run during its training."""
     kinds = {
         kind: {
             n: s for n, r in records.items() if (s := r.series(kind)) is not None and np.isfinite(s[1]).any()
@@ -197,4 +197,4 @@ def progress(records: Records) -> Drawn | None:
     y = "share classified right" if kind == "test_accuracy" else "R²"
     figure = plots.curves(lines, x=x, y=y, above=True)
     caption = "On rows that the training never saw, measured as it went."
-    return Drawn("Scores on the way", figure, caption, _ends(lines))
+    return Drawn("Scores during training", figure, caption, _ends(lines))

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from .. import plots
 from .reading import RunRecord
 
-SCALE = 0.8  # of a figure in the page, three of which stand side by side: its letters stay as they are
+SCALE = 0.8  # size of a figure in the page, where three stand side by side; letters keep their size
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -62,6 +62,6 @@ def relative(pair: Pair, least: float = 0.0) -> Pair | None:
 
 
 def over_time(record: RunRecord, name: str) -> Pair | None:
-    """A series of at least three finite numbers: fewer are no course."""
+    """A series of at least three finite numbers: fewer are not drawn."""
     found = record.series(name)
     return found if found is not None and np.isfinite(found[1]).sum() > 2 else None

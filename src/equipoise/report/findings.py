@@ -24,7 +24,7 @@ Data = tuple[Any, Any]
 
 KERNEL_ROWS, KERNEL_SIZE = 300, 1200  # rows, and rows × outputs, of the tangent kernel
 PLANE_ROWS = 500
-TYPICAL = 0.95  # of those rows, nearest to their median, that the plane is laid through
+TYPICAL = 0.95  # share of those rows, the nearest to their median, that the plane is laid through
 RESIDUAL_ROWS = 500
 VALUES = 300  # of a spectrum that are kept
 MOST_CLASSES = 50  # of a confusion matrix
@@ -115,7 +115,7 @@ def headline(fitted: Fitted, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_predictions(fitted: Fitted) -> np.ndarray:
-    """The losses of the predictions alone, without the slack of a safeguarded run."""
+    """The losses of the predictions, without the penalty that slack adds in a safeguarded run."""
     plain = fitted.history.plain_loss
     return fitted.history.loss if plain is None else plain
 
@@ -133,7 +133,7 @@ def _about(fitted: Fitted) -> dict[str, Any]:
 
 
 def _width(fitted: Fitted) -> Any:
-    """Units, or channels; of a family that takes no width as many as inputs."""
+    """Units or channels; the number of inputs for a family that takes no width."""
     return fitted.recipe.width or fitted.preparation.inputs
 
 
@@ -141,7 +141,7 @@ def _width(fitted: Fitted) -> Any:
 
 
 def _scores(fitted: Fitted, parts: dict[str, Data], said: dict[str, Tensor]) -> dict[str, Any]:
-    """Of each part; `said` then holds the network's outputs, so that it answers every row once."""
+    """The scores of each part; `said` keeps the network's outputs, so that it answers every row once."""
     said |= {name: fitted.decide(X) for name, (X, _) in parts.items()}
     answers, labels = fitted.preparation.answers, fitted.preparation.classes is not None
     return {n: {"rows": len(y), **score(answers(said[n]), y, labels)} for n, (_, y) in parts.items()}
@@ -166,7 +166,7 @@ def _index(labels: Any, classes: Any) -> np.ndarray:
 
 
 def _residuals(fitted: Fitted, outputs: Tensor, y: Any) -> dict[str, Any]:
-    """Of the first target, at evenly spaced rows."""
+    """Values and predictions of the first target, at evenly spaced rows."""
     at = evenly(len(y), RESIDUAL_ROWS)
     said = fitted.preparation.answers(outputs[torch.from_numpy(at)]).reshape(len(at), -1)[:, 0]
     was = np.asarray(rows_at(y, at), dtype=float).reshape(len(at), -1)[:, 0]
@@ -196,7 +196,7 @@ def _plane(fitted: Fitted, X: Any, y: Any, classes: Any) -> dict[str, Any]:
 def _view(Z: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """The principal plane of the typical rows, all points in it, and a frame around the typical ones.
 
-    A few rows far from all others would else choose the directions, and squeeze the rest into a corner.
+    Otherwise a few rows far from all others would choose the directions, and squeeze the rest into a corner.
     """
     distance = np.linalg.norm(Z - np.median(Z, axis=0), axis=1)
     typical = distance <= np.quantile(distance, TYPICAL)
@@ -214,7 +214,7 @@ def _kernel(fitted: Fitted, X: Any) -> dict[str, Any]:
     kernel = tangent_kernel(model, fitted.preparation.apply(rows_at(X, at)))
     total = kernel.eigenvalues().flip(0).double().cpu()
     size = max(float(total.sum()), 1e-300)
-    # The trace by block: how much of what a step can do is done by which weights.
+    # The shares of the trace by block say how much of what a step can do comes from which weights.
     traces = {name: float(_matrix(block).diagonal().sum()) / size for name, block in kernel.blocks.items()}
     return {"rows": len(at), "outputs": outputs, "spectrum": _spectrum(total), "shares": traces}
 

@@ -11,13 +11,13 @@ from ..tasks import Run
 from .page import LIVE, write
 
 FIRST = 5.0  # seconds of training before the first page: a short run has its page soon enough
-SHARE = 0.02  # of the time that the pages may take
+SHARE = 0.02  # share of the time that writing pages may take
 
 
 class Following:
-    """Called after each record of a run: writes its page where that is due, at a small share of the time.
+    """Called after each record of a run: writes its page from time to time, at a small share of the time.
 
-    What goes wrong with a page must not end a training: a disk that is full says so soon enough.
+    An error in writing a page must not end the training: a full disk is noticed soon enough elsewhere.
     """
 
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,5 +35,5 @@ class Following:
 
 
 def left_behind(page: Path) -> bool:
-    """Whether a page is one of a run under way, which it will not leave by itself."""
+    """Whether a page still shows its run as under way, and would reload itself for ever."""
     return page.exists() and LIVE.encode() in page.read_bytes()[:8192]

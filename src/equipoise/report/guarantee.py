@@ -82,7 +82,7 @@ def least_loss(record: RunRecord) -> float:
 
 
 def _rate(record: RunRecord) -> Drawn | None:
-    """The loss that a rate was promised of, beside the bound."""
+    """The loss for which a rate was promised, beside the bound."""
     found, promised = record.series("loss"), record.series("promised")
     measured = None if found is None else relative(found, least_loss(record))
     if measured is None or promised is None:
@@ -110,8 +110,8 @@ def _rate(record: RunRecord) -> Drawn | None:
     )
     if slack:
         caption += (
-            " The slack takes up a part of every target, so the loss of the predictions alone, which stands "
-            "below, does not fall as far: nothing is promised of it."
+            " The slack takes up a part of every target, so the loss of the predictions alone, shown below, "
+            "does not fall as far: nothing is promised about it."
         )
     alt = (
         f"The {name} on a logarithmic axis, from 1 to {number(end)} over {steps}, beside the promised bound."
@@ -146,7 +146,7 @@ def in_words(record: RunRecord) -> list[tuple[str, list[str]]]:
         promised.insert(1, words)
     leaves = [distinct[0].leaves]
     if proved[0].kind == "static":
-        leaves.append("Training was free: nothing is promised of its loss.")
+        leaves.append("Training was not certified: nothing is promised about its loss.")
     return [
         ("What is promised", promised),
         ("What it means for you", [s.means for s in distinct]),

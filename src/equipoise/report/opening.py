@@ -141,7 +141,7 @@ def _so_far(record: RunRecord) -> list[tuple[str, str, str]]:
 def _guarantee(record: RunRecord) -> tuple[str, str, str]:
     certificate = record.certificate or record.wellposed
     if certificate is None and record.running:
-        return "Guarantee", "Not yet", "it is told when the run ends"
+        return "Guarantee", "Not yet", "it is shown when the run ends"
     if certificate is None:
         return "Guarantee", "None", "no certificate in this run"
     short = _IN_SHORT.get(certificate.kind, "the training loss falls as promised")
@@ -150,13 +150,13 @@ def _guarantee(record: RunRecord) -> tuple[str, str, str]:
 
 
 def predictions(record: RunRecord) -> tuple[str, str] | None:
-    """The loss of the predictions on the training rows, and what is promised of this loss itself."""
+    """The loss of the predictions on the training rows, and what is promised about this loss."""
     anchored = part(record.history, "anchored")
     ends, total, start = anchored.get("data_end"), anchored.get("total"), anchored.get("F_start")
     name = LOSSES.get(str(anchored.get("loss")), "loss")
     if isinstance(ends, list) and ends and isinstance(start, int | float):
         if isinstance(total, int | float) and total > 0:
-            note = f"{name} of a row; at most {number(start / total)} was promised"
+            note = f"{name} per row; at most {number(start / total)} was promised"
             return number(float(ends[-1]) / total), note
         return number(float(ends[-1])), f"{name} of all rows; at most {number(start)} was promised"
     plain, found = record.series("plain_loss"), record.series("loss")
@@ -170,7 +170,7 @@ def predictions(record: RunRecord) -> tuple[str, str] | None:
     if promised is not None and found[1][0] > 0:
         share = float(found[1][-1] / found[1][0])
         return number(share), f"of the first, {after}; at most {number(promised)} was promised"
-    return number(float(found[1][-1])), f"{after}; nothing is promised of it"
+    return number(float(found[1][-1])), f"{after}; nothing is promised about it"
 
 
 # -- notices -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _COLUMNS = 50  # of a table, that are described
 
 
 def write(run: Run | str | Path) -> Path:
-    """Write `report.html` into the run's directory, from the run's files alone, whole or not at all."""
+    """Write `report.html`, whole or not at all, into the run's directory from nothing but the run's files."""
     path = run.path if isinstance(run, Run) else Path(run)
     return publish(path / "report.html", render(read(path)))
 
@@ -78,7 +78,7 @@ def render(record: RunRecord) -> str:
 
 
 def filled(template: str, images: bool = False, **content: Any) -> str:
-    """A page of a template: its style sheet in it, and a policy that allows that one and nothing else."""
+    """The page of a template, with its style sheet and a policy that allows this sheet and nothing else."""
     environment = Environment(
         loader=PackageLoader("equipoise.report"),
         autoescape=True,
@@ -155,7 +155,7 @@ def _tables(record: RunRecord) -> dict[str, Any]:
 
 
 def _about_run(record: RunRecord) -> dict[str, Any]:
-    """What run.json says, in words, but for what stands elsewhere in the page."""
+    """What run.json says, except for what stands elsewhere on the page."""
     said = record.status
     times = {name: moment(str(stamp)) for name, stamp in part(said, "times").items()}
     facts = {"name": record.name, "state": said.get("state"), "exit code": said.get("exit_code")}

@@ -79,7 +79,7 @@ def read(run: Run | str | Path) -> RunRecord:
     """The record of a run, whatever state its directory is in."""
     path = run.path if isinstance(run, Run) else Path(run)
     if not path.is_dir():
-        raise FileNotFoundError(f"there is no run at {path}: it is no directory.")
+        raise FileNotFoundError(f"there is no run at {path}: it is not a directory.")
     run = Run(path)
     missing: list[str] = []
     damaged: dict[str, str] = {}

@@ -20,7 +20,7 @@ _MODELS = {
     "frozen": "Hidden layer untrained",
 }
 _SHOWN = 12  # inputs
-_MATTERS = 2.0  # standard errors of its drop that an input must cost to be said to matter
+_MATTERS = 2.0  # an input is said to matter if its drop is more than this many of its standard errors
 
 
 def scores(record: RunRecord) -> list[dict[str, str]]:
@@ -107,7 +107,7 @@ def confusion(record: RunRecord) -> Drawn | None:
     wrong = int(counts.sum() - np.trace(counts))
     caption = (
         f"Rows are what the {number(int(counts.sum()))} {found['part']} samples are, columns what the "
-        f"network said. Right answers lie on the diagonal, and {number(wrong)} beside it."
+        f"network said. Right answers lie on the diagonal, and {number(wrong)} wrong ones beside it."
     )
     if wrong:
         off = counts - np.diag(np.diag(counts))
@@ -176,14 +176,14 @@ def _listed(record: RunRecord, found: dict[str, Any]) -> Drawn:
     top = words[order[0]]
     caption = (
         f"How much {score} is lost on {count(int(found['rows']), found['part'] + ' row')} when a column is "
-        f"shuffled, so that it tells nothing any more. "
+        f"shuffled, so that it no longer tells anything. "
     )
     if drops[order[0]] > _MATTERS * error[order[0]]:
-        caption += f"Most depends on {top}. "
+        caption += f"The answers depend most on {top}. "
     if idle:
         cost = "costs" if idle == 1 else "cost"
         caption += f"{idle} of {count(len(drops), 'column')} {cost} nothing that can be told from chance. "
-    caption += "Columns that say the same stand in for each other, and each may then seem to matter little."
+    caption += "Columns that say the same can replace each other, so that each may seem to matter little."
     return Drawn("Inputs that matter most", figure, caption, f"Bars of {len(order)} inputs, {top} first.")
 
 

@@ -20,7 +20,7 @@ from .words import count, number, percent
 
 
 def measured_on(record: RunRecord) -> tuple[str, str]:
-    """What the test series of a run are of: its test rows, or those held out to say when to stop."""
+    """On which rows a run measured its test series: test rows, or those held out to say when to stop."""
     if part(record.fitted, "validation").get("method") == HELD_OUT:
         return "held out", "rows held out of the training, which said when to stop"
     return "test", "rows the training never saw"
@@ -31,7 +31,7 @@ def of_predictions(record: RunRecord) -> Pair | None:
     found = record.series("plain_loss") or record.series("loss")
     anchored = record.certificate is not None and record.certificate.kind == "anchored"
     if found is not None and anchored and len(found[0]) > 1:
-        return found[0][1:], found[1][1:]  # the first is that of the best readout, not trained from
+        return found[0][1:], found[1][1:]  # training does not begin at the best readout, the first
     return found
 
 
@@ -46,7 +46,7 @@ def loss(record: RunRecord) -> Drawn | None:
     name, rows = measured_on(record)
     if tested is not None:
         lines[name] = tested
-    y = f"{LOSSES.get(str(anchored.get('loss')), 'loss')} of a row" if record.clock == "epoch" else "loss"
+    y = f"{LOSSES.get(str(anchored.get('loss')), 'loss')} per row" if record.clock == "epoch" else "loss"
     if record.clock == "step":  # sums over as many rows as each part has
         lines = {n: shown for n, pair in lines.items() if (shown := relative(pair)) is not None}
         y = "loss / its first value"
@@ -64,8 +64,8 @@ def loss(record: RunRecord) -> Drawn | None:
         says = [f"After {steps} the loss of the predictions is {number(end)} on the training rows"]
     if name in lines:
         says.append(
-            f"The {name} loss is of {rows}: where it rises while the training loss falls, the network "
-            f"learns by heart"
+            f"The {name} loss is that of {rows}: where it rises while the training loss falls, the network "
+            f"overfits"
         )
     alt = f"Loss of the predictions on a logarithmic axis, {number(end)} after {steps}."
     return Drawn("Loss of the predictions", figure, ". ".join(says) + ".", alt)
@@ -88,12 +88,12 @@ def scores(record: RunRecord) -> Drawn | None:
     said = number if numbers else percent
     end, best = said(float(values[-1])), said(float(np.nanmax(values)))
     caption = f"It ends at {end}; its best is {best}. No theorem speaks of this: it is measured on {rows}."
-    return Drawn("Score on the way", figure, caption, f"{y} ({name}), {end} at the end.")
+    return Drawn("Score during training", figure, caption, f"{y} ({name}), {end} at the end.")
 
 
 @dataclass(frozen=True)
 class Course:
-    """What is measured at chosen steps: drawn where it was often, and told by its ends where it was not."""
+    """What is measured at chosen steps: drawn if that was often enough, and otherwise listed."""
 
     series: str
     title: str
@@ -150,7 +150,7 @@ COURSES = {
 
 
 def ends(record: RunRecord) -> list[tuple[str, str]]:
-    """From where to where went what was measured too seldom to be drawn."""
+    """The values of what was measured too seldom to be drawn."""
     told = []
     for course in COURSES.values():
         found = record.series(course.series)
@@ -223,12 +223,12 @@ def slack(record: RunRecord) -> Drawn | None:
     lines: dict[str, Any] = {"tried": (tried, errors), "chosen": ([chosen], [errors[nearest]])}
     figure = plots.curves(lines, x="slack λ", y="leave-one-out error", log_x=True, log_y=True)
     caption = (
-        f"The slack λ = {number(float(chosen))} lets the readout miss a little of every target. It was "
-        f"chosen where predicting each training row from all the others errs least: to the left noise is "
-        f"fitted, to the right too little is. A flat valley means that the choice hardly matters."
+        f"The slack λ = {number(float(chosen))} lets the readout miss a little of every target. Of those "
+        f"tried it is the largest that predicts each training row from all the others as well as the best "
+        f"one does, up to a standard error: with less slack noise is fitted, with more too little is."
     )
     return Drawn(
-        "Choice of the slack", figure, caption, f"Error over slack, least at {number(float(chosen))}."
+        "Choice of the slack", figure, caption, f"Error over slack; chosen is {number(float(chosen))}."
     )
 
 

@@ -60,7 +60,7 @@ def _curve(table: list[dict[str, float]]) -> str:
 
 
 def _picture_shape(task: VerifyTask) -> tuple[int, ...]:
-    """The shape of a row as a picture, () where it is none."""
+    """The shape of a row as a picture, () if it is none."""
     d = task.X.shape[1]
     if len(task.shape) >= 2 and math.prod(task.shape) == d and task.shape[-1] in (1, 3, task.shape[-2]):
         return task.shape
@@ -68,7 +68,7 @@ def _picture_shape(task: VerifyTask) -> tuple[int, ...]:
 
 
 def _broken(task: VerifyTask, found: dict[str, Any], shape: tuple[int, ...]) -> list[dict[str, str]]:
-    """Rows that are right as they stand and broken at the least ε that breaks them, beside the clean row."""
+    """Rows that are right as they stand, each beside the input that breaks it at the least ε that does."""
     shown: dict[int, dict[str, str]] = {}
     for epsilon, at in sorted(found["epsilons"].items(), key=lambda item: float(item[0])):
         for key, values in at["broken"].items():

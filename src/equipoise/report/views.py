@@ -35,11 +35,11 @@ def _path_facts(way: dict[str, Any]) -> dict[str, str]:
     first, second = (percent(share) for share in way["shares"])
     same = "bit for bit"
     if way["departure"]:
-        same = f"to {number(way['departure'], 1)} relative, as sums taken in another order make it"
+        same = f"up to a relative {number(way['departure'], 1)}, as sums in another order make it"
     moments = way["moments"]
     return {
-        "path": f"{len(moments)} moments, {way['unit']} 0 to {moments[-1]}; the run's own weights came out "
-        f"again {same}",
+        "path": f"{len(moments)} moments, {way['unit']} 0 to {moments[-1]}; the training was repeated and "
+        f"reached the run's weights {same}",
         "plane": f"holds {percent(way['share'])} of the path's variance ({first} and {second}); the loss is "
         "that of its own points",
     }

@@ -13,7 +13,7 @@ _MOST = 40  # entries of a list that are written out
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """0.0123, 1 797, 3.2·10⁻⁷; words for what is no number."""
+    """0.0123, 1 797, 3.2·10⁻⁷; anything else in words."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):
@@ -25,7 +25,7 @@ def number(value: Any, digits: int = 3) -> str:
     return power(float(f"{value:.{digits}g}"))
 
 
-RIVALS = {  # what a network is held against, as a record names it
+RIVALS = {  # simpler models that a network is compared with, by their name in the findings
     "constant": "one answer for all rows",
     "linear": "a linear model",
     "frozen": "the same network with its hidden layer untrained",
@@ -71,7 +71,7 @@ def beside(name: str, value: float, baselines: Mapping[str, Any]) -> str:
 
 
 def kept(told: Mapping[str, Any]) -> str:
-    """What an anchored run kept of its training, from its history; empty where that says nothing."""
+    """What an anchored run kept of its training, from its history; empty if that does not say."""
     checks, F, gap = told.get("checkpoints"), told.get("F_end"), told.get("gap")
     if not isinstance(checks, list) or not isinstance(F, list) or not isinstance(gap, int | float) or not F:
         return ""
@@ -115,11 +115,11 @@ def duration(seconds: float) -> str:
 
 def held(found: dict[str, Any]) -> str:
     """What was proved of robust training, in a sentence."""
-    norm = {"l2": "a Euclidean length of at most", "linf": "at most"}[found["norm"]]
+    norm = {"l2": "Euclidean length at most", "linf": "at most"}[found["norm"]]
     each = " in each entry" if found["norm"] == "linf" else ""
     said = (
         f"{percent(found['proved'])} of {count(found['rows'], 'test row')} are proved to keep the right "
-        f"answer whatever moves them by {norm} {number(found['epsilon'])}{each}; "
+        f"answer under every change of {norm} {number(found['epsilon'])}{each}; "
         f"{percent(found['right'])} are right as they are"
     )
     return said + (f", and {percent(found['refuted'])} can be broken." if "refuted" in found else ".")
@@ -145,7 +145,7 @@ def rows(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def leaf(value: Any) -> str:
-    """A value that is no table, as text."""
+    """A value that is not a table, as text."""
     if isinstance(value, list | tuple):
         shown = ", ".join(leaf(v) for v in value[:_MOST])
         more = f" … and {len(value) - _MOST} more" if len(value) > _MOST else ""

@@ -1,4 +1,4 @@
-"""Tasks: fit, what most runs do, and runs, directories of what was asked, measured and found."""
+"""Tasks: `fit` trains a network; a `Run` is the directory of what was asked, measured and found."""
 
 from ..recipe import Recipe
 from .directory import NoRun, NotBegun, Run, RunBusy, free_directory

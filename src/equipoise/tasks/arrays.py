@@ -50,7 +50,7 @@ def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
 def channels_first(images: Tensor) -> Tensor:
     """(N, channels, height, width) of images (N, height, width), with the channels first or last.
 
-    They are last where the last size alone is one of 1, 3 and 4, as colours are counted.
+    They are taken to be last if the last size is 1, 3 or 4, as for colours, and the first size is not.
     """
     if images.ndim == 3:
         return images[:, None]
@@ -92,9 +92,9 @@ def as_numbers(y: Any) -> Array:
 
 
 def gathered(X: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Every different (row, target) once, in a fixed order, with the sum of its weights; none of weight 0.
+    """Every distinct (row, target) of weight > 0 once, in a fixed order, with the sum of its weights.
 
-    So neither the order of rows nor how often one is repeated (rather than weighted) decides anything.
+    So it makes no difference in which order rows come, or whether a row is repeated or weighted instead.
     """
     X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
     codes = np.unique(y, return_inverse=True)[1].reshape(-1) if y.ndim == 1 else y

@@ -22,7 +22,7 @@ from .preparation import Preparation
 from .raw import Rows
 from .scores import score
 
-_ROWS = 10_000  # at most, evenly spaced, that simpler models are fitted to
+_ROWS = 10_000  # the most rows, evenly spaced, that the linear model is fitted to
 
 
 def baselines(preparation: Preparation, train: tuple[Any, Any], judged: tuple[Any, Any]) -> dict[str, float]:
@@ -55,8 +55,8 @@ def frozen(
 ) -> dict[str, float]:
     """{"frozen"}: the score of the network at its start with the best readout of its features.
 
-    Anchored training began by solving for that readout. For another training it is that of least squares, or
-    of cross-entropy, on all rows with their weights. Empty where no such readout can be found.
+    Anchored training began by solving for that readout. After another training it is solved for here, by the
+    same theorem, by the loss that suits the targets, on all rows with their weights. Empty if none is found.
     """
     start, certificate, labels = fitted.start(), fitted.certificate, fitted.preparation.classes is not None
     found = None if certificate is None else certificate._witness

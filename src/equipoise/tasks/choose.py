@@ -1,9 +1,9 @@
 """ŷ_{−i} = y_i − r_i/(1 − h_ii): every row predicted by the readout that was fitted without it.
 
-With slack λ certified training ends at the ridge regression of y on the features, whose leave-one-out
+With slack λ safeguarded training ends at the ridge regression of y on the features, whose leave-one-out
 predictions are known in closed form for every λ from one eigendecomposition. So each row validates in turn,
 no row is lost to training, and nothing is fitted twice. The features are those of the start: what the hidden
-layer will learn is not foreseen.
+layer will learn is not known yet.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Choice:
 def choose_slack(Z: Tensor, Y: Tensor, weights: Tensor, slack: float | None = None) -> Choice:
     """The largest slack whose leave-one-out error is within one standard error of the least.
 
-    The larger one, because the hidden layer will learn besides: on wine, ten splits, it gave an accuracy of
-    .991 where a quarter of a standard error gave .984. Z (N, m) and Y (N, k) are rows scaled by √w. A slack
-    that is given is only judged.
+    A large slack leaves more to the hidden layer, which learns too: over ten splits of wine this rule gave an
+    accuracy of .991, and a quarter of a standard error gave .984. Z (N, m) and Y (N, k) are rows scaled by
+    √w. A slack that is given is only judged.
     """
     Z, Y = Z.double(), Y.double().reshape(len(Z), -1)
     size = float(Z.square().sum() / weights.sum()) or 1.0
@@ -79,11 +79,11 @@ def _left_out(Z: Tensor, Y: Tensor, slacks: Tensor) -> Tensor:
 
 
 def choose_sharpness(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
-    """s of p = softmax(s·ŷ) that makes the rows most likely: convex in s, by bisection of the slope.
+    """The s for which p = softmax(s·ŷ) makes the rows most likely, by bisection of a convex function's slope.
 
     `outputs` (N, k) are those of rows not fitted to; `targets` (N,) the index of each row's class. As in
-    Platt's scaling a row counts for its class by 1 − ε alone, ε = 1/(rows a class + 2), and by ε for the
-    others: so s stays finite where all rows are right.
+    Platt's scaling a row counts as 1 − ε of its class and as ε of the others, where ε is 1/(rows per class
+    + 2), so that s stays finite even if all rows are right.
     """
     if outputs.shape[1] == 1:
         outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)

@@ -1,8 +1,9 @@
 """Sets and intervals that cover a new row with a promised probability: conformal prediction.
 
-Split conformal: with the scores of n rows that training never saw, exchangeable with the new one, the
-⌈(n + 1)c⌉-th smallest as threshold covers it with probability ≥ c, on average over rows, whatever the network
-is. Jackknife+ uses every row for both, from leave-one-out predictions in closed form, and promises 2c − 1.
+Split conformal prediction takes the scores of n rows that training never saw and that are exchangeable with a
+new row. The ⌈(n + 1)c⌉-th smallest as threshold covers the new row with probability ≥ c, on average over rows
+and whatever the network is. Jackknife+ fits and calibrates on the same rows, by leave-one-out predictions in
+closed form, and promises 2c − 1.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def checked_coverage(coverage: float) -> Fraction:
 
 
 def threshold(scores: Array, coverage: float) -> float:
-    """The ⌈(n + 1)c⌉-th smallest of n scores, ∞ where there is no such one."""
+    """The ⌈(n + 1)c⌉-th smallest of n scores, or ∞ if that number is larger than n."""
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 1 or np.isnan(scores).any():
         raise ValueError(f"scores must be (n,), without NaN. Got shape {scores.shape}.")
@@ -36,7 +37,7 @@ def threshold(scores: Array, coverage: float) -> float:
 
 @dataclass(frozen=True)
 class Conformal:
-    """What calibration rows say: scores of classes, 1 − p of the right one, or of numbers, |y − ŷ|."""
+    """The scores of the calibration rows: 1 − p of the right class, or |y − ŷ| of a number."""
 
     scores: Array  # (n,), or (n, k) for k targets
 
@@ -64,7 +65,7 @@ class Conformal:
         return ~(1.0 - np.asarray(probabilities, dtype=np.float64) > limit)  # NaN rules out no class
 
     def intervals(self, predicted: Array, coverage: float, change: float = 0.0) -> Array:
-        """(N, 2), or (N, k, 2) with the promise for each of k targets alone; `change` as for sets.
+        """(N, 2), or (N, k, 2) with the promise for each of k targets by itself; `change` as for sets.
 
         Ends are rounded outward: a row whose score is the threshold itself, as where scores tie, is covered.
         """
@@ -109,4 +110,4 @@ def jackknife_plus(Z: Array, y: Array, new: Array, *, ridge: float, coverage: fl
 
 def _not_negative(change: float) -> None:
     if not change >= 0:
-        raise ValueError(f"change must be ≥ 0, a bound of what a perturbation does. Got {change} instead.")
+        raise ValueError(f"change must be ≥ 0: it bounds what a perturbation does. Got {change} instead.")

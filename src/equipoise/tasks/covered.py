@@ -14,7 +14,7 @@ from .raw import Rows
 if TYPE_CHECKING:
     from .fitted import Fitted
 
-BY_CLASS = 50  # classes of which each is told
+BY_CLASS = 50  # the most classes that are reported one by one
 
 
 def scores_of(fitted: Fitted, kept: Rows) -> Conformal:
@@ -28,11 +28,11 @@ def scores_of(fitted: Fitted, kept: Rows) -> Conformal:
 
 
 def covered(fitted: Fitted, outputs: Any, y: Any) -> dict[str, Any]:
-    """Of rows that neither trained nor calibrated: `covered`, the share whose truth is held, and `size`.
+    """Measure on rows that neither trained nor calibrated the share that is `covered`, and the mean `size`.
 
-    `size` is the mean number of classes, or the mean length of an interval. `likely` is the range in which
-    the share lies with a probability of 95 % where rows are exchangeable: the coverage given n scores without
-    ties is Beta(k, n + 1 − k) with k = ⌈(n + 1)c⌉, so that the rows covered are beta-binomial.
+    `size` is the number of classes in a set, or the length of an interval. `likely` is the range in which the
+    share lies with a probability of 95 % if rows are exchangeable: the coverage given n scores without ties
+    is Beta(k, n + 1 − k) with k = ⌈(n + 1)c⌉, so that the number of covered rows is beta-binomial.
     """
     conformal, coverage = fitted.conformal, fitted.recipe.coverage
     assert conformal is not None

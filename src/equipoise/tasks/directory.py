@@ -12,10 +12,10 @@ Every file but `metrics.jsonl` is written whole or not at all; a torn last line 
 
 run.json seals itself and, from the beginning, config.toml and data.json; each checkpoint seals the lines of
 metrics.jsonl before it; when the run ends run.json seals all files. The sealed files hold no times (run.json
-and timing.json do), so that runs that came to the same have the same digests.
+and timing.json do), so that runs with the same results have the same digests.
 
-A run of the format before this one sealed its files only when it ended. It is read as any other; one that has
-not ended is not resumed, and what it holds is said to be unsealed.
+A run of the format before this one sealed its files only when it ended. It is read as any other. If it has
+not ended, it cannot be resumed, and its files are reported as unsealed.
 """
 
 from __future__ import annotations
@@ -127,20 +127,20 @@ class Run:
         """The run in this directory, if its own files can be read."""
         path = Path(path)
         if not path.is_dir():
-            raise NoRun(f"there is no run at {path}: it is no directory.")
+            raise NoRun(f"there is no run at {path}: it is not a directory.")
         if not (path / "run.json").exists():
             raise NoRun(f"there is no run at {path}: it holds no run.json.")
         run = cls(path)
         if run._stored()["state"] == _BEGINNING:
             raise NotBegun(
-                f"there is no run at {path}: the process that was to begin it was killed, or found no room, "
-                f"before the first step. Nothing is lost: begin again, in this directory or another."
+                f"there is no run at {path}: the process that was to begin it was killed, or the disk was "
+                f"full, before the first step. Nothing is lost: begin again, in this directory or another."
             )
         _ = run.status, run.config, run.data
         return run
 
     def discard(self) -> None:
-        """Remove the files of a run that failed before its first step; the directory too, if this made it."""
+        """Remove the files of a run that failed before its first step, and the directory if this made it."""
         for name in (*ORIGIN, *_ASKED, "run.json"):  # the last one says that the others are ours
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):  # what others have put there stays
@@ -240,7 +240,7 @@ class Run:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Keep the directory to this process; RunBusy if another one has it. A killed one has not.
+        """Keep the directory for this process; RunBusy if another one holds it. A killed one holds nothing.
 
         The lock is on the directory itself: no file in it can be removed to let a second writer in.
         """
@@ -286,9 +286,9 @@ class Run:
         if self.earlier:
             raise OtherFormat(
                 f"{self.path} cannot be resumed: an earlier version began it, whose unfinished runs hold no "
-                f"seal of what was asked and measured and do not say with how many threads they were "
-                f"computed: nothing would show whether it goes on as it began. What it measured can still be "
-                f"read; begin a new run with what its config.toml asks for."
+                f"seal of what was asked and measured, and not the number of threads that computed them. So "
+                f"nothing would show whether it goes on as it began. What it measured can still be read; "
+                f"begin a new run with what its config.toml asks for."
             )
         latest, stored = self.checkpoints.latest(), self._stored()
         stored["times"].pop("ended", None)
@@ -316,7 +316,7 @@ class Run:
         exit_code: int = 0,
         results: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say how the run ended, with its headline `results`; of its files a digest is kept."""
+        """Record how the run ended, its headline `results`, and the digests of its files."""
         if state not in get_args(State) or state == "running":
             ends = ", ".join(get_args(State)[1:])
             raise ValueError(f"a run ends as one of {ends}. Got {state!r} instead.")
@@ -349,7 +349,7 @@ def free_directory(root: str | Path, stem: str) -> Path:
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tables of plain values, for tomllib to read back exactly. None, which TOML has not, is left out."""
+    """Tables of plain values, for tomllib to read back exactly. None, which TOML lacks, is left out."""
 
     def known(value: Any) -> Any:
         if isinstance(value, str):  # halves of surrogate pairs, as in paths, are in no file

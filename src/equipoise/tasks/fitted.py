@@ -25,7 +25,7 @@ from .robust_sets import robust_intervals, robust_sets
 
 BATCH, IMAGES = 4096, 256  # rows, and images, predicted at a time: more of them leave the processor's cache
 PRECISE = 1e-10  # the tolerance of answers that are solved for in float64
-GATHERED = 5_000_000  # numbers among which equal rows are looked for
+GATHERED = 5_000_000  # equal rows are looked for in tables of up to this many numbers
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Fitted:
     def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
         """The tensors that `certificate` is about, of the rows trained on.
 
-        Of safeguarded training they are (√w x̃, √w y), every different row once; of training in batches x̃ and
-        y of the rows that were not held out.
+        For safeguarded training they are (√w x̃, √w y) of every distinct row; for training in batches they
+        are x̃ and y of the rows that were not held out.
         """
         kind: Kind = "regression" if self.preparation.classes is None else "classification"
         rows = Rows.of(X, y, kind, sample_weight, self.preparation.encoding)
@@ -80,8 +80,8 @@ class Fitted:
     def answers_in(self) -> torch.dtype:
         """The dtype of `decide`: float64 for a network of float32 with plain weights, which is solved in it.
 
-        In float32 a row stops an iteration earlier or later with the rows beside it: scores of 34 differed by
-        0.01 from batch to batch, where they are now equal to 1e-8.
+        In float32 the other rows of its batch decide whether a row stops an iteration earlier or later:
+        scores of 34 differed by 0.01 between batches. Solved in float64 they agree to 1e-8.
         """
         own = self.preparation.dtype
         return torch.float64 if own == torch.float32 and getattr(self.model, "structured", False) else own
@@ -100,18 +100,18 @@ class Fitted:
     def predict_proba(self, X: Any) -> Array:
         """softmax(s·ŷ), (N, C), with the sharpness s that makes rows left out of training most likely.
 
-        s is 1 where the loss is a likelihood ("logistic", "cross_entropy"). Safeguarded training fits it to
-        the leave-one-out predictions at the start's features; another loss to the rows that patience held
-        out or, without it, to those trained on, and the probabilities are then too sure of themselves.
+        s is 1 if the loss is a likelihood ("logistic", "cross_entropy"). Safeguarded training fits it to the
+        leave-one-out predictions from the features of the start. With another loss it is fitted to the rows
+        that patience held out or else to the training rows, which makes the probabilities overconfident.
         """
         return self.preparation.probabilities(self.decide(X))
 
     def predict_set(self, X: Any, epsilon: float = 0.0, norm: str = "l2") -> Array:
-        """(N, C): the classes of each row's set, which hold the right one as often as the recipe's coverage.
+        """(N, C): which classes each row's set holds: the right one as often as the recipe's coverage says.
 
-        The promise is about new rows like those of `fit`, on average over them and over what `fit` was given.
-        With ε > 0 it holds although X was moved from them, by up to ε in the norm "l2" or "linf": such sets
-        are larger, and follow from proved bounds of how far outputs move.
+        The promise is about new rows like those of `fit`, on average over such rows and over the data of
+        `fit`. With ε > 0 it holds even if X was moved from such rows by up to ε in the norm "l2" or "linf":
+        these sets are larger, and follow from proved bounds of how far the outputs move.
         """
         conformal, coverage = self._calibrated()
         if epsilon != 0:
@@ -127,7 +127,7 @@ class Fitted:
 
     def _calibrated(self) -> tuple[Conformal, float]:
         if self.conformal is None or self.recipe.coverage is None:
-            raise ValueError("sets and intervals need rows kept for them: fit(X, y, coverage=0.9).")
+            raise ValueError("sets and intervals need rows that are kept for them: fit(X, y, coverage=0.9).")
         return self.conformal, self.recipe.coverage
 
 

@@ -1,11 +1,11 @@
 """fit(X, y): from raw rows to a trained network, and to what is proved of it.
 
-By default training is anchored: in batches of float32, by Adam, and what it reached is kept only at
-checkpoints at which it is proved that the objective fell. Safeguarded training gathers equal rows, chooses
-its slack λ by leave-one-out at the features of the start (with λ > 0 the theorem holds for every N and m),
-and takes Gauss-Newton steps of the readout by 15 %, beside hidden steps as far as they are proved safe. A
-smaller step of the readout leaves the hidden layer more time: steps of 100, 20 and 10 % gave .558, .573 and
-.584 on three classes of nine clusters; 15 % costs two thirds of the time of 10 %.
+By default training is anchored: by Adam in batches of float32, whose weights are kept only at checkpoints
+where the objective is proved to have fallen. Safeguarded training gathers equal rows, chooses its slack λ by
+leave-one-out at the features of the start (with λ > 0 the theorem holds for every N and m), and moves the
+readout by 15 % of a Gauss-Newton step at a time, and the hidden layer as far as is proved safe. A smaller
+step of the readout leaves the hidden layer more time to learn: 100, 20 and 10 % gave accuracies of .558, .573
+and .584 on three classes of nine clusters, and 15 % takes two thirds of the time of 10 %.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
 
 EVERY = 5  # steps or epochs from one checkpoint on disk to the next
-# At which anchored training is held to its promise, the end among them. One of images takes an epoch or two.
+# Checkpoints that hold anchored training to its promise, the end included. One of images takes 1 or 2 epochs.
 CHECKPOINTS, OF_IMAGES = 4, 2
-_BESIDE = 2  # sweeps over all rows beside those: the anchor of the start, and the tight end
-GENTLE = 0.01  # a rate up to which weights stay near well-posed for a few steps, so that these need no bound
-WELLPOSED = 256  # rows that a certificate of the weights alone is shown with
+_BESIDE = 2  # further sweeps over all rows: for the anchor at the start, and for tight bounds at the end
+GENTLE = 0.01  # at a rate up to this weights stay nearly well-posed for a few steps without being bounded
+WELLPOSED = 256  # rows that are given to a certificate of the weights, which is about all inputs
 
 
 class NotProved(ValueError):
@@ -117,8 +117,8 @@ def fit(
     kept = None
     if recipe.coverage is not None and origin is not None:
         raise ValueError(
-            "coverage needs rows that the network never saw, and one that goes on may have been trained on "
-            "these: leave coverage out, or train anew."
+            "coverage needs rows that the network never saw, and the network to train further may have seen "
+            "these: leave coverage out, or train a new network."
         )
     if recipe.coverage is not None:
         data, kept = calibrating(data, recipe.coverage, recipe.seed)
@@ -141,15 +141,15 @@ def fit(
 
 
 def _check_processes(recipe: Recipe, origin: Origin | None) -> None:
-    """Raise a ValueError if several processes are to do what one does alone."""
+    """Raise a ValueError if there are several processes for what only one can do."""
     if origin is not None and ranks() > 1:
-        raise ValueError(f"a trained network goes on in one process. Got {ranks()} processes.")
+        raise ValueError(f"a trained network is trained further in one process. Got {ranks()} processes.")
     if recipe.robust is not None and ranks() > 1:
-        raise ValueError(f"robust training is that of one process. Got {ranks()} processes.")
+        raise ValueError(f"robust training runs in one process. Got {ranks()} processes.")
     if recipe.path == "safeguarded" and ranks() > 1:
         raise ValueError(
-            f"safeguarded training is that of one process, which has every row at each step. Got {ranks()} "
-            f"processes: train by theorem='anchored', or certified=False."
+            f"safeguarded training runs in one process, which has every row at each step. Got {ranks()} "
+            f"processes: choose the theorem anchored, or train without a certificate."
         )
 
 
@@ -227,7 +227,8 @@ def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
         )
     return (
         f"certified training needs a proved certificate. Got {certificate.verdict}:\n"
-        f"{certificate.explain()}\nTo try: {remedies}; or certified=False, to train without a guarantee."
+        f"{certificate.explain()}\nTo try: {remedies}; or train without a guarantee (certified=False, or "
+        f"--uncertified on the command line)."
     )
 
 
@@ -286,7 +287,7 @@ def _fit_batches(
 
 
 def _prepared(data: Rows, recipe: Recipe) -> Preparation:
-    """How the network gets these rows: images in one unit, and as images where it takes them so."""
+    """How rows become inputs: images are scaled as a whole, and stay images if the network takes images."""
     assert recipe.loss is not None
     found = Preparation.of(
         data.X, data.y, data.kind, data.weights, recipe.torch_dtype, recipe.loss, data.encoding
@@ -352,7 +353,7 @@ def _checkpoints(recipe: Recipe) -> int:
 def estimated(model: EquilibriumModel, recipe: Recipe, A: Tensor, B: Tensor) -> Forecast:
     """What the training of a model will take, from a few steps of a copy of it on its first rows.
 
-    What certified training adds is told from a block of features as its checkpoints enclose them.
+    The time that certificates add is estimated from one block of features, enclosed as checkpoints do it.
     """
     assert recipe.batch_size is not None
     assert recipe.epochs is not None
@@ -376,7 +377,7 @@ def _checked_image(data: Rows, recipe: Recipe) -> tuple[int, ...]:
     if not data.image:
         raise DataError(
             f"{recipe.family} takes images, (N, height, width) or (N, channels, height, width). Got rows of "
-            f"{data.X.shape[1]} numbers instead: X.reshape(…) says what their shape is."
+            f"{data.X.shape[1]} numbers instead: X.reshape(…) gives them their shape."
         )
     return data.image
 

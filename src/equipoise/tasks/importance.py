@@ -1,8 +1,8 @@
 """Which inputs matter: how much worse the answers get when one column is shuffled among the rows.
 
 A column is shuffled as it stands in the table, before it is encoded: a category as a whole, a missing value
-with the others. Of images whole patches are shuffled, so that a picture has at most 14 × 14 of them. Columns
-that say the same thing stand in for each other, so each of them may seem to matter little.
+with the others. In images whole patches are shuffled, of which there are at most 14 × 14. Columns that say
+the same thing stand in for each other, so each of them may seem to matter little.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .arrays import Array, as_rows, evenly
 from .fitted import BATCH, Fitted
 from .scores import score
 
-ANSWERS = 40_000  # that are asked of the network, about
-ROWS, FEWEST = 500, 40  # that a column is shuffled among
+ANSWERS = 40_000  # about how many answers are asked of the network
+ROWS, FEWEST = 500, 40  # the most and the fewest rows that a column is shuffled among
 REPEATS = 5
 COLUMNS = 500
 PATCHES = 14  # on a side of an image
@@ -29,14 +29,14 @@ def importance(
 ) -> dict[str, Any]:
     """What shuffling costs: `drops`, by column, of accuracy or R², and their `spread` over the repeats.
 
-    Of images of this `shape` `rises`, by patch of a `grid`, of the mean of −log of the true class's
-    probability, which tells more than the accuracy where hardly an answer changes.
+    For images of this `shape` it is the `rises`, by patch of a `grid`, of the mean −log probability of the
+    true class, which says more than the accuracy when hardly any answer changes.
     """
     X, y = as_rows(X, fitted.preparation.encoding), np.asarray(y)
     images = shape is not None and len(shape) >= 2 and math.prod(shape) == X.shape[1]
     groups, grid = _patches(shape) if images and shape else ([np.array([j]) for j in range(X.shape[1])], None)
     if len(groups) > COLUMNS:
-        raise ValueError(f"shuffled are at most {COLUMNS} columns, one by one. The data have {len(groups)}.")
+        raise ValueError(f"at most {COLUMNS} columns are shuffled, one by one. The data have {len(groups)}.")
     rows = min(len(X), ROWS, max(FEWEST, ANSWERS // len(groups)))
     repeats = int(np.clip(ANSWERS // (rows * len(groups)), 1, REPEATS))
     at = evenly(len(X), rows)
@@ -64,7 +64,7 @@ def _patches(shape: Sequence[int]) -> tuple[list[Array], list[int]]:
 def _shuffled(
     fitted: Fitted, X: Array, groups: list[Array], repeats: int, judge: Callable[[Any], float], seed: int
 ) -> list[float]:
-    """The judgement of every shuffled table, all columns in turn and that repeated; many tables at a time."""
+    """The judgement of every shuffled table: all columns in turn, `repeats` times, several tables at once."""
     rng = np.random.default_rng(seed)
     tables, found = list(groups) * repeats, []
     together = max(1, BATCH // len(X))

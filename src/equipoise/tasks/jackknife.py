@@ -1,8 +1,8 @@
 """Intervals by jackknife+: features from one half of the rows, each row of the other half left out in turn.
 
 The network is trained on the first half, which also chooses λ. So features and λ do not depend on the other
-half, whose readout is ridge regression, and leaving out one of its rows is exact in closed form. Where c is
-asked for, a new row is covered with probability ≥ 2c − 1 [barber2021, Theorem 1], and about c as a rule.
+half, whose readout is ridge regression, and leaving out one of its rows is exact in closed form. If c is
+asked for, a new row is covered with probability ≥ 2c − 1 [barber2021, Theorem 1], and usually about c.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runs of a directory, the damaged among them: none of them hides the others."""
+"""The runs of a directory, damaged ones included: none of them hides the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Listed:
 
     @property
     def damaged(self) -> bool:
-        """A run of another version, or one that never began, is not."""
+        """Whether it has a problem, other than being of another version or having never begun."""
         return bool(self.problem) and self.state not in (OTHER, NEVER)
 
 
@@ -38,7 +38,7 @@ def list_runs(root: str | Path) -> list[Listed]:
     """The runs directly in `root`, the oldest first; damaged ones are among them and say what is wrong."""
     root = Path(root)
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is no directory of runs.")
+        raise FileNotFoundError(f"{root} is not a directory of runs.")
     inside = (p for p in root.iterdir() if p.is_dir())
     found = [_listed(p) for p in sorted(inside) if (p / "run.json").exists() or (p / "config.toml").exists()]
     return sorted(found, key=lambda run: run.status.get("times", {}).get("created", ""))

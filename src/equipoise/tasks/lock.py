@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
-    """Whether this process has the lock of a file or directory, which is not to be removed meanwhile."""
+    """Yield whether this process got the lock of a file or directory, which must not be removed meanwhile."""
     if os.name != "posix":
         yield True
         return
@@ -25,7 +25,7 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
 def _got(descriptor: int, patience: float) -> bool:
     import fcntl
 
-    deadline = time.monotonic() + patience  # one who only looks holds it for a moment
+    deadline = time.monotonic() + patience  # a process that only looks holds it for a moment
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

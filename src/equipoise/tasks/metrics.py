@@ -1,7 +1,7 @@
-"""metrics.jsonl: what was measured, one JSON object a line, appended as the run goes.
+"""metrics.jsonl: what was measured, one JSON object on each line, appended as the run goes.
 
-A file that grows has no seal of its own. Each checkpoint holds one of the lines before it: what follows is
-computed again when the run is resumed.
+A file that grows has no seal of its own. Each checkpoint holds a seal of the lines before it; the lines after
+it are computed again when the run is resumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Metrics:
         self._mended = False
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line. What a kill left of a line before it is taken away first."""
+        """Add one line, after removing what a killed process may have left of an unfinished one."""
         line = json.dumps(strict(record), allow_nan=False, ensure_ascii=False).encode() + b"\n"
         with open(self.path, "ab") as file:
             if not self._mended:
@@ -40,7 +40,7 @@ class Metrics:
                 ) from error
 
     def read(self) -> list[dict[str, Any]]:
-        """Every record; of the last line only a whole one counts, of the others a spoilt one is an error."""
+        """Every record. An unfinished last line is left out; any other line that is damaged is an error."""
         if not self.path.exists():
             return []
         *lines, _ = self.path.read_bytes().split(b"\n")

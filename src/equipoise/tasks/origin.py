@@ -1,7 +1,7 @@
 """A trained network that another training begins from: what it must agree with, and its place in a new run.
 
-The network, how it prepares rows and what its columns hold stay as they are; only weights are trained. A run
-keeps a copy of both, named in its config.toml by their SHA-256, so that it goes on without the other run.
+How rows are prepared and what the columns hold stays as it is; only weights are trained. The new run keeps a
+copy of network and preparation, named in its config.toml by SHA-256, so that it does not need the first run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..recipe import NETWORK, Kind, Recipe, of_panel
 from .preparation import Preparation
 
 FILES = ("origin.safetensors", "origin_preparation.safetensors")
-SLOWER = 0.2  # the rate of a network that has learned already, beside the usual one
+SLOWER = 0.2  # the rate of a network that has learned already, as a share of its first rate
 _KEPT = tuple(name for name in of_panel(NETWORK) if name not in ("class_weight", "seed"))
 
 
@@ -36,7 +36,7 @@ class Origin:
         """The recipe with the network of the `first` one, and a fifth of its rate where none is given."""
         if recipe.path == "safeguarded":
             raise ValueError(
-                "a trained network goes on by theorem='anchored', or certified=False. Got safeguarded."
+                "a trained network is trained further by theorem anchored or without one. Got safeguarded."
             )
         known = {name: getattr(first, name) for name in _KEPT} | {"loss": first.loss or "half_square"}
         for name, value in known.items():
@@ -69,13 +69,13 @@ class Origin:
         return {name: sha256(directory / name) for name in FILES}
 
     def digests(self) -> dict[str, str]:
-        """Those that `save` would return."""
+        """The digests that `save` would return."""
         with TemporaryDirectory() as directory:
             return self.save(Path(directory))
 
     @classmethod
     def load(cls, directory: Path, digests: Mapping[str, Any]) -> Origin:
-        """What `save` copied; Damaged where it is not what it was."""
+        """What `save` copied, or a Damaged if it has changed since."""
         for name in FILES:
             if not (directory / name).exists() or sha256(directory / name) != digests.get(name):
                 raise Damaged(f"{directory / name} is missing or damaged: the run began from it.")

@@ -1,4 +1,4 @@
-"""Answers for many rows, shared by workers in parts; the same for every number of them, to the last bit."""
+"""Answers for many rows, shared by workers in parts: the same to the last bit for any number of workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decided(stored: Stored, X: Array, workers: Workers | None, out: Path | None 
     """The network of a run with its outputs for the rows X; without workers they are found when asked for.
 
     With `out` every part that is done is kept beside that file until the answers are there, so that the same
-    call goes on after a kill. The parts are the batches of one process.
+    call continues after the process was killed. The parts are the batches of one process.
     """
     network = Decided(**vars(stored.fitted))
     if workers is None or not len(X):

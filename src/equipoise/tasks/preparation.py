@@ -43,8 +43,8 @@ class Preparation:
     Raw rows are numbers, or what `encoding` makes numbers of: the matrix of a table with words, dates and
     missing values, or a data frame.
 
-    The targets are numbers, standardised by column; of classes `high` where a row is of the class and `low`
-    where not, in one column for two classes (which says whether it is the second) or in one for each.
+    Targets that are numbers are standardised by column. Classes become `high` where a row is of the class and
+    `low` where it is not, in one column for two classes (for the second one) or in one column for each class.
     """
 
     mean: Array  # (d,) of the columns, after they are encoded
@@ -74,7 +74,7 @@ class Preparation:
         loss: str = "square",
         encoding: Encoding | None = None,
     ) -> Preparation:
-        """Measured on the rows, each counted with its weight; the targets as the loss has them."""
+        """Measured on the rows, each counted with its weight; targets are coded as the loss needs them."""
         if encoding is not None:
             X = encoding.transform(X)
         mean, deviation = moments(X, weights, "column", encoding.names if encoding else ())
@@ -100,7 +100,7 @@ class Preparation:
     def in_one_unit(self) -> Preparation:
         """The same with one mean and one deviation for all columns, as images have.
 
-        So a pixel that hardly varies is not made as loud as the others.
+        So a pixel that hardly varies is not scaled up to vary as much as the others.
         """
         if not len(self.mean) or not self.scale.any():
             return self
@@ -182,7 +182,7 @@ class Preparation:
     def probabilities(self, outputs: Tensor) -> Array:
         """softmax(sharpness·ŷ), (N, C); for two classes the logistic function of sharpness·ŷ."""
         if self.classes is None:
-            raise DataError("numbers have no probabilities: these are of classes.")
+            raise DataError("probabilities are those of classes, and the targets are numbers.")
         sharp = self.sharpness * outputs.detach().cpu().double().reshape(len(outputs), self.outputs)
         return _shares(sharp).numpy()
 
@@ -256,7 +256,7 @@ class Preparation:
         return found
 
     def _misfits(self) -> str:
-        """What does not go together in it, in words."""
+        """What does not go together in it, or nothing."""
         columns, targets, classes = self.mean.shape, self.target_mean.shape, self.classes
         if self.scale.shape != columns or len(columns) != 1 or self.target_scale.shape != targets:
             return "means and scales are not of the same columns"

@@ -25,8 +25,8 @@ def held_out(data: Rows, seed: int) -> tuple[Rows, Rows]:
     out = draw(labels, len(data.y), lambda n: n // 5, seed)
     if not out.any():
         raise DataError(
-            f"patience needs rows to hold out: five of a class, or of all. Got {len(data.y)} rows: leave "
-            f"patience out."
+            f"patience needs rows to hold out: five or more of a class, or in all. Got {len(data.y)} rows: "
+            f"leave patience out."
         )
     return data.take(~out), data.take(out)
 
@@ -39,10 +39,10 @@ def calibrates(weights: Array, seed: int) -> Array:
 
 
 def calibrating(data: Rows, coverage: float, seed: int) -> tuple[Rows, Rows]:
-    """Three quarters to train on, and a quarter, of no weight 0, that calibrates a promise of coverage.
+    """Split the rows of weight > 0: three quarters to train on, and one to calibrate a promise of coverage.
 
-    It is drawn from all rows alike, so that a new row is like any of it; and what is done with the columns is
-    decided on the others alone.
+    The quarter is drawn at random from all of them, so that a new row is like any of its rows. How columns
+    are encoded is decided without it.
     """
     data = data.take(data.weights > 0)
     n = len(data.y)
@@ -97,9 +97,9 @@ class Rows:
         return cls(rows, targets, weights, kind, encoding, np.shape(X)[1:] if np.ndim(X) > 2 else ())
 
     def balanced(self) -> Rows:
-        """The same rows, weighted besides so that every class weighs as much as any other."""
+        """The same rows, with weights changed so that every class weighs as much as any other."""
         if self.kind != "classification":
-            raise ValueError("class_weight is of classes, and the targets are numbers: leave it out.")
+            raise ValueError("class_weight is for classes, and the targets are numbers: leave it out.")
         _, codes = np.unique(self.y, return_inverse=True)
         sums = np.bincount(codes, weights=self.weights)
         share = np.divide(self.weights.sum() / np.count_nonzero(sums), sums, where=sums > 0, out=0 * sums)

@@ -26,13 +26,13 @@ from .robust_sets import reach
 if TYPE_CHECKING:
     from .fitted import Fitted
 
-BEYOND = 1.4  # times ε is trained for, so that most margins are wide enough for ε itself
+BEYOND = 1.4  # training is for this many times ε, so that most margins are wide enough for ε itself
 BOXES, NODES = 100, 10  # test rows whose boxes are verified, and parts of each
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """‖δ‖ ≤ ε in a norm: `far` in raw numbers of images, which lie in [low, high], else of the inputs."""
+    """‖δ‖ ≤ ε in a norm; `far` is ε in raw pixels, which lie in [low, high], or in the inputs' units."""
 
     epsilon: float
     norm: str
@@ -46,7 +46,7 @@ class Perturbation:
         """What a recipe asks for, in the units of these rows."""
         assert recipe.robust is not None
         if data.kind != "classification":
-            raise DataError("robust training is of classes, and the targets are numbers: leave robust out.")
+            raise DataError("robust training is for classes, and the targets are numbers: leave robust out.")
         norm = recipe.norm or "l2"
         if not data.image:
             return cls(recipe.robust, norm, recipe.robust, False)

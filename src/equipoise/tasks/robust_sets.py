@@ -76,7 +76,7 @@ def reach(preparation: Preparation, rows: Tensor, epsilon: float, norm: str) -> 
     encoding = preparation.encoding
     if encoding is not None and [c.type for c in encoding.columns] != ["number"] * len(encoding.names):
         raise ValueError(
-            "a perturbation of ε is one of columns that are all numbers, without missing values in training."
+            "a perturbation of ε needs columns that are all numbers, without missing values in training."
         )
     scale = np.abs(preparation.scale)
     steep = float(scale.max(initial=0.0)) if norm == "l2" else float(np.linalg.norm(scale))
@@ -97,7 +97,7 @@ def _kept(fitted: Fitted) -> tuple[Any, float]:
 def _differences(fitted: Fitted, X: Any) -> tuple[Array, Array, Tensor]:
     """ŷ_j − ŷ_c as (N, C, C) by c and j, ≥ the error of each, and the inputs of the network.
 
-    Of one output ŷ the classes have 0 and ŷ.
+    If there is one output ŷ, the outputs of its two classes are 0 and ŷ.
     """
     rows = fitted.preparation.apply(X)
     said, error = certified_outputs(fitted.model, rows)

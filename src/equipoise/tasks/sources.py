@@ -71,7 +71,7 @@ class Asked:
             if test is not None:
                 raise WrongOption("--test and --test-share exclude each other: give one of them.")
             if named:
-                raise WrongOption(f"--test-share is of tables: {source} has a test part of its own.")
+                raise WrongOption(f"--test-share is for tables: {source} has a test part of its own.")
         if more.get("kind") not in (None, "classification", "regression"):
             raise WrongOption(f"--kind must be classification or regression. Got {more['kind']}.")
         own = named or test is not None
@@ -130,7 +130,7 @@ def is_named(source: str) -> bool:
 
 
 def resolve(source: str) -> str:
-    """The name of a data set as it is, a path made absolute; neither is an error that says what there is."""
+    """The name of a data set as it is, or a path made absolute; anything else is an error."""
     if is_named(source):
         return source
     path = Path(source).expanduser()
@@ -145,9 +145,9 @@ def resolve(source: str) -> str:
 def read(asked: Asked, check: Check | None = None, columns: tuple[Column, ...] = ()) -> Sample:
     """The rows, checked; one DataError lists whatever is wrong with them. Warnings go into the provenance.
 
-    With `columns` these columns of a table are read, as what they are said to hold, and no others. Only the
-    rows that are asked for are held. `check` is called before they are read, with the number of rows to train
-    on and of columns, and may raise.
+    With `columns` only these columns of a table are read, as the types that they name. Only the rows that are
+    asked for are held. `check` is called before they are read, with the number of rows to train on and of
+    columns, and may raise.
     """
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", DataWarning)
@@ -165,7 +165,7 @@ def _named(data: Dataset, asked: Asked, check: Check | None) -> Sample:
     given |= dict.fromkeys(asked.options.named().values(), "")
     for name, value in given.items():
         if value is not None:
-            raise WrongOption(f"{name} is of a table. {data.name} has targets and a test part of its own.")
+            raise WrongOption(f"{name} is for tables: {data.name} has targets and a test part of its own.")
     y, y_test = (np.array(data.classes)[v] if data.classes else v for v in (data.y_train, data.y_test))
     labels, seed = y if data.classes else None, asked.split_seed or 0
     parts = Split(labels, len(y), seed, most=asked.rows, validation=asked.validation)

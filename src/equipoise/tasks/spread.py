@@ -1,4 +1,4 @@
-"""One job in several processes: the first reads and prepares the rows, and each gets a part to train on."""
+"""One job in several processes: the first reads and prepares the rows, and each trains on a part of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..train.distributed import begin_together, versions
 
 PATIENCE = timedelta(minutes=30)  # that a process waits for the others before it gives up
 _ROWS = "equipoise/rows"  # in the store of the job: how many rows there are
-_NAMING = timedelta(seconds=2)  # in which those that are left find out who is missing
+_NAMING = timedelta(seconds=2)  # in which the processes that are left find out which one is missing
 
 Pair = tuple[Any, Tensor]  # of a Tensor or a Shard, and its targets
 Sizes = tuple[int | tuple[int, int, int], int]  # of inputs and outputs
@@ -108,8 +108,8 @@ def _scatter(T: Tensor | None, sized: bool = False) -> Any:
 def job() -> Iterator[bool]:
     """Inside, the processes that `torchrun` started know each other; yields whether this one is the first.
 
-    Where one is lost, the others end at once, or after PATIENCE where the network says nothing, with a
-    RankLost that names it.
+    If one is lost, the others end with a RankLost that names it: at once, or after PATIENCE if the network
+    reports nothing.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not dist.is_torchelastic_launched():
         yield True

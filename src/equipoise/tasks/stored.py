@@ -40,7 +40,7 @@ class Stored:
         run = Run.open(path)
         if run.state not in ("finished", "stopped"):
             raise NotFinished(
-                f"A network is needed, and {path} left none: it is {run.state}. {run.status['reason']}\n"
+                f"A finished run is needed, and {path} is {run.state}. {run.status['reason']}\n"
                 f"Go on with: equipoise fit --resume {path}"
             )
         if damaged := run.damaged():
@@ -70,7 +70,7 @@ def stored_sample(run: Run, data_dir: Path | None = None) -> Sample:
     if data_dir is not None:
         asked = replace(asked, data_dir=str(data_dir.expanduser().resolve()))
     columns: tuple[Column, ...] = ()
-    if "described" not in run.data:  # a run of before columns were told apart had numbers alone
+    if "described" not in run.data:  # an earlier version, which knew columns of numbers only
         columns = tuple(Column(name) for name in run.data.get("features") or ())
     if (origin := stored_origin(run)) is not None:
         columns = origin.columns(run.data.get("features"))

@@ -33,7 +33,7 @@ _WHOLE = ("augment",)  # options whose one value may hold a comma
 
 @dataclass(frozen=True)
 class Range:
-    """An interval to draw from: evenly, or so that every order of magnitude is as likely."""
+    """An interval to draw from: evenly, or so that all orders of magnitude are equally likely."""
 
     low: float
     high: float

@@ -96,7 +96,7 @@ class VerifyTask:
         known = parse_json(file.read_text("utf-8"), str(file)) if file.exists() else {}
         if known and known.get("asked") != asked:
             raise WrongOption(
-                f"{file} is of another network, other rows or other options: give another --out."
+                f"{file} belongs to another network, other rows or other options: give another --out."
             )
         found: dict[str, Any] = {"asked": asked, "epsilons": known.get("epsilons", {})}
         N = len(self.X)
@@ -152,8 +152,8 @@ def _of_run(
     plain = encoding is None or [c.type for c in columns] == ["number"] * len(encoding.names)
     if preparation.classes is None or not plain or common["norm"] != "linf":
         raise WrongOption(
-            "a run is verified where it has classes and columns that are all numbers, with --norm linf: its "
-            "columns are scaled, so that a ball of the data is none of the network."
+            "a run can be verified if it predicts classes from columns that are all numbers, with --norm "
+            "linf: each column has its own scale, so that an l2 ball of the data is none of the network's."
         )
     found = read_rows(data, stored.run.data, columns, None, data_dir)
     if found.y is None or np.isnan(found.X[:rows]).any():

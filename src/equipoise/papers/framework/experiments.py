@@ -5,8 +5,8 @@
 An experiment is three functions. `run(context)` measures and returns plain JSON; `judge(measured)` compares
 the numbers with the paper's claims, each with a stated tolerance; `draw(measured, page)` makes figures and
 tables. Its work is done in units (a curve, say): each is stored whole under the hash of its settings, with
-digests of the code that computed it, and is not computed twice, by whichever experiment asks for it, until
-that code changes.
+digests of the code that computed it, and is not computed again, whichever experiment asks for it, until that
+code changes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Experiment:
 
     @property
     def paper(self) -> str:
-        """The paper that the experiment is of, by which its key begins."""
+        """The paper of the experiment, with which its key begins."""
         return self.key.split(".")[0]
 
 
@@ -148,7 +148,7 @@ def select(names: Iterable[str]) -> list[Experiment]:
 
 
 class Watcher(Protocol):
-    """Told how a run goes."""
+    """An object that is told how a run goes."""
 
     def experiment(self, key: str, at: int, total: int) -> None:
         """Experiment number `at` of `total` begins."""
@@ -177,7 +177,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of processor time of the units used, whenever they were computed
     units: list[str] = field(default_factory=list)
-    recomputed: list[str] = field(default_factory=list)  # units that were stored, and why that was no use
+    recomputed: list[str] = field(default_factory=list)  # units that were computed again, and why
     provenance: dict[str, Any] = field(default_factory=dict)  # of the data used
     sizes: dict[str, list[Any]] = field(default_factory=dict)  # the numbers among the inputs of the units
     used: set[str] = field(default_factory=set)  # of the settings: names of data, and "seeds"

@@ -1,4 +1,4 @@
-"""Pages of what was reproduced: one an experiment, and one gallery. Self-contained and escaped."""
+"""Pages of what was reproduced: one for each experiment, and one gallery. Self-contained and escaped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .experiments import SCALES, Result
 from .page import markdown
 from .verdicts import UNDECIDED, Judgement
 
-TITLE = "Five papers, reproduced"  # by which a gallery is known again
+TITLE = "Five papers, reproduced"  # by which a gallery is recognised
 LARGEST_SVG = 250_000  # bytes; a larger drawing is shown as PNG
 
 _TEMPLATE = Path(__file__).with_name("gallery.html")
@@ -47,7 +47,7 @@ def check_place(out: str | Path) -> None:
     for path in (Path(out) / "index.html", Path(out) / "index.md"):
         if path.is_file() and TITLE not in path.read_text("utf-8", errors="replace")[:400]:
             raise ValueError(
-                f"{path} is not of a gallery, and would be written over. Take another directory, or move it."
+                f"{path} is not of a gallery, and would be overwritten. Take another directory, or move it."
             )
 
 
@@ -69,7 +69,7 @@ def write_gallery(out: str | Path) -> Path:
 
 
 def read_results(out: Path) -> list[Result]:
-    """Every result in `out`, in the order of the papers; of one that cannot be read there is a warning."""
+    """Every result in `out`, in the order of the papers, with a warning about any that cannot be read."""
     found = []
     for path in sorted(out.glob("*/result.json")):
         try:
@@ -160,7 +160,7 @@ def said(result: Result) -> list[str]:
 
 
 def computed_again(result: Result) -> list[str]:
-    """Which units were stored and computed again, a line a reason."""
+    """Which units were stored and computed again, one line for each reason."""
     reasons: dict[str, list[str]] = {}
     for words in result.recomputed:
         unit, _, why = words.partition(": ")

@@ -104,7 +104,7 @@ def images_in_words(dataset: Dataset, train: int, test: int, shrink: int = 1) ->
 
 
 def augmented(x: Tensor, generator: torch.Generator, most: int = 3) -> Tensor:
-    """Each mirrored or not, and all moved by up to `most` pixels."""
+    """Mirror each image with probability ½, and move all of them by the same 0 … `most` pixels."""
     mirrored = torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5
     x = F.pad(torch.where(mirrored, x.flip(3), x), [most] * 4)
     top, left = torch.randint(2 * most + 1, (2,), generator=generator).tolist()

@@ -110,7 +110,7 @@ def _former(directory: Path) -> Result | None:
 
 
 def _replaced(former: Result | None, scale: str) -> list[str]:
-    """Said where a smaller run takes the place of a larger."""
+    """A warning if a smaller run takes the place of a larger one."""
     before = scale if former is None else former.settings["scale"]
     if SCALES.index(before) <= SCALES.index(scale):
         return []
@@ -155,7 +155,7 @@ def _run(entry: Experiment, context: Context, page: Page, former: Result | None)
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM is Ctrl-C in here."""
+    """In this block SIGTERM acts like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,6 +1,6 @@
 """mean ± standard deviation over seeds, and mean difference ± its standard error, in words.
 
-A run that was lost is ∞ in a comparison and a word on the page.
+A run that was lost counts as ∞ in a comparison, and the page says that it was lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def gain(more: Sequence[float], less: Sequence[float], form: str = ".2f") -> str
 
 
 def shown(values: Sequence[float]) -> str:
-    """0.0012 ± 0.0003; the mean alone of one seed; how many of the runs were lost."""
+    """0.0012 ± 0.0003, or the mean alone if there is one seed; and how many of the runs were lost."""
     mean, deviation = spread(values)
     lost = sum(not np.isfinite(v) for v in values)
     words = "" if mean is None else number(mean) if deviation is None else f"{number(mean)} ± {deviation:.2g}"
@@ -55,7 +55,7 @@ def shown(values: Sequence[float]) -> str:
 
 
 def compared(groups: Mapping[str, Sequence[float]]) -> str:
-    """Every group by mean ± standard deviation; then the differences that a verdict on their order is of."""
+    """Every group by mean ± standard deviation, then the differences that decide a verdict on their order."""
     each = ", ".join(f"{name}: {shown(values)}" for name, values in groups.items())
     if max(map(len, groups.values())) == 1:
         return each
@@ -68,7 +68,7 @@ def compared(groups: Mapping[str, Sequence[float]]) -> str:
 
 
 def apart(more: Sequence[float], less: Sequence[float]) -> str:
-    """Of several seeds, none of them lost: the difference that a verdict is of, in brackets."""
+    """The difference on which a verdict rests, in brackets, if there are several seeds and none was lost."""
     found = _difference(more, less)
     return f" (difference {found}, standard error)" if "±" in found else ""
 

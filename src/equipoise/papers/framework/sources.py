@@ -2,10 +2,10 @@
 
     code_of(compute)     {"papers.gao2022.runs": "3f…", "models": "a0…", "solve": "9c…", …}
 
-Of the papers' own modules only the definitions are followed that the computation names, from the function on
-in which it was written: a claim that is worded anew loses no number. Of every other room of the package the
-modules are taken whole that are imported, and those they import. Comments, docstrings and layout do not
-count, nor does what only shows numbers.
+In the papers' own modules only the definitions count that the computation names, directly or through others,
+so that rewording a claim discards no number. In every other room of the package whole modules count: those
+that are imported, and those that they import. Comments, docstrings and layout do not count, nor does code
+that only shows numbers.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _closure(name: str) -> frozenset[str]:
 
 @cache
 def _texts() -> dict[str, str]:
-    """Every module of the package, read at once: what is edited while a run goes on is not what it runs."""
+    """Every module of the package, read at once: a file that is edited during a run does not affect it."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = (PACKAGE, *path.relative_to(ROOT).with_suffix("").parts)
@@ -143,7 +143,7 @@ def _definitions(name: str) -> list[str]:
 
 
 def _imported(module: str, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str]]:
-    """Of the package alone: {local name: (module, name in it, or "" for a module)}."""
+    """Imports from the package itself: {local name: (module, name in it, or "" for a module)}."""
     if isinstance(node, ast.Import):
         return {a.asname or a.name: (a.name, "") for a in node.names if a.name.startswith(f"{PACKAGE}.")}
     base = node.module or ""

@@ -1,4 +1,4 @@
-"""Units of work on disk: numbers in JSON, with what they are of and a seal of the whole."""
+"""Units of work on disk: numbers in JSON, with what they were computed from and a seal of the whole."""
 
 from __future__ import annotations
 

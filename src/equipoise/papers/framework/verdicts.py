@@ -98,11 +98,11 @@ def overall(judgements: Iterable[Judgement]) -> str:
 def below(a: Values, b: Values, level: float = LEVEL) -> bool | None:
     """Whether mean(a) < mean(b); None where the numbers say neither that nor the reverse.
 
-    `a` and `b` hold one number a seed; if both have as many, they are paired by seed. The difference of the
-    means must exceed its standard error times the quantile of Student's t, two-sided at `level`. Without
-    pairs the degrees of freedom are those of the side that has fewer seeds, which keeps the level for any two
-    spreads. A run that was lost, NaN or ∞, counts as larger than every number. Lost runs decide only if all
-    of one side and none of the other were lost, and if chance does that with 2/4^n ≤ `level` at most.
+    `a` and `b` hold one number for each seed; if both have equally many, they are paired by seed. The
+    difference of the means must exceed its standard error times the quantile of Student's t, two-sided at
+    `level`. Without pairs the degrees of freedom are those of the side with fewer seeds, which keeps the
+    level for any two spreads. A lost run, NaN or ∞, counts as larger than every number. Lost runs decide only
+    if all of one side and none of the other were lost, which has a probability of at most 2/4^n ≤ `level`.
     """
     fewest = min(len(a), len(b))
     if fewest < 2:

@@ -19,7 +19,7 @@ NORM_DRIFT = 0.25  # "about its initial value": γ‖A(k)‖ within 25 % of γ
 RATES = (10.0, 1.0, 0.1)  # ηN of Fig 3
 WIDER = "§7.1, Figures 1 and 4: "
 LARGER = "§7.2, Figures 2 and 6: "
-LATE = 0.1  # of the epochs: a loss that rises there is still unsteady at the last
+LATE = 0.1  # the last share of the epochs: a loss that rises there has not settled
 
 
 # -- judging -------------------------------------------------------------------------------------------------
@@ -67,14 +67,14 @@ def _falling(claim: str, curves: Curves, paper: str, test: bool = False) -> Judg
 
 
 def _idle(curves: Curves) -> str:
-    """Which runs came to the end without learning."""
+    """Words that say how many runs came to the end without learning."""
     some = {label: sum(ended(r) and not learned(r) for r in runs) for label, runs in curves.items()}
     words = ", ".join(f"{n} of {len(curves[label])} at {label}" for label, n in some.items() if n)
     return f"; came to the end with a loss no lower than the first: {words}" if words else ""
 
 
 def _why(curves: Curves, test: bool) -> str:
-    """Why a loss does not fall from curve to curve, as far as the curves say."""
+    """Why a loss does not fall from curve to curve, as far as the curves show it."""
     lost = [label for label, runs in curves.items() if not all(map(ended, runs))]
     if lost:
         return f"runs were lost at {', '.join(lost)}"

@@ -1,4 +1,4 @@
-"""A(k+1) = A(k) − η∇_A L, from W ~ N(0, 1/m), A = I, b = 0: the curves of [gao2022, §7], one a unit."""
+"""A(k+1) = A(k) − η∇_A L, from W ~ N(0, 1/m), A = I, b = 0: curves of [gao2022, §7], each a unit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOMENTS = 26  # at which the test loss, ‖A‖ and the iterations are measured
 
 
 def sizes(context: Context) -> dict[str, Any]:
-    """What a scale means here. The paper's: 500 a class, m = 1000, 500 epochs."""
+    """What a scale means here. The paper has 500 samples of each class, m = 1000 and 500 epochs."""
     return {
         "per_class": context.pick(tiny=6, small=50, medium=500),
         "width": context.pick(tiny=12, small=100, medium=1000),
@@ -39,9 +39,9 @@ def sizes(context: Context) -> dict[str, Any]:
 
 
 def grid(context: Context, own: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> Measured:
-    """{"data": {name: {label: [a curve a seed]}}} on the data asked for, or the paper's own.
+    """{"data": {name: {label: [one curve for each seed]}}} on the data asked for, or the paper's own.
 
-    A run says by what it differs from the paper's m = N, γ = .1 and η = 1/N; it may have `seeds` of its own.
+    A run names what differs from the paper's m = N, γ = .1 and η = 1/N; it may have `seeds` of its own.
     """
     size = sizes(context)
     usual = {"width": size["width"], "gamma": 0.1, "step": STEP, "epochs": size["epochs"]}
@@ -133,22 +133,22 @@ def predicted(model: ScaledReLU, X: Tensor) -> int:
 
 
 def ended(run: Measured) -> bool:
-    """Whether a run came to its last epoch, with a loss that is finite; one that did not is lost."""
+    """Whether a run came to its last epoch with a finite loss; otherwise it is lost."""
     return not run["stopped"] and run["loss"][-1] is not None
 
 
 def learned(run: Measured) -> bool:
-    """Whether it came there with a loss below its first. One that did not learn has a loss all the same."""
+    """Whether a run came to its last epoch with a loss below its first; otherwise it still has a loss."""
     return ended(run) and run["loss"][-1] < run["loss"][0]
 
 
 def finals(runs: Sequence[Measured]) -> list[float]:
-    """The last training loss a sample of every run; infinite if it was lost."""
+    """The last training loss per sample of every run; infinite if it was lost."""
     return [r["loss"][-1] / r["N"] if ended(r) else math.inf for r in runs]
 
 
 def finals_test(runs: Sequence[Measured]) -> list[float]:
-    """The last test loss a sample of every run; infinite if the run was lost, or has none there."""
+    """The last test loss per sample of every run; infinite if the run was lost, or has none there."""
     values = [r["test_loss"][-1] if ended(r) and r["test_loss"] else None for r in runs]
     return [math.inf if v is None else v for v in values]
 

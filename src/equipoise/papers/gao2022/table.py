@@ -66,7 +66,7 @@ def _judge_table1(measured: Measured) -> list[Judgement]:
 
 
 def _growth(name: str, along: Measured) -> Judgement:
-    """More for one γ, and less for none; undecided if the same for all."""
+    """Agree if counts grow for some γ and fall for none; undecided if none of them changes."""
     counts = [(runs["first"], runs["last"]) for runs in along.values()]
     more = [below(first, last, LEVEL / len(counts)) for first, last in counts]
     return judged(
@@ -83,7 +83,7 @@ def _growth(name: str, along: Measured) -> Judgement:
 
 
 def _counts(name: str, start: Measured, along: Measured) -> Judgement:
-    """The paper's means beside ours, by the norm of the batch; what that of a sample gives is shown."""
+    """The paper's means beside ours, judged by the norm of the batch; those by a sample's norm are shown."""
     claim = f"{name}: mean forward iterations for γ = .1/.3/.5/.8"
     paper = "Table 1: " + " / ".join(f"{v:g}" for v in TABLE_1.values())
     if start["N"] != 1000:

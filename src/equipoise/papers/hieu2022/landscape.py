@@ -1,10 +1,10 @@
 """Φ(s, t) = L(θ* + s d₁ + t d₂): a DEQ beside its cell repeated 6, 11 and 18 times    [hieu2022, Figure 4.4].
 
 Flatness is a number here: the share of the slice [−1, 1]² on which the loss is at most LEVEL, half of what
-guessing gives. Where an image's equilibrium is not found the loss of the DEQ is not known, and the point open
-unless the other images alone are above LEVEL: the share lies between that with all open points high and that
-with all low. The models of a seed share their start and the draws of their directions, so that differences
-are taken within a seed, and their error over seeds.
+guessing gives. If an image's equilibrium is not found, the loss of the DEQ at that point is not known, and it
+is open unless the other images alone put it above LEVEL. The share lies between those with all open points
+counted as high and as low. The models of a seed share their start and the draws of their directions, so that
+differences are taken within a seed, and their error over seeds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPEN = "the same verdict whether points that are open count as high or as low"
 
 
 def dataset(context: Context) -> str:
-    """The first asked for; else CIFAR10, for which the digits stand at the smaller scales."""
+    """The first data set asked for, or else CIFAR10, which the digits replace at the smaller scales."""
     if context.settings.data or context.pick(tiny=False, medium=True):
         return context.datasets("cifar10")[0]
     context.notes.append("At this scale the digits stand for CIFAR10; medium and paper take CIFAR10.")
@@ -57,20 +57,20 @@ def sizes(context: Context) -> dict[str, Any]:
 
 
 def directions(model: nn.Module, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Two random directions of the weights; biases and what else is a vector stays."""
+    """Two random directions of the weights; biases and other vectors stay as they are."""
     vectors = [n for n, p in model.named_parameters() if p.ndim < 2]
     return random_directions(model, 2, seeded(seed), ignore=vectors)
 
 
 def half(progress: Progress, epochs: int) -> Callable[[int], None]:
-    """What training tells of its epochs, where it is the first half of a unit."""
+    """Reports each epoch of a training that is the first half of a unit."""
     return lambda epoch: progress(epoch / epochs / 2)
 
 
 def slice_loss(X: torch.Tensor, y: torch.Tensor, floors: list[float] | None = None) -> Any:
-    """Mean cross-entropy, from zero states; of a DEQ only where every image's equilibrium is found.
+    """Mean cross-entropy, from zero states; for a DEQ only where every image's equilibrium is found.
 
-    Of a point where one is not, `floors` is given what the mean is at least: no image's loss is below 0.
+    Elsewhere a lower bound of the mean is appended to `floors`, since no image's loss is below 0.
     """
 
     def loss(model: nn.Module, state: Any) -> float:
@@ -115,12 +115,12 @@ def _unit(context: Context, name: str, words: str, seed: int, size: dict[str, An
 
 
 def _mean(runs: list[Measured], key: str) -> list[float]:
-    """Of each seed, over its slices."""
+    """The mean of each seed over its slices."""
     return [float(np.mean([s[key] for s in r["slices"]])) for r in runs]
 
 
 def _among(runs: list[Measured]) -> list[float]:
-    """Of each seed, the share of small loss among the points known."""
+    """The share of small loss among the known points, for each seed."""
     pairs = zip(_mean(runs, "share"), _mean(runs, "known"), strict=True)
     return [share / known if known else 0.0 for share, known in pairs]
 

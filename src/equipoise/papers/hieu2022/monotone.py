@@ -30,7 +30,7 @@ from ..framework.small import moments, seeded
 from ..framework.verdicts import Judgement, judged
 
 MOMENTS = 31
-SHARE = 0.05  # of 1/λ_max(K(0)): K grows tenfold in the first steps
+SHARE = 0.05  # step size as a share of 1/λ_max(K(0)): K grows tenfold in the first steps
 LAZY = 0.5  # the same share from the start of the theorem, whose K does not move
 LINEAR = 0.5  # least share of λ_min(K) that is a linear rate
 
@@ -78,7 +78,7 @@ def linearised(kernel: Tensor, residual: Tensor, step: float, steps: int) -> lis
 
 
 def _gradient_squared(model: Monotone, X: Tensor, y: Tensor) -> float:
-    """‖∇L‖² of L = ½‖f(X) − y‖², by reverse differentiation: it knows nothing of K."""
+    """‖∇L‖² of L = ½‖f(X) − y‖², by reverse differentiation, independently of K."""
     with torch.enable_grad():
         loss = (model(X) - y).square().sum() / 2
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -173,20 +173,20 @@ def _judge_monotone(measured: Measured) -> list[Judgement]:
 
 
 def _slowest(run: Measured) -> float:
-    """The least share of 2ηλ_min(K) that −Δlog L is over a stretch; 0 where nothing is known of K."""
+    """The least −Δlog L over a stretch, as a share of 2ηλ_min(K); 0 if nothing is known of K."""
     share = rates(run)[0]
     return float(share.min()) if len(share) else 0.0
 
 
 def _pl(moment: Measured) -> float:
-    """‖∇L‖² / (2 λ_min(K) L); 0 without a positive λ_min, ∞ at L = 0, where nothing is asked."""
+    """‖∇L‖² / (2 λ_min(K) L); 0 without a positive λ_min, and ∞ at L = 0, where nothing is required."""
     if moment["lambda_min"] is None or moment["lambda_min"] <= 0:
         return 0.0
     return math.inf if moment["effective"] is None else moment["effective"] / moment["lambda_min"]
 
 
 def _panels(measured: Measured) -> list[Panel]:
-    """The loss, the rate beside λ_min(K), and how far K moves; a colour a seed, named by the first."""
+    """The loss, the rate beside λ_min(K), and how far K moves, in a colour for each seed."""
     loss, rate, movement = {}, {}, {}
     for at, run in enumerate(measured["runs"]):
         unnamed, colour = "" if at == 0 else f"_{at} ", LIGHT.colour(at)

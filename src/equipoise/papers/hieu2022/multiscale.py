@@ -1,9 +1,9 @@
 """Φ(s, t) = L(θ* + s d₁ + t d₂) of a multiscale DEQ, (z_1, …, z_n) = f(z_1, …, z_n; x)    [hieu2022].
 
 Its training adds PENALTY ‖∂f/∂z‖_F²/D, without which the solver loses the equilibria of many images, at the
-trained weights and around them. A minimum is counted if the way to a lower point climbs by PROMINENCE of the
-slice's range at least: what a grid and 60 images leave open is less. How flat it is, is said beside the same
-cell repeated 6 times, from the same start and along the same draws of directions.
+trained weights and around them. A minimum is counted if every way to a lower point climbs by at least
+PROMINENCE of the slice's range, which is more than a grid and 60 images leave open. Its flatness is compared
+with that of the same cell repeated 6 times, from the same start and along the same draws of directions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STOP = Stop(rtol=1e-2, max_steps=30)  # of training
 PENALTY = 1.0
 PROMINENCE = 0.05
 REPEATS = 6  # of the weight-tied network beside it
-KNOWN = 0.85  # of a slice: with less, nothing is said of its minima
+KNOWN = 0.85  # share of a slice that must be known: with less, its minima are undecided
 
 
 def build(X: torch.Tensor, channels: tuple[int, ...], seed: int) -> MultiscaleDEQ:
@@ -71,11 +71,11 @@ def _trained(
 
 
 def minima(loss: np.ndarray, prominence: float = PROMINENCE) -> list[tuple[int, int]]:
-    """The minima of a grid, the lowest first: from another, every way to a lower point climbs by more than
+    """The minima of a grid, the lowest first; from all others every way to a lower point climbs by more than
     `prominence` of the range.
 
-    Steps lead to all eight neighbours, none through what is not known. The grid is flooded from below: where
-    two basins meet, the shallower ends. Those at the edge count.
+    A step leads to any of eight neighbours, but not to an unknown point. The grid is flooded from below:
+    where two basins meet, the shallower one ends. Minima at the edge count.
     """
     known = np.isfinite(loss)
     if not known.any():

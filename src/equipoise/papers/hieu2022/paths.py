@@ -1,4 +1,4 @@
-"""z^[0], z^[1], … → z*: the solver's way by start and over training    [hieu2022, Figures 4.1-4.3]."""
+"""z^[0], z^[1], … → z*: the solver's path, by start and over training    [hieu2022, Figures 4.1-4.3]."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEEN = 400  # images whose equilibria are compared; of the first 100 the paths a
 
 @torch.no_grad()
 def paths(model: ResidualConv, X: Tensor, steps: int, rtol: float = 2e-6) -> Paths:
-    """The solver's iterates from zero for the images X, at most so many steps each."""
+    """The solver's iterates from zero for the images X, each for at most `steps` steps."""
     (features,) = model.injection(X)
     stop = Stop(rtol=rtol, max_steps=steps, patience=steps, growth=1e12)
     return solver_paths(model.cell, torch.zeros_like(features), (features,), stop=stop)

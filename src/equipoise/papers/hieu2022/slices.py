@@ -29,7 +29,7 @@ class Slice:
     minima: Sequence[tuple[int, int]] = ()
 
     def draw(self, ax: Axes, top: float) -> Any:
-        """From above, light is low: a line at LEVEL, + in the middle, crosses on what is not known."""
+        """Draw it from above, light where it is low: a line at LEVEL, + in the middle, crosses if unknown."""
         values = np.ma.masked_invalid(np.array(self.loss, dtype=float))
         hidden, axis = np.ma.getmaskarray(values), np.array(self.axis)
         ax.grid(False)

@@ -16,10 +16,10 @@ from ...solve import Anderson, Broyden, Stop
 from ..framework.small import seeded, take_step
 
 BATCH = 100
-RATES = {"tiny": 1e-2, "medium": 3e-3, "paper": 1e-3}  # fewer steps take a larger one
+RATES = {"tiny": 1e-2, "medium": 3e-3, "paper": 1e-3}  # a larger rate for fewer steps
 STOP = Stop(rtol=1e-2, max_steps=50)  # of training, as in the text of §4.1.2
 
-# Where equilibria are looked for in earnest, from zero: each solver on the images the one before failed on.
+# For measurements equilibria are searched from zero, by each solver for the images that the one before left.
 # f is continuous and its last norm bounds it, so that one exists for any weights (Brouwer), found or not.
 SEARCH = (Anderson(memory=5), Broyden(memory=30), Anderson(memory=20))
 FAR = Stop(rtol=1e-2, max_steps=200, patience=200)

@@ -60,7 +60,7 @@ def _bounded(
 
 
 def _judge_bounds(measured: Measured, bound: str, figure: str) -> list[Judgement]:
-    """Where the paper states the bounds, and what it says of their figure.
+    """Judge both bounds; `bound` names their place in the paper, `figure` what it says of them.
 
     gap ≤ bound + nεL(0): a sum of n terms is known up to nε/2 of itself, L − L* up to nεL(0)."""
     gap, dep, ind = (np.array(measured[k], dtype=float) for k in ("gap", "dependent", "independent"))

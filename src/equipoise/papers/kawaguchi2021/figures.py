@@ -38,7 +38,7 @@ def _size(context: Context) -> dict[str, Any]:
 
 
 def _judge(paper: str, alike: bool = False) -> Callable[[Measured], list[Judgement]]:
-    """Of a figure: that DELMs outperform the others, and, where the paper says so, that all start alike."""
+    """Judge a figure: do DELMs outperform the others and, where the paper says so, do all start alike?"""
 
     def judge(measured: Measured) -> list[Judgement]:
         rows = measured["data"].items()
@@ -80,13 +80,13 @@ def _ends(name: str, row: Measured, paper: str) -> list[Judgement]:
 
 
 def _last(run: Measured, which: str = "test", rate: int | None = None) -> list[float]:
-    """The last losses at a rate, or the best, one a trial; infinite if every rate lost one."""
+    """The last loss of each trial at a rate, by default the best; infinite if every rate lost a trial."""
     at = chosen(run)["best"] if rate is None else rate
     return [math.inf] * len(run[which]) if at is None else series(run, which, at)[:, -1].tolist()
 
 
 def _fits(delm: Measured, other: Measured) -> str:
-    """Where the DELM has the larger test loss: how both fit the training samples."""
+    """How both fit the training samples, to explain a larger test loss of the DELM."""
     ours, theirs = (number(float(np.mean(_last(run, "train")))) for run in (delm, other))
     return f"on the training samples the DELM has a loss of {ours}, the other model of {theirs}"
 
@@ -101,7 +101,7 @@ def _beside(delm: Sequence[float], other: Sequence[float], lost: Sequence[float]
 
 
 def _draw(measured: Measured, page: Page) -> None:
-    """A row of panels a data set: test and training losses, at the best and the worst rate."""
+    """A row of panels for each data set: test and training losses, at the best and the worst rate."""
     grid, table = [], []
     for name, row in measured["data"].items():
         lines: dict[str, dict[str, Any]] = {"test": {}, "train": {}}

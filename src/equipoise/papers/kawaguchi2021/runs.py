@@ -64,7 +64,7 @@ class Kind:
 
 
 def _predictor(A: Tensor, B: Tensor) -> Tensor:
-    """M = B(I − γS)⁻¹, (R, 1, m); a run that is lost gives what it gives, without an error."""
+    """M = B(I − γS)⁻¹, (R, 1, m); for a run that is lost its numbers mean nothing, but there is no error."""
     eye = torch.eye(A.shape[-1], dtype=A.dtype)
     return torch.linalg.solve_ex((eye - GAMMA * torch.softmax(A, dim=1)).mT, B.mT)[0].mT
 

@@ -125,7 +125,7 @@ def descent(X: Tensor, y: Tensor, depth: int, step: float) -> Iterator[tuple[flo
 
 
 def shown(X: Tensor, y: Tensor, depth: int, step: float, steps: int) -> list[float]:
-    """The losses of a figure: some 200 of those of `steps` steps; a run that is lost ends in NaN."""
+    """The losses of a figure: about 200 of those of `steps` steps; a run that is lost ends in NaN."""
     losses = [loss for loss, _ in islice(descent(X, y, depth, step), steps + 1)]
     return losses[:: max(1, steps // 200)] + [math.nan] * (len(losses) <= steps)
 
@@ -192,7 +192,7 @@ def _above(loss: float | None, star: float) -> str:
 
 
 def _draw_convergence(measured: Measured, page: Page) -> None:
-    """Left a colour and dash a start; right a colour a depth, a dash a step size."""
+    """Left: a colour and dash for each start; right: a colour for each depth, a dash for each step size."""
     star, every, runs = measured["least"], measured["every"], measured["resnets"]
     depths, steps = (sorted({r[key] for r in runs}) for key in ("depth", "step"))
 

@@ -60,7 +60,7 @@ def _source(context: Context, name: str, n: int, d: int) -> dict[str, Any]:
 
 
 def stable_step(context: Context, name: str, width: int) -> float:
-    """1/λ_max(H) at a start of this width: half of what the first steps bear."""
+    """1/λ_max(H) at a start of this width: half of the largest step at which the first steps are stable."""
     size = sizes(context)
     inputs = {"data": _source(context, name, size["n"], size["d"]), "width": width, "sigma_w2": S2}
 
@@ -107,7 +107,7 @@ def _descend(
 
 
 def _lambda_min(Z: Tensor) -> float:
-    """λ_min(ZZᵀ): 0 of a network narrower than it has samples."""
+    """λ_min(ZZᵀ), which is 0 if the network has fewer units than samples."""
     return 0.0 if Z.shape[0] > Z.shape[1] else torch.linalg.svdvals(Z.double())[-1].item() ** 2
 
 
@@ -164,7 +164,7 @@ def _rounding(row: Measured) -> float:
 
 
 def _kept(runs: Sequence[Measured], rounding: float) -> float | None:
-    """λ at the end over λ₀, where all λ on the way are more than rounding."""
+    """λ at the end over λ₀, if all λ in between are larger than rounding."""
     ratios = [r["lambda"][-1] / r["lambda"][0] for r in runs if min(r["lambda"]) > rounding]
     return float(np.mean(ratios)) if ratios else None
 

@@ -166,7 +166,7 @@ def _judge_table3(measured: Measured) -> list[Judgement]:
 
 
 def _by_step(cells: Measured, plain: dict[float, np.ndarray]) -> list[Judgement]:
-    """That α ≥ .4 is safe and smaller ones fall far behind, without a regulariser."""
+    """Judge whether, without a regulariser, α ≥ .4 is safe and smaller ones fall far behind."""
     best, one = max(plain.values(), key=np.mean), plain[1.0]
     sizes = ", ".join(f"{number(row['none']['norm'])} at α = {a}" for a, row in cells.items())
     reported = ", ".join(f"α = {a:g}: {v:g}" for a, v in CIFAR10.items())
@@ -254,14 +254,14 @@ def _in_words(gains: dict[float, float]) -> str:
 
 
 def _in_full(what: str, cells: Measured, layers: Sequence[str], others: Sequence[str]) -> str:
-    """That a layer is too much for small α; nothing where layers lose no more there than at larger ones."""
+    """The words that a layer is too strong for small α; none if layers lose no more there than elsewhere."""
     gains = _by_alpha(cells, layers, others)
     small, large = (float(np.mean([g for a, g in gains.items() if (a < 0.4) is b])) for b in (True, False))
     return f"{IN_FULL}: {what} {_in_words(gains)}" if small < min(0.0, large) else ""
 
 
 def _by_weight(kind: str, row: dict[str, Measured], plain: np.ndarray) -> list[Judgement]:
-    """Of a sweep over λ: what it makes small falls, and some λ improves on none."""
+    """Judge a sweep over λ: whether what it makes small falls, and whether some λ is better than none."""
     accuracies = {weight: _percent(cell) for weight, cell in row.items()}
     best = max(accuracies, key=lambda weight: float(np.mean(accuracies[weight])))
     return [

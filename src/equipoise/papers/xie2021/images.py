@@ -156,7 +156,7 @@ def _judge_table(measured: Measured) -> list[Judgement]:
 
 
 def _judge_implicit(measured: Measured) -> list[Judgement]:
-    """What Table 1b sets beside the OptEq, as far as it can be trained here."""
+    """Judge the networks that Table 1b compares with the OptEq, as far as they can be trained here."""
     missing = "the package torchdiffeq is not installed"
     return [
         *(
@@ -196,7 +196,7 @@ def _better(measured: Measured, words: str, paper: str) -> Judgement:
 
 
 def _fits(models: dict[str, list[Measured]], words: str) -> str:
-    """Why another network is better, as far as the losses on the training images say."""
+    """Why another network is better, as far as the losses on the training images show it."""
     ours, theirs = (float(np.mean([r["losses"][-1] for r in models[name]])) for name in (OURS, words))
     losses = f"{number(theirs)} against {number(ours)} of the OptEq"
     how = "better, and no bound on ‖W_l‖ holds it" if theirs < ours else "less, and generalises better"

@@ -78,8 +78,8 @@ def _nearest(parameters: int, choices: range, make: Callable[[int], nn.Module]) 
 class Training:
     """How a network is trained: Adam, one cycle of the learning rate, mini-batches of 100.
 
-    `share` is that of the rate with which W learns, of an OptEq or a monotone DEQ; `augment` mirrors half of
-    the images and shifts a batch by up to 3 pixels.
+    The W of an OptEq or a monotone DEQ learns with `share` of the rate; `augment` mirrors half of the images
+    and shifts a batch by up to 3 pixels.
     """
 
     epochs: int
@@ -119,8 +119,8 @@ def fit(
 
 
 def parameter_groups(model: nn.Module, rate: float, share: float) -> list[dict[str, Any]]:
-    """All parameters at `rate`, but the kernels that make W at `share` of it: of an OptEq they are bounded,
-    and those of a monotone DEQ must not outgrow its margin."""
+    """All parameters learn at `rate`, but the kernels that make W at `share` of it: those of an OptEq are
+    bounded, and those of a monotone DEQ must not outgrow its margin."""
     inner = [layer.W for layer in model.layers] if isinstance(model, ConvOptEq) else []
     inner = [model.A, model.B] if isinstance(model, ConvMonotone) else inner
     own = {id(p) for p in inner}

@@ -77,9 +77,9 @@ def fit(
     share: float = 0.3,
     progress: Progress = lambda share: None,
 ) -> list[float]:
-    """Adam with the poly rate; the layers of an OptEq are projected. The losses of the steps.
+    """Train by Adam with the poly rate, and return the losses; the layers of an OptEq are projected.
 
-    `share`: of the rate, for the W_l of an OptEq.
+    The W_l of an OptEq learn with `share` of the rate.
     """
     generator = seeded(seed)
     model.train()
