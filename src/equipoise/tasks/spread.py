@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,7 +25,7 @@ from ..train.distributed import begin_together, versions
 
 PATIENCE = timedelta(minutes=30)  # that a process waits for the others before it gives up
 _ROWS = "equipoise/rows"  # in the store of the job: how many rows there are
-_NAMING = timedelta(seconds=2)  # in which those that are left find out who is missing
+_NAMING = timedelta(seconds=3)  # in which a rank that is left must answer when the others look who is
 
 Pair = tuple[Any, Tensor]  # of a Tensor or a Shard, and its targets
 Sizes = tuple[int | tuple[int, int, int], int]  # of inputs and outputs
@@ -117,42 +119,77 @@ def job() -> Iterator[bool]:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    signal.signal(signal.SIGTERM, _asked_to_end)
     dist.init_process_group(backend, timeout=PATIENCE)
     try:
-        begin_together(versions())
-        yield rank() == 0
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and not _of_network(error):
-            raise
-        raise RankLost(f"{_missing()} The first sign of it: {str(error).splitlines()[0]}") from error
+        with naming():
+            begin_together(versions())
+            yield rank() == 0
+    except BaseException:
+        with suppress(RuntimeError):  # the store may be gone
+            _answer()
+        raise
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dist.destroy_process_group()
 
 
-def _of_network(error: RuntimeError) -> bool:
+@contextmanager
+def naming() -> Iterator[None]:
+    """Inside, what a lost rank brings about here becomes a RankLost that names it.
+
+    That is an error of the network, or that torchrun asks the rest of a broken job to end.
+    """
+    try:
+        yield
+    except (RuntimeError, KeyboardInterrupt) as error:
+        asked = isinstance(error, KeyboardInterrupt)
+        if ranks() == 1 or isinstance(error, RankLost) or not (asked or _of_network(error)):
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends, once it has said why
+        lost = _missing()
+        if asked and not lost:
+            raise
+        named = " and ".join(lost) or "another rank, which says why itself,"
+        first = "" if asked else f" The first sign of it: {str(error).splitlines()[0]}"
+        raise RankLost(f"{named} no longer answers, and the job of {ranks()} ends.{first}") from error
+
+
+def _asked_to_end(*_: Any) -> None:
+    """On SIGTERM: end by an exception, so that the others hear from this rank and do not take it for lost."""
+    raise KeyboardInterrupt
+
+
+def _of_network(error: BaseException) -> bool:
     said = str(error).lower()
-    return any(word in said for word in ("gloo", "connection", "nccl", "timed out", "socket"))
+    named = any(word in said for word in ("gloo", "connection", "nccl", "timed out", "socket"))
+    return named or isinstance(error, dist.DistError)
 
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _missing() -> str:
-    """Which ranks no longer answer, by the store that torchrun keeps."""
-    store = _store()
-    names = [f"equipoise/left/{r}" for r in range(ranks())]
-    lost = []
-    try:
-        store.set(names[rank()], "here")
-        for r, name in enumerate(names):
+def _left(r: int) -> str:
+    """Where a rank says that it still was there when the job ended."""
+    return f"equipoise/left/{r}"
+
+
+def _answer() -> None:
+    _store().set(_left(rank()), "here")
+
+
+def _missing() -> list[str]:
+    """The ranks that no longer answer, and their rows, by the store that torchrun keeps."""
+    store, lost = _store(), []
+    with suppress(RuntimeError):  # the store may be gone as well
+        _answer()
+        for r in range(ranks()):
             try:
-                store.wait([name], _NAMING)
+                store.wait([_left(r)], _NAMING)
             except RuntimeError:
                 at = part_of(int(store.get(_ROWS)), r) if store.check([_ROWS]) else None
                 lost.append(f"rank {r}" + (f", which had rows {at.start} to {at.stop - 1}," if at else ""))
-    except RuntimeError:  # the store is gone as well
-        pass
-    return f"{' and '.join(lost) or 'a rank'} was lost of {ranks()}, and the job with it."
+    return lost
