@@ -14,15 +14,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from equipoise import memory
-from equipoise.data.archive import read_headers, read_member
+from equipoise.data import file_rows
+from equipoise.data.archive import mapped, read_headers, read_member
 from equipoise.data.columns import Column, ColumnCells, ColumnOptions, refused, sift, tell
 from equipoise.data.dataset import Array
 from equipoise.data.delimited import Cells, Delimited, require_room
 from equipoise.data.errors import DataError, DataWarning, MissingData, require_memory, some_names
+from equipoise.data.file_rows import FileRows
 from equipoise.data.images import read_image_folder
 from equipoise.data.kinds import Kind, Targets, is_missing, read_several, read_targets, to_number
 from equipoise.data.parquet import Parquet, as_cell
@@ -48,6 +51,11 @@ class _Request:
     labelled: bool
     choose: Choose | None
     options: ColumnOptions
+    left: bool
+
+    def stays(self, rows: int, columns: int) -> bool:
+        """Whether so many numbers stay in their file."""
+        return self.left and rows * columns > file_rows.LARGE
 
 
 def read_table(
@@ -59,6 +67,7 @@ def read_table(
     labelled: bool = True,
     choose: Choose | None = None,
     options: ColumnOptions | None = None,
+    left: bool = False,
 ) -> Table:
     """Read and `validate` a table; one `DataError` lists whatever is wrong.
 
@@ -75,11 +84,13 @@ def read_table(
     What a file claims to hold is looked at first: one that fits neither into memory nor onto the disk is
     refused before it is read, and a large one is held in a file that is mapped into memory. With `choose`, a
     function from the targets of all rows and the number of features to the numbers of the rows that are
-    wanted, in ascending order, only these are held, and checked.
+    wanted, in ascending order, only these are held, and checked. With `left`, many numbers stay in their file
+    where it can be read in parts, and X is `FileRows`: those of a plain .npz, and of a Parquet file whose
+    features are all of a type of numbers.
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    asked = _Request(target, kind, labelled, choose, options or ColumnOptions())
+    asked = _Request(target, kind, labelled, choose, options or ColumnOptions(), left)
     named = suffix in (*TEXT, ".parquet") and not path.is_dir()
     if kind not in (None, "regression", "classification"):
         raise DataError(f"--kind must be regression or classification; got {kind!r}")
@@ -292,8 +303,14 @@ def _from_npz(path: Path, asked: _Request) -> Draft:
             rows = _wanted(found, columns, asked)
             found = found.take(rows)
         y, classes, kind, text = found
-    require_rows(path.name, len(rows), columns)
-    X = read_member(path, pair[0], header, rows, np.float64).reshape(len(rows), -1)
+    lies = mapped(path, pair[0], header) if asked.stays(len(rows), columns) and len(shape) == 2 else None
+    X: Any
+    if lies is not None:
+        X = FileRows.of(lies, rows)
+    else:
+        require_rows(path.name, len(rows), columns)
+        X = read_member(path, pair[0], header, rows, np.float64).reshape(len(rows), -1)
+    all_of_them = lies is not None and len(rows) == shape[0]
     return (
         Table(
             X=X,
@@ -303,7 +320,7 @@ def _from_npz(path: Path, asked: _Request) -> Draft:
             kind=kind,
             classes=classes,
             source=path.name,
-            places=() if asked.choose is None else tuple(f"row {i}" for i in rows.tolist()),
+            places=() if asked.choose is None or all_of_them else tuple(f"row {i}" for i in rows.tolist()),
             image_shape=shape[1:] if len(shape) > 2 else None,
         ),
         text,
