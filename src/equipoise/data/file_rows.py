@@ -17,7 +17,9 @@ LARGE = 5_000_000  # numbers from which on rows stay in their file, where they m
 class Matrix(Protocol):
     """A matrix of numbers in a file."""
 
-    shape: tuple[int, int]
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, d)."""
 
     def read(self, rows: Array, columns: Array) -> Array:
         """These rows of these columns, (n, k) float64."""

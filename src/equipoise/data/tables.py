@@ -144,12 +144,18 @@ def _from_cells(cells: Cells, asked: _Request) -> Draft:
         wanted = _wanted(found, len(features), asked)
         y, classes, kind, text = found.take(wanted)
         table = replace(table, y=y, classes=classes, kind=kind, target=",".join(targets))
-    require_rows(table.source, len(wanted), len(features))
     weight = () if options.weight is None else (options.weight,)
-    X, columns, places, problems = read_columns(cells, (*features, *weight), wanted, options)
+    named = (*features, *weight)
+    X: Any = left_in_file(cells, named, wanted, options) if asked.stays(len(wanted), len(features)) else None
+    if X is not None:
+        columns, problems = tuple(Column(name) for name in named), list[str]()
+        places = () if len(wanted) == survey.total else tuple(f"row {i}" for i in wanted.tolist())
+    else:
+        require_rows(table.source, len(wanted), len(features))
+        X, columns, places, problems = read_columns(cells, named, wanted, options)
     if weight:
         table = replace(table, weights=X[:, -1].copy())
-        X, columns = X[:, :-1], columns[:-1]
+        X, columns = _only(X, slice(-1)), columns[:-1]
     dropped = dict.fromkeys(options.drop, "by --drop")
     if asked.labelled and options.known is None:
         keep, useless = sift(X, columns, wanted, options)
@@ -158,9 +164,11 @@ def _from_cells(cells: Cells, asked: _Request) -> Draft:
             told = "; ".join(f"{name!r} is {why}" for name, why in useless.items())
             problems = [f"no column is left to learn from: {told}"]
         elif keep:
-            for span in spans(*X.shape) if useless else ():  # in place: a large table is held once
-                X[span, : len(keep)] = X[span][:, keep]
-            X, columns = X[:, : len(keep)], tuple(columns[j] for j in keep)
+            if not isinstance(X, FileRows):
+                for span in spans(*X.shape) if useless else ():  # in place: a large table is held once
+                    X[span, : len(keep)] = X[span][:, keep]
+            X = _only(X, keep if isinstance(X, FileRows) else slice(len(keep)))
+            columns = tuple(columns[j] for j in keep)
     named = tuple(column.name for column in columns)
     table = replace(table, X=X, features=named, columns=columns, dropped=dropped, places=places)
     return table, text, [*survey.problems, *problems]
@@ -196,6 +204,19 @@ def _roles(cells: Cells, asked: _Request) -> tuple[tuple[str, ...], tuple[str, .
             f"Its columns: {some_names(names)}"
         )
     return targets, tuple(column.name for column in options.known)
+
+
+def left_in_file(
+    cells: Cells, names: Sequence[str], wanted: Array, options: ColumnOptions
+) -> FileRows | None:
+    """These columns of the wanted rows, where they are numbers that can stay in their file."""
+    known = {column.name: column.type for column in options.known or ()}
+    given = {known.get(name) or options.forced(name) or "number" for name in names}
+    return cells.numbers(names, wanted) if isinstance(cells, Parquet) and given == {"number"} else None
+
+
+def _only(X: Any, columns: Any) -> Any:
+    return X.only(columns) if isinstance(X, FileRows) else X[:, columns]
 
 
 def read_columns(

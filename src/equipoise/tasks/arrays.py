@@ -30,6 +30,7 @@ def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
     Rows lie one after another in memory, whether they came from an array or from a table that keeps its
     columns together: the last bit of a product may depend on the layout.
     """
+    rows: Any
     try:
         if encoding is not None and is_frame(X):
             X = read_frame(X, encoding.columns)[0]

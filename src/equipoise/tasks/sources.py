@@ -214,7 +214,8 @@ def _table(asked: Asked, check: Check | None, known: tuple[Column, ...] | None) 
             check(len(parts[0].rows), columns)
         return parts[0].wanted
 
-    table = read_table(path, asked.target, choose=choose, options=replace(asked.options, known=known), left=ranks() > 1, **how)
+    options = replace(asked.options, known=known)
+    table = read_table(path, asked.target, choose=choose, options=options, left=ranks() > 1, **how)
     train, test = parts[0].divide(table.X, targets(table))
     weights = None
     if table.weights is not None:

@@ -1,4 +1,4 @@
-"""One job in several processes: the first reads and prepares the rows, and each gets a part to train on."""
+"""One job in several processes: the first looks at the rows, and each gets or reads a part to train on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..memory import spans
 from ..recipe import Recipe
 from ..theory.certificate import fingerprint
 from ..theory.shards import Shard, part_of, rank, ranks
+from ..theory.streams import Stream
 from ..train.checkpoint import Checkpoints
 from ..train.distributed import begin_together, versions
 
@@ -27,7 +28,7 @@ PATIENCE = timedelta(minutes=30)  # that a process waits for the others before i
 _ROWS = "equipoise/rows"  # in the store of the job: how many rows there are
 _NAMING = timedelta(seconds=3)  # in which a rank that is left must answer when the others look who is
 
-Pair = tuple[Any, Tensor]  # of a Tensor or a Shard, and its targets
+Pair = tuple[Any, Tensor]  # of a Tensor, a Stream or a Shard, and its targets
 Sizes = tuple[int | tuple[int, int, int], int]  # of inputs and outputs
 
 
@@ -44,7 +45,10 @@ class TrainingRows:
     validation: Pair | None = None
 
     def spread(self, recipe: Recipe, sizes: Sizes, checkpoints: Checkpoints | None) -> TrainingRows:
-        """On the first rank: hand every rank its part, and keep one. With one process: all, as it is."""
+        """On the first rank: hand every rank its part, and keep one. With one process: all, as it is.
+
+        Of rows in a file the others are told which are theirs, and how they are prepared, and read them.
+        """
         if ranks() == 1:
             return self
         A, B = self.train
@@ -56,24 +60,31 @@ class TrainingRows:
         where = None if checkpoints is None else str(checkpoints.directory.resolve())
         _told((recipe, sizes, where, known, self.weights is not None, held is not None))
         return TrainingRows(
-            (Shard(_scatter(A), len(A), known), _scatter(B)),
+            (_handed(A, known), _scatter(B)),
             None if self.weights is None else _scatter(self.weights),
-            None if held is None else (Shard(_scatter(held[0]), len(held[0])), _scatter(held[1])),
+            None if held is None else (_handed(held[0], {}), _scatter(held[1])),
         )
 
 
 def take_part() -> tuple[Recipe, Sizes, Checkpoints | None, TrainingRows]:
     """On another rank: the recipe, the sizes of the network, its checkpoints, and this rank's rows."""
     recipe, sizes, where, known, weighted, measured = _told(None)
-    train = _received(known), _scatter(None)
+    train = _handed(None, known), _scatter(None)
     weights = _scatter(None) if weighted else None
-    held = (_received({}), _scatter(None)) if measured else None
+    held = (_handed(None, {}), _scatter(None)) if measured else None
     return recipe, sizes, None if where is None else Checkpoints(where), TrainingRows(train, weights, held)
 
 
-def _received(known: dict[str, str]) -> Shard:
-    rows = _scatter(None, sized=True)
-    return Shard(rows[0], rows[1], known)
+def _handed(A: Tensor | Stream | None, known: dict[str, str]) -> Shard:
+    """This rank's part of inputs that the first has, or of rows in a file that all can read."""
+    file = A.rows if isinstance(A, Stream) else None
+    about = None if file is None else (replace(file.X, rows=file.X.rows[:0]), file.preparation)
+    N, about = _told(None if A is None else (len(A), about))
+    if about is None:
+        return Shard(_scatter(None if isinstance(A, Stream) else A), N, known)
+    X, preparation = about
+    mine = _scatter(None if file is None else torch.from_numpy(file.X.rows))
+    return Shard(preparation.apply(replace(X, rows=mine.numpy())), N, known)
 
 
 def _told(what: Any) -> Any:
@@ -82,7 +93,7 @@ def _told(what: Any) -> Any:
     return box[0]
 
 
-def _scatter(T: Tensor | None, sized: bool = False) -> Any:
+def _scatter(T: Tensor | None) -> Tensor:
     """Each rank's rows of a tensor that the first has, sent piece by piece."""
     shape, dtype = _told(None if T is None else (tuple(T.shape), T.dtype))
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -100,7 +111,7 @@ def _scatter(T: Tensor | None, sized: bool = False) -> Any:
         piece = torch.empty_like(rows[span], device=device)
         dist.recv(piece, 0)
         rows[span] = piece.cpu()
-    return (rows, shape[0]) if sized else rows
+    return rows
 
 
 # -- the processes -------------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ class HeldFeatures:
     """Features of all rows from one sweep, with their errors, so that readouts are tried without a solve.
 
     Each is the sum of two numbers of float32: the first alone serves where nothing is proved. Those of a
-    network of float64 are found to _FINE at least, whatever `rtol` asks for: at a looser tolerance a row ends an
-    iteration earlier or later with the rows that are solved for beside it, and which those are depends on the
-    number of ranks.
+    network of float64 are found to _FINE at least, whatever `rtol` asks for. At a looser tolerance a row ends
+    an iteration earlier or later with the rows that are solved for beside it, and the number of ranks decides
+    which those are.
     """
 
     def __init__(self, objective: Objective, rtol: float, starts: Tensor | None = None) -> None:
