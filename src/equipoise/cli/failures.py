@@ -211,8 +211,7 @@ def _known() -> Iterator[tuple[type[BaseException], str, str, Code]]:
     lost = "equipoise diagnose says which solver finds it."
     yield EquilibriumError, "An equilibrium was lost", lost, Code.DIVERGED
     yield MemoryError, "There is not enough memory", "", Code.FAILED
-    again = "equipoise fit --resume continues the run, with any number of processes."
-    yield RankLost, "A process was lost", again, Code.FAILED
+    yield RankLost, "A process was lost", "No run was begun: give the command again.", Code.FAILED
     yield ImportError, "A package is missing", "", Code.FAILED
 
 

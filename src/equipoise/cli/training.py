@@ -21,6 +21,7 @@ from ..tasks import Fitted, Recipe, Run, Sample, save
 from ..tasks import fit as fit_network
 from ..tasks.arrays import rows_at
 from ..tasks.raw import calibrates
+from ..tasks.spread import RankLost
 from ..tasks.stored import stored_origin
 from .failures import Code, Ended, Failure, explain
 from .output import Output, duration, number, percent, table
@@ -79,6 +80,8 @@ def train(
             write_atomically(run.path / "findings.json", json.dumps(found).encode())
         except KeyboardInterrupt:
             raise _interrupted(run) from None
+        except RankLost as error:
+            raise _lost(run, error) from error
         except Exception as error:
             _failed(run, error, fresh)
             raise
@@ -159,11 +162,26 @@ def _interrupted(run: Run) -> Failure:
     return Failure("Interrupted", saved, f"Go on with: {again}", Code.INTERRUPTED)
 
 
+def _lost(run: Run, error: RankLost) -> Failure:
+    """What is said of a run that lost a process; it can be resumed from its last checkpoint or its start."""
+    at = run.checkpoints.steps()
+    saved = f"is saved up to step {at[-1]}" if at else "has no checkpoint yet and begins anew"
+    again = f"equipoise fit --resume {run.path}"
+    said = f"{error}\n\nThe run {saved}. Go on with: {again}, by any number of processes."
+    _keep(run, RankLost(said))
+    return explain(RankLost(said))
+
+
 def _failed(run: Run, error: Exception, fresh: bool) -> None:
     """Remove a run that failed before its first step; otherwise keep it, with the reason."""
     if fresh and not run.checkpoints.steps() and not run.metrics.path.exists():
         run.discard()
-        return
+    else:
+        _keep(run, error)
+
+
+def _keep(run: Run, error: Exception) -> None:
+    """Write down why a run failed."""
     told = explain(error)
     with suppress(OSError):  # on a full disk it will say that it was killed, and resume all the same
         run.finish("failed", f"{told.title}: {told.message}", told.advice, told.code)

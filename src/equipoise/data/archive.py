@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -12,10 +13,12 @@ from numpy.lib import format as npy
 
 from equipoise.data.dataset import Array
 from equipoise.data.errors import DataError, require_memory
+from equipoise.data.file_rows import Mapped
 from equipoise.memory import room
 from equipoise.plain import hidden
 
 _PIECE = 1 << 22  # bytes read at a time
+_LOCAL = 30  # bytes of the header before a member of a zip
 
 
 class Header(NamedTuple):
@@ -101,6 +104,21 @@ def read_member(path: Path, name: str, header: Header, rows: Array | None = None
     except Exception as error:
         raise _not_plain(path, error) from error
     return out.reshape(len(rows), *header.shape[1:]) if header.shape else out.reshape(())
+
+
+def mapped(path: Path, name: str, header: Header) -> Mapped | None:
+    """Where the rows of an array lie in the file; None for one that is compressed or laid out by columns."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        info = archive.getinfo(f"{name}.npy")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or header.fortran:
+            return None
+        file.seek(info.header_offset)
+        local = file.read(_LOCAL)  # the header of the member itself, which ends with the sizes of two texts
+        file.seek(sum(int.from_bytes(local[at : at + 2], "little") for at in (26, 28)), os.SEEK_CUR)
+        if local[:4] != b"PK\x03\x04" or _header(file) != header:
+            raise DataError(f"{path.name} is not an .npz of plain arrays: {name} lies elsewhere than it says")
+        shape = header.shape[0], math.prod(header.shape[1:])
+        return Mapped(path.resolve(), file.tell(), shape, header.dtype)
 
 
 def _piece(stream: IO[bytes], dtype: np.dtype, count: int) -> Array:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from equipoise.data.dataset import Array
 from equipoise.data.delimited import ColumnSurvey, name_problems
 from equipoise.data.errors import DataError, optional, refuse, require_memory
+from equipoise.data.file_rows import FileRows
 
 _ROWS = 4096  # made into cells at a time
 
@@ -51,6 +57,16 @@ class Parquet:
                 yield f"row {at}", row
                 i = next(left, None)
 
+    def numbers(self, names: Sequence[str], rows: Array) -> FileRows | None:
+        """These columns of these rows, left in the file; None unless all of them are of a type of numbers."""
+        types = optional("pyarrow.types", "reading Parquet")
+        each = [self._file.schema_arrow.field(name).type for name in names]
+        if not all(types.is_floating(t) or types.is_integer(t) or types.is_boolean(t) for t in each):
+            return None
+        about = self._file.metadata
+        sizes = tuple(about.row_group(i).num_rows for i in range(about.num_row_groups))
+        return FileRows.of(Groups(self.path.resolve(), tuple(names), sizes), rows)
+
     def _cells(self, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         try:
             for batch in self._file.iter_batches(_ROWS, columns=list(names)):
@@ -61,6 +77,40 @@ class Parquet:
 
     def _unreadable(self, error: Exception) -> DataError:
         return DataError(f"{self.path.name} is not a readable Parquet file: {error}")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Columns of numbers in a Parquet file, of whose groups of rows one is held, the last that was read."""
+
+    path: Path
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]  # of the groups
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, d)."""
+        return sum(self.sizes), len(self.names)
+
+    def read(self, rows: Array, columns: Array) -> Array:
+        """These rows of these columns; NaN where a value is missing."""
+        ends = np.cumsum(self.sizes)
+        group = np.searchsorted(ends, rows, side="right")
+        found = np.empty((len(rows), len(columns)))
+        for g in np.unique(group).tolist():
+            mine = group == g
+            names = tuple(self.names[j] for j in columns)
+            found[mine] = _group(self.path, g, names)[rows[mine] - (ends[g] - self.sizes[g])]
+        return found
+
+
+@lru_cache(maxsize=1)
+def _group(path: Path, number: int, names: tuple[str, ...]) -> Array:
+    read = (
+        optional("pyarrow.parquet", "reading Parquet").ParquetFile(path).read_row_group(number, list(names))
+    )
+    numbers = [np.asarray(read.column(name).cast("float64").to_numpy(), dtype=np.float64) for name in names]
+    return np.column_stack(numbers)
 
 
 def as_cell(value: Any) -> str:

@@ -14,15 +14,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from equipoise import memory
-from equipoise.data.archive import read_headers, read_member
+from equipoise.data import file_rows
+from equipoise.data.archive import mapped, read_headers, read_member
 from equipoise.data.columns import Column, ColumnCells, ColumnOptions, refused, sift, tell
 from equipoise.data.dataset import Array
 from equipoise.data.delimited import Cells, Delimited, require_room
 from equipoise.data.errors import DataError, DataWarning, MissingData, require_memory, some_names
+from equipoise.data.file_rows import FileRows
 from equipoise.data.images import read_image_folder
 from equipoise.data.kinds import Kind, Targets, is_missing, read_several, read_targets, to_number
 from equipoise.data.parquet import Parquet, as_cell
@@ -48,6 +51,11 @@ class _Request:
     labelled: bool
     choose: Choose | None
     options: ColumnOptions
+    left: bool
+
+    def stays(self, rows: int, columns: int) -> bool:
+        """Whether so many numbers stay in their file."""
+        return self.left and rows * columns > file_rows.LARGE
 
 
 def read_table(
@@ -59,6 +67,7 @@ def read_table(
     labelled: bool = True,
     choose: Choose | None = None,
     options: ColumnOptions | None = None,
+    left: bool = False,
 ) -> Table:
     """Read and `validate` a table; one `DataError` lists whatever is wrong.
 
@@ -76,11 +85,13 @@ def read_table(
     What a file claims to hold is looked at first: one that fits neither into memory nor onto the disk is
     refused before it is read, and a large one is held in a file that is mapped into memory. With `choose`, a
     function from the targets of all rows and the number of features to the numbers of the rows that are
-    wanted, in ascending order, only these are held, and checked.
+    wanted, in ascending order, only these are held, and checked. With `left`, many numbers stay in their file
+    where it can be read in parts, and X is `FileRows`: those of a plain .npz, and of a Parquet file whose
+    features are all of a type of numbers.
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    asked = _Request(target, kind, labelled, choose, options or ColumnOptions())
+    asked = _Request(target, kind, labelled, choose, options or ColumnOptions(), left)
     named = suffix in (*TEXT, ".parquet") and not path.is_dir()
     if kind not in (None, "regression", "classification"):
         raise DataError(f"--kind must be regression or classification; got {kind!r}")
@@ -132,12 +143,18 @@ def _from_cells(cells: Cells, asked: _Request) -> Draft:
         wanted = _wanted(found, len(features), asked)
         y, classes, kind, text = found.take(wanted)
         table = replace(table, y=y, classes=classes, kind=kind, target=",".join(targets))
-    require_rows(table.source, len(wanted), len(features))
     weight = () if options.weight is None else (options.weight,)
-    X, columns, places, problems = read_columns(cells, (*features, *weight), wanted, options)
+    named = (*features, *weight)
+    X: Any = left_in_file(cells, named, wanted, options) if asked.stays(len(wanted), len(features)) else None
+    if X is not None:
+        columns, problems = tuple(Column(name) for name in named), list[str]()
+        places = () if len(wanted) == survey.total else tuple(f"row {i}" for i in wanted.tolist())
+    else:
+        require_rows(table.source, len(wanted), len(features))
+        X, columns, places, problems = read_columns(cells, named, wanted, options)
     if weight:
         table = replace(table, weights=X[:, -1].copy())
-        X, columns = X[:, :-1], columns[:-1]
+        X, columns = _only(X, slice(-1)), columns[:-1]
     dropped = dict.fromkeys(options.drop, "by --drop")
     if asked.labelled and options.known is None:
         keep, useless = sift(X, columns, wanted, options)
@@ -146,9 +163,11 @@ def _from_cells(cells: Cells, asked: _Request) -> Draft:
             told = "; ".join(f"{name!r} is {why}" for name, why in useless.items())
             problems = [f"no column is left to learn from: {told}"]
         elif keep:
-            for span in spans(*X.shape) if useless else ():  # in place: a large table is held once
-                X[span, : len(keep)] = X[span][:, keep]
-            X, columns = X[:, : len(keep)], tuple(columns[j] for j in keep)
+            if not isinstance(X, FileRows):
+                for span in spans(*X.shape) if useless else ():  # in place: a large table is held once
+                    X[span, : len(keep)] = X[span][:, keep]
+            X = _only(X, keep if isinstance(X, FileRows) else slice(len(keep)))
+            columns = tuple(columns[j] for j in keep)
     named = tuple(column.name for column in columns)
     table = replace(table, X=X, features=named, columns=columns, dropped=dropped, places=places)
     return table, text, [*survey.problems, *problems]
@@ -184,6 +203,19 @@ def _roles(cells: Cells, asked: _Request) -> tuple[tuple[str, ...], tuple[str, .
             f"Its columns: {some_names(names)}"
         )
     return targets, tuple(column.name for column in options.known)
+
+
+def left_in_file(
+    cells: Cells, names: Sequence[str], wanted: Array, options: ColumnOptions
+) -> FileRows | None:
+    """These columns of the wanted rows, where they are numbers that can stay in their file."""
+    known = {column.name: column.type for column in options.known or ()}
+    given = {known.get(name) or options.forced(name) or "number" for name in names}
+    return cells.numbers(names, wanted) if isinstance(cells, Parquet) and given == {"number"} else None
+
+
+def _only(X: Any, columns: Any) -> Any:
+    return X.only(columns) if isinstance(X, FileRows) else X[:, columns]
 
 
 def read_columns(
@@ -289,8 +321,14 @@ def _from_npz(path: Path, asked: _Request) -> Draft:
             rows = _wanted(found, columns, asked)
             found = found.take(rows)
         y, classes, kind, text = found
-    require_rows(path.name, len(rows), columns)
-    X = read_member(path, pair[0], header, rows, np.float64).reshape(len(rows), -1)
+    lies = mapped(path, pair[0], header) if asked.stays(len(rows), columns) and len(shape) == 2 else None
+    X: Any
+    if lies is not None:
+        X = FileRows.of(lies, rows)
+    else:
+        require_rows(path.name, len(rows), columns)
+        X = read_member(path, pair[0], header, rows, np.float64).reshape(len(rows), -1)
+    all_of_them = lies is not None and len(rows) == shape[0]
     return (
         Table(
             X=X,
@@ -300,7 +338,7 @@ def _from_npz(path: Path, asked: _Request) -> Draft:
             kind=kind,
             classes=classes,
             source=path.name,
-            places=() if asked.choose is None else tuple(f"row {i}" for i in rows.tolist()),
+            places=() if asked.choose is None or all_of_them else tuple(f"row {i}" for i in rows.tolist()),
             image_shape=shape[1:] if len(shape) > 2 else None,
         ),
         text,

@@ -13,6 +13,7 @@ from equipoise.data.columns import Column
 from equipoise.data.dataset import Array
 from equipoise.data.errors import DataError, DataWarning, refuse, some
 from equipoise.data.kinds import Kind
+from equipoise.memory import spans
 
 SMALLEST = 2  # rows below which nothing can be learnt
 MANY = 200_000  # rows beyond which equal ones are not looked for
@@ -76,9 +77,13 @@ def _problems(table: Table, text: Mapping[tuple[int, int], str]) -> list[str]:
     required = 1 if table.y is None else SMALLEST
     if len(table.X) < required:
         problems.append(f"at least {required} data rows are required; got {len(table.X)}")
-    for j, name in enumerate(table.features):
-        if len(infinite := np.flatnonzero(np.isinf(table.X[:, j]))):
-            problems.append(f"column {name!r}: infinite value in {_places(table, infinite)}")
+    infinite: dict[int, list[int]] = {}
+    for span in spans(*table.X.shape):
+        for i, j in np.argwhere(np.isinf(table.X[span])).tolist():
+            infinite.setdefault(j, []).append(span.start + i)
+    for j, rows in sorted(infinite.items()):
+        where = _places(table, np.array(rows))
+        problems.append(f"column {table.features[j]!r}: infinite value in {where}")
     if table.kind == "classification":
         problems += _bad_classes(table, [i for i, _ in text])
     elif table.y is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..data.columns import is_frame, read_frame
 from ..data.encoding import Encoding
 from ..data.errors import DataError
+from ..data.file_rows import FileRows
 from ..memory import spans
 
 Array = NDArray[Any]
@@ -29,10 +30,11 @@ def as_rows(X: Any, encoding: Encoding | None = None) -> Array:
     Rows lie one after another in memory, whether they came from an array or from a table that keeps its
     columns together: the last bit of a product may depend on the layout.
     """
+    rows: Any
     try:
         if encoding is not None and is_frame(X):
             X = read_frame(X, encoding.columns)[0]
-        rows = np.asarray(X, dtype=np.float64, order="C")
+        rows = X if isinstance(X, FileRows) else np.asarray(X, dtype=np.float64, order="C")
     except DataError:
         raise
     except (TypeError, ValueError) as error:
@@ -120,7 +122,9 @@ def evenly(n: int, most: int) -> Array:
 
 def rows_at(X: Any, at: Array) -> Any:
     """Some rows of an array or of a data frame."""
-    return X.iloc[at] if hasattr(X, "iloc") else np.asarray(X)[at]
+    if hasattr(X, "iloc"):
+        return X.iloc[at]
+    return X[at] if isinstance(X, FileRows) else np.asarray(X)[at]
 
 
 def moments(X: Array, weights: Array, what: str, names: Sequence[str] = ()) -> tuple[Array, Array]:

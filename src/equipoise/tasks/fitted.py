@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.file_rows import FileRows
 from ..history import History
 from ..models.base import EquilibriumModel
 from ..recipe import Kind, Recipe
 from ..solve import Stop
 from ..theory import Certificate
+from ..theory.streams import Stream, parts
 from .arrays import Array
 from .conformal import Conformal
-from .preparation import Preparation
+from .preparation import Preparation, Prepared
 from .raw import Rows, calibrating, held_out
 from .robust import Perturbation
 from .robust_sets import robust_intervals, robust_sets
@@ -71,9 +73,9 @@ class Fitted:
 
     def decide(self, X: Any) -> Tensor:
         """The network's outputs, (N,) or (N, k), before they become labels or numbers in the units of y."""
-        rows, network = self.preparation.apply(X), self._answering()
+        rows, network = inputs(self.preparation, X), self._answering()
         with torch.no_grad():
-            found = torch.cat([network(p) for p in rows.split(IMAGES if rows.ndim == 4 else BATCH)])
+            found = torch.cat([network(p) for p in parts(rows, IMAGES if rows.ndim == 4 else BATCH)])
         return found[:, 0] if found.ndim == 2 and self.preparation.outputs == 1 else found
 
     @property
@@ -138,7 +140,12 @@ def training_tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[
     return root[:, None] * A, (root if B.ndim == 1 else root[:, None]) * B
 
 
-def tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Tensor, Tensor]:
+def tensors(model: Any, preparation: Preparation, data: Rows) -> tuple[Any, Tensor]:
     """x̃ and the targets, shaped as the model's outputs are."""
     B = preparation.targets(data.y)
-    return preparation.apply(data.X), B.reshape(model.output_shape(len(B)))
+    return inputs(preparation, data.X), B.reshape(model.output_shape(len(B)))
+
+
+def inputs(preparation: Preparation, X: Any) -> Any:
+    """x̃: a tensor, or of rows in a file a Stream of what is read and prepared when it is asked for."""
+    return Stream(Prepared(X, preparation)) if isinstance(X, FileRows) else preparation.apply(X)

@@ -46,7 +46,7 @@ from .preparation import Preparation
 from .raw import HELD_OUT, Rows, calibrating, held_out
 from .robust import Perturbation
 from .scores import score
-from .spread import TrainingRows, take_part
+from .spread import TrainingRows, naming, take_part
 
 Record = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, float], None]
@@ -297,12 +297,14 @@ def _prepared(data: Rows, recipe: Recipe) -> Preparation:
     return found.in_one_unit() if data.image else found
 
 
+@naming()
 def take_part_in_fit() -> None:
     """What every process but the first does of a `fit` that several share: train on its part of the rows."""
     recipe, sizes, checkpoints, rows = take_part()
     _train(recipe.build(*sizes), recipe, rows, {"checkpoints": checkpoints, "every": EVERY})
 
 
+@naming()
 def _train(
     model: EquilibriumModel, recipe: Recipe, rows: TrainingRows, watched: Watched, loss: Any = None
 ) -> tuple[Trainer, History]:

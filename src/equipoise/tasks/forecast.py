@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .. import memory
 from ..recipe import Recipe
+from ..theory.shards import ranks
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,14 @@ class Forecast:
 def check_memory(recipe: Recipe, rows: int, columns: int) -> None:
     """Raise a MemoryError if training would not fit into memory, before anything large is made of the
     rows.
+
+    Of several processes each trains on its own part of them.
     """
-    need, have = memory_needed(recipe.resolved(rows), rows, columns), memory.available()
+    recipe, rows = recipe.resolved(rows), -(-rows // ranks())
+    need, have = memory_needed(recipe, rows, columns), memory.available()
     if lacking := memory.shortage(need, have):
         raise MemoryError(
-            f"Training on {rows} rows at width {recipe.resolved(rows).width or columns} needs about "
+            f"Training on {rows} rows at width {recipe.width or columns} needs about "
             f"{lacking}. About {int(rows * 0.5 * have / need)} rows would fit."
         )
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..data.encoding import Encoding
 from ..data.errors import DataError
+from ..data.file_rows import FileRows
 from ..files import Damaged, in_fixed_order, write_atomically
 from ..memory import room, spans
 from ..recipe import Inputs, Kind
@@ -76,7 +77,7 @@ class Preparation:
     ) -> Preparation:
         """Measured on the rows, each counted with its weight; targets are coded as the loss needs them."""
         if encoding is not None:
-            X = encoding.transform(X)
+            X = _Encoded(X, encoding) if isinstance(X, FileRows) else encoding.transform(X)
         mean, deviation = moments(X, weights, "column", encoding.names if encoding else ())
         with np.errstate(divide="ignore"):
             scale = np.where(deviation > 0, 1 / deviation, 0.0)
@@ -277,6 +278,34 @@ class Preparation:
         ):
             return f"{self.outputs} outputs cannot tell {classes.size} classes apart"
         return ""
+
+
+class Prepared:
+    """The inputs that a network gets of rows in a file, which are prepared as they are read."""
+
+    def __init__(self, X: FileRows, preparation: Preparation) -> None:
+        self.X, self.preparation = X, preparation
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, at: Any) -> Array:
+        return self.preparation.apply(self.X[at]).numpy()
+
+
+class _Encoded:
+    """Rows in a file with their columns encoded, piece by piece."""
+
+    def __init__(self, X: FileRows, encoding: Encoding) -> None:
+        self.X, self.encoding = X, encoding
+        self.shape = len(X), len(encoding.names)
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, at: Any) -> Array:
+        found = self.encoding.transform(np.atleast_2d(self.X[at]))
+        return found if isinstance(at, slice) else found[0]
 
 
 class _Around(nn.Module):

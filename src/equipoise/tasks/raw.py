@@ -11,6 +11,7 @@ import numpy as np
 
 from ..data.encoding import Encoding
 from ..data.errors import DataError
+from ..data.file_rows import chosen
 from ..recipe import Kind
 from .arrays import Array, as_labels, as_numbers, as_rows, gathered
 from .splitting import draw
@@ -112,4 +113,4 @@ class Rows:
 
     def take(self, rows: Array) -> Rows:
         """Some of the rows, by index or mask."""
-        return replace(self, X=self.X[rows], y=self.y[rows], weights=self.weights[rows])
+        return replace(self, X=chosen(self.X, rows), y=self.y[rows], weights=self.weights[rows])

@@ -17,11 +17,14 @@ from ..data.dataset import Array
 from ..data.delimited import require_room
 from ..data.encoding import Encoding
 from ..data.errors import some_names
+from ..data.file_rows import FileRows, chosen
 from ..data.kinds import Targets
 from ..data.load import names
 from ..data.tables import TEXT
 from ..files import sha256
+from ..memory import spans
 from ..recipe import Kind
+from ..theory.shards import ranks
 from .splitting import Pair, Split
 
 Check = Callable[[int, int], None]  # of the rows to train on, and the columns
@@ -211,7 +214,8 @@ def _table(asked: Asked, check: Check | None, known: tuple[Column, ...] | None) 
             check(len(parts[0].rows), columns)
         return parts[0].wanted
 
-    table = read_table(path, asked.target, choose=choose, options=replace(asked.options, known=known), **how)
+    options = replace(asked.options, known=known)
+    table = read_table(path, asked.target, choose=choose, options=options, left=ranks() > 1, **how)
     train, test = parts[0].divide(table.X, targets(table))
     weights = None
     if table.weights is not None:
@@ -247,9 +251,9 @@ def _table(asked: Asked, check: Check | None, known: tuple[Column, ...] | None) 
 def _encoding(table: Table, X: Array, weights: Array | None) -> Encoding | None:
     """What is made of the columns, decided on the rows X to train on that have a weight."""
     columns = table.columns
-    if not columns and np.isnan(table.X).any():
+    if not columns and any(np.isnan(table.X[span]).any() for span in spans(*table.X.shape)):
         columns = tuple(Column(name) for name in table.features)
-    rows = X if weights is None else X[weights > 0]
+    rows = X if weights is None else chosen(X, weights > 0)
     return Encoding.of(rows, columns, table.dropped) if columns and len(rows) else None
 
 
@@ -309,7 +313,9 @@ def digest_of_arrays(*arrays: Array) -> str:
     digest = hashlib.sha256()
     for part in arrays:
         digest.update(f"{part.dtype.str}|{part.shape}|".encode())
-        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        whole = [slice(None)] if not isinstance(part, FileRows) else spans(*part.shape)
+        for span in whole:
+            digest.update(np.ascontiguousarray(part[span]).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.file_rows import FileRows, chosen
 from ..memory import taken
 
 Array = NDArray[Any]
@@ -53,7 +54,8 @@ class Split:
     def divide(self, X: Array, y: Array) -> tuple[Pair, Pair | None]:
         """Of the wanted rows, those to train on and those to test with."""
         train, test = (np.searchsorted(self.wanted, rows) for rows in (self.rows, self.test))
-        return (taken(X, train), y[train]), (taken(X, test), y[test]) if len(test) else None
+        some = chosen if isinstance(X, FileRows) else taken
+        return (some(X, train), y[train]), (some(X, test), y[test]) if len(test) else None
 
 
 def held_out(labels: Array | None, rows: int, share: float, seed: int) -> Array:

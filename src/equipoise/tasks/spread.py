@@ -1,12 +1,14 @@
-"""One job in several processes: the first reads and prepares the rows, and each trains on a part of them."""
+"""One job in several processes: the first looks at the rows, and each gets or reads a part to train on."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,14 +20,15 @@ from ..memory import spans
 from ..recipe import Recipe
 from ..theory.certificate import fingerprint
 from ..theory.shards import Shard, part_of, rank, ranks
+from ..theory.streams import Stream
 from ..train.checkpoint import Checkpoints
 from ..train.distributed import begin_together, versions
 
 PATIENCE = timedelta(minutes=30)  # that a process waits for the others before it gives up
 _ROWS = "equipoise/rows"  # in the store of the job: how many rows there are
-_NAMING = timedelta(seconds=2)  # in which the processes that are left find out which one is missing
+_NAMING = timedelta(seconds=3)  # in which a rank that is left must answer when the others look who is
 
-Pair = tuple[Any, Tensor]  # of a Tensor or a Shard, and its targets
+Pair = tuple[Any, Tensor]  # of a Tensor, a Stream or a Shard, and its targets
 Sizes = tuple[int | tuple[int, int, int], int]  # of inputs and outputs
 
 
@@ -42,7 +45,10 @@ class TrainingRows:
     validation: Pair | None = None
 
     def spread(self, recipe: Recipe, sizes: Sizes, checkpoints: Checkpoints | None) -> TrainingRows:
-        """On the first rank: hand every rank its part, and keep one. With one process: all, as it is."""
+        """On the first rank: hand every rank its part, and keep one. With one process: all, as it is.
+
+        Of rows in a file the others are told which are theirs, and how they are prepared, and read them.
+        """
         if ranks() == 1:
             return self
         A, B = self.train
@@ -54,24 +60,31 @@ class TrainingRows:
         where = None if checkpoints is None else str(checkpoints.directory.resolve())
         _told((recipe, sizes, where, known, self.weights is not None, held is not None))
         return TrainingRows(
-            (Shard(_scatter(A), len(A), known), _scatter(B)),
+            (_handed(A, known), _scatter(B)),
             None if self.weights is None else _scatter(self.weights),
-            None if held is None else (Shard(_scatter(held[0]), len(held[0])), _scatter(held[1])),
+            None if held is None else (_handed(held[0], {}), _scatter(held[1])),
         )
 
 
 def take_part() -> tuple[Recipe, Sizes, Checkpoints | None, TrainingRows]:
     """On another rank: the recipe, the sizes of the network, its checkpoints, and this rank's rows."""
     recipe, sizes, where, known, weighted, measured = _told(None)
-    train = _received(known), _scatter(None)
+    train = _handed(None, known), _scatter(None)
     weights = _scatter(None) if weighted else None
-    held = (_received({}), _scatter(None)) if measured else None
+    held = (_handed(None, {}), _scatter(None)) if measured else None
     return recipe, sizes, None if where is None else Checkpoints(where), TrainingRows(train, weights, held)
 
 
-def _received(known: dict[str, str]) -> Shard:
-    rows = _scatter(None, sized=True)
-    return Shard(rows[0], rows[1], known)
+def _handed(A: Tensor | Stream | None, known: dict[str, str]) -> Shard:
+    """This rank's part of inputs that the first has, or of rows in a file that all can read."""
+    file = A.rows if isinstance(A, Stream) else None
+    about = None if file is None else (replace(file.X, rows=file.X.rows[:0]), file.preparation)
+    N, about = _told(None if A is None else (len(A), about))
+    if about is None:
+        return Shard(_scatter(None if isinstance(A, Stream) else A), N, known)
+    X, preparation = about
+    mine = _scatter(None if file is None else torch.from_numpy(file.X.rows))
+    return Shard(preparation.apply(replace(X, rows=mine.numpy())), N, known)
 
 
 def _told(what: Any) -> Any:
@@ -80,7 +93,7 @@ def _told(what: Any) -> Any:
     return box[0]
 
 
-def _scatter(T: Tensor | None, sized: bool = False) -> Any:
+def _scatter(T: Tensor | None) -> Tensor:
     """Each rank's rows of a tensor that the first has, sent piece by piece."""
     shape, dtype = _told(None if T is None else (tuple(T.shape), T.dtype))
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -98,7 +111,7 @@ def _scatter(T: Tensor | None, sized: bool = False) -> Any:
         piece = torch.empty_like(rows[span], device=device)
         dist.recv(piece, 0)
         rows[span] = piece.cpu()
-    return (rows, shape[0]) if sized else rows
+    return rows
 
 
 # -- the processes -------------------------------------------------------------------------------------------
@@ -117,42 +130,77 @@ def job() -> Iterator[bool]:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    signal.signal(signal.SIGTERM, _asked_to_end)
     dist.init_process_group(backend, timeout=PATIENCE)
     try:
-        begin_together(versions())
-        yield rank() == 0
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and not _of_network(error):
-            raise
-        raise RankLost(f"{_missing()} The first sign of it: {str(error).splitlines()[0]}") from error
+        with naming():
+            begin_together(versions())
+            yield rank() == 0
+    except BaseException:
+        with suppress(RuntimeError):  # the store may be gone
+            _answer()
+        raise
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dist.destroy_process_group()
 
 
-def _of_network(error: RuntimeError) -> bool:
+@contextmanager
+def naming() -> Iterator[None]:
+    """Inside, what a lost rank brings about here becomes a RankLost that names it.
+
+    That is an error of the network, or that torchrun asks the rest of a broken job to end.
+    """
+    try:
+        yield
+    except (RuntimeError, KeyboardInterrupt) as error:
+        asked = isinstance(error, KeyboardInterrupt)
+        if ranks() == 1 or isinstance(error, RankLost) or not (asked or _of_network(error)):
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends, once it has said why
+        lost = _missing()
+        if asked and not lost:
+            raise
+        named = " and ".join(lost) or "another rank, which says why itself,"
+        first = "" if asked else f" The first sign of it: {str(error).splitlines()[0]}"
+        raise RankLost(f"{named} no longer answers, and the job of {ranks()} ends.{first}") from error
+
+
+def _asked_to_end(*_: Any) -> None:
+    """On SIGTERM: end by an exception, so that the others hear from this rank and do not take it for lost."""
+    raise KeyboardInterrupt
+
+
+def _of_network(error: BaseException) -> bool:
     said = str(error).lower()
-    return any(word in said for word in ("gloo", "connection", "nccl", "timed out", "socket"))
+    named = any(word in said for word in ("gloo", "connection", "nccl", "timed out", "socket"))
+    return named or isinstance(error, dist.DistError)
 
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _missing() -> str:
-    """Which ranks no longer answer, by the store that torchrun keeps."""
-    store = _store()
-    names = [f"equipoise/left/{r}" for r in range(ranks())]
-    lost = []
-    try:
-        store.set(names[rank()], "here")
-        for r, name in enumerate(names):
+def _left(r: int) -> str:
+    """Where a rank says that it still was there when the job ended."""
+    return f"equipoise/left/{r}"
+
+
+def _answer() -> None:
+    _store().set(_left(rank()), "here")
+
+
+def _missing() -> list[str]:
+    """The ranks that no longer answer, and their rows, by the store that torchrun keeps."""
+    store, lost = _store(), []
+    with suppress(RuntimeError):  # the store may be gone as well
+        _answer()
+        for r in range(ranks()):
             try:
-                store.wait([name], _NAMING)
+                store.wait([_left(r)], _NAMING)
             except RuntimeError:
                 at = part_of(int(store.get(_ROWS)), r) if store.check([_ROWS]) else None
                 lost.append(f"rank {r}" + (f", which had rows {at.start} to {at.stop - 1}," if at else ""))
-    except RuntimeError:  # the store is gone as well
-        pass
-    return f"{' and '.join(lost) or 'a rank'} was lost of {ranks()}, and the job with it."
+    return lost

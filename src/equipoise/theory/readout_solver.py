@@ -25,19 +25,24 @@ _NEWTON, _CONJUGATE = 40, 150  # steps at most
 _POLISH = 5  # steps without a line search
 _SAMPLE = 3000  # rows of which preconditioners are made
 _FACTORS = 1 << 25  # numbers that they may have
+_FINE = 1e-12  # the tolerance of features that the readout of a network of float64 is solved for on
 _NEAR = 0.5  # a gap, as a share of F, from which on preconditioners of all rows pay
 
 
 class HeldFeatures:
     """Features of all rows from one sweep, with their errors, so that readouts are tried without a solve.
 
-    Each is the sum of two numbers of float32: the first alone serves where nothing is proved.
+    Each is the sum of two numbers of float32: the first alone serves where nothing is proved. Those of a
+    network of float64 are found to _FINE at least, whatever `rtol` asks for. At a looser tolerance a row ends
+    an iteration earlier or later with the rows that are solved for beside it, and the number of ranks decides
+    which those are.
     """
 
     def __init__(self, objective: Objective, rtol: float, starts: Tensor | None = None) -> None:
         self.objective, self.slices = objective, objective.rows.slices()
         self.parts: list[tuple[float, int]] = []
         self.halves: list[Tensor] = []  # (N, p) each
+        rtol = min(rtol, _FINE) if objective.readout.weight.dtype == torch.float64 else rtol
         for rows, block in objective.blocks(rtol, starts):
             Phi = block.Phi.cpu()
             if not self.halves:

@@ -23,6 +23,7 @@ from ..theory.certificate import Certificate
 from ..theory.certify import constants_of
 from ..theory.readout_solver import HeldFeatures
 from ..theory.register import facts
+from ..theory.shards import largest
 from ..theory.verification import relied_on
 from .distributed import any_rank_failed, sum_over_ranks
 from .last_good import LastGood
@@ -273,11 +274,12 @@ class Anchoring:
         every = max(1, N // _SAMPLE)
         rows = torch.arange(-run.part.start % every, len(self.rows), every)
         run.optimiser.zero_grad(set_to_none=True)
-        try:
-            for part in rows.split(run.batch_size):
-                run.differentiate(part, -(-N // every))
-        except EquilibriumError:
-            lost = True
+        size = run.batch_size  # of as many parts on every rank: equilibria may be sought together
+        for first in range(0, int(largest(len(rows))[0]), size):
+            try:
+                run.differentiate(rows[first : first + size], -(-N // every))
+            except EquilibriumError:
+                lost = True
         if any_rank_failed(lost):
             return math.nan
         if run.ranks > 1:

@@ -2,17 +2,20 @@
 
 A step of training asks for less than a solver gives: no row is judged alone, none is dropped, nothing is
 recorded of each. On a batch of a table that is most of the time of a step. What a certificate says rests on
-solves at its checkpoints, and not on these.
+solves at its checkpoints, and not on these. Ranks that share a batch look at all of it together, so that they
+stop at the iteration at which one process would: a look is a reduction of two numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..theory.shards import total
 from .warm_start import WarmStart
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ class LooseSolves:
     """The outputs of an affine family on batches of its training set, differentiable once.
 
     `rtol` is ‖ΔZ‖/‖Z‖ of the last iteration, over the batch. `steps` and `work` are those of the last batch:
-    iterations forward and back, and evaluations of a row.
+    iterations forward and back (none where it did not settle), and evaluations of a row of this rank.
     """
 
     def __init__(self, model: Any, rtol: float, warm: WarmStart | None) -> None:
@@ -35,30 +38,37 @@ class LooseSolves:
 
     @staticmethod
     def of(run: TrainingRun) -> LooseSolves | None:
-        """Those of a run whose trainer asks for them, where ‖W‖ < 1 is kept so that iteration settles.
-
-        Several ranks would stop at different iterations: what they train would depend on their number.
-        """
+        """Those of a run whose trainer asks for them, where ‖W‖ < 1 is kept so that iteration settles."""
         trainer, warm = run.trainer, run.warm
-        asked = trainer.loose and run.ranks == 1 and getattr(run.model, "scaled_name", None) is not None
+        asked = trainer.loose and getattr(run.model, "scaled_name", None) is not None
         if not asked or trainer.stop is None or trainer.stop.rtol is None:
             return None
         return LooseSolves(run.model, trainer.stop.rtol, None if warm is None else warm.states["network"])
 
     def outputs(self, x: Tensor, rows: Tensor) -> Tensor | None:
-        """ŷ; None where plain iteration does not settle, and a solver has to find out why."""
+        """ŷ; None where plain iteration does not settle, and a solver has to find out why.
+
+        All ranks call it for the same batch, those too that have no row of it.
+        """
         model = self.model
         self.steps, self.work = {"forward": 0, "adjoint": 0}, 0
         W, u = model.weight(), model.injection(x)
-        start = None if self.warm is None else self.warm.start(rows)
         with torch.no_grad():
-            z = start if isinstance(start, Tensor) else model.activation(u)
+            z = self._start(u, rows)
             found = self._settled("forward", z, lambda z: model.activation(torch.addmm(u, z, W.T)))
         if found is None:
             return None
         if self.warm is not None:
             self.warm.update(rows, found)
         return model.readout(_Settled.apply(W, u, found, self))
+
+    def _start(self, u: Tensor, rows: Tensor) -> Tensor:
+        """The last state of each row; σ(u) of a row that has none, whatever the others have."""
+        start = None if self.warm is None else self.warm.start(rows)
+        if self.warm is None or not isinstance(start, Tensor):
+            return self.model.activation(u)
+        known = self.warm.seen[rows].to(u.device) > 0
+        return start if bool(known.all()) else torch.where(known[:, None], start, self.model.activation(u))
 
     def adjoint(self, W: Tensor, mask: Tensor, g: Tensor) -> Tensor:
         """Λ, as far as it settles."""
@@ -68,10 +78,13 @@ class LooseSolves:
     def _settled(self, which: str, z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor | None:
         for k in range(1, _MOST + 1):
             last, z = z, f(z)
-            if k % _BETWEEN == 0 and float((z - last).norm()) <= self.rtol * float(z.norm()):
-                self.steps[which] = k
-                self.work += k * len(z)
-                return z
+            if k % _BETWEEN == 0:
+                squares = total(torch.stack([(z - last).norm(), z.norm()]).double().square())[0]
+                moved, size = map(math.sqrt, squares.tolist())
+                if moved <= self.rtol * size < math.inf:
+                    self.steps[which] = k
+                    self.work += k * len(z)
+                    return z
         return None
 
 

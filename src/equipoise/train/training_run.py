@@ -192,8 +192,7 @@ class TrainingRun:
         self.optimiser.zero_grad(set_to_none=True)
         value, error = 0.0, None
         try:
-            if len(mine):
-                value = self.differentiate(mine, count, trainer.augment)
+            value = self.differentiate(mine, count, trainer.augment)
         except EquilibriumError as caught:
             error = caught
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
@@ -233,6 +232,8 @@ class TrainingRun:
 
     def differentiate(self, mine: Tensor, count: int, augment: Sequence[str] = ()) -> float:
         """Add the gradient of Σ w ℓ/count over these samples to that of the parameters; returns the loss."""
+        if not len(mine) and self.loose is None:
+            return 0.0
         device, X = self.trainer.device, self.X
         x = X[mine.to(X.device) if isinstance(X, Tensor) else mine].to(device)
         y = self.y[mine.to(self.y.device)].to(device)
@@ -240,13 +241,18 @@ class TrainingRun:
             x = augmented(x, augment, (self.trainer.seed * 1_000_003 + self.step) % 2**63)
         yhat = None if self.loose is None else self.loose.outputs(x, mine)
         if yhat is None:
+            if not len(mine):
+                return 0.0
             with self.starts.using(mine):
                 yhat = self.model(x)
-        share = self.step / max(1, self.trainer.epochs * self.batches)
-        each = self.weight[mine].to(yhat) * self.objective.near(x, share).each(yhat, y)
-        loss = each.sum() / count
+        loss = yhat.sum()  # of no row it is 0, and takes part in the adjoint of the batch
+        if len(mine):
+            share = self.step / max(1, self.trainer.epochs * self.batches)
+            each = self.weight[mine].to(yhat) * self.objective.near(x, share).each(yhat, y)
+            loss = each.sum() / count
         value = float(loss.detach())
-        if math.isfinite(value):  # else no adjoint has a solution
+        # Where the loss is not finite no adjoint has a solution, but ranks seek that of a batch together.
+        if math.isfinite(value) or (self.loose is not None and self.ranks > 1):
             loss.backward()
         return value
 
@@ -306,7 +312,7 @@ class TrainingRun:
 
     def _solver_steps(self, which: str) -> int:
         """The most steps that a sample's last solve took, in any layer."""
-        if self.loose is not None and self.loose.work:
+        if self.loose is not None and self.loose.steps["forward"]:
             return self.loose.steps[which]
         found = [getattr(layer.last, which) for layer in self.layers]
         return max((int(s.steps.max()) for s in found if s is not None and len(s.steps)), default=0)
@@ -319,7 +325,7 @@ class TrainingRun:
 
     def _work(self) -> int:
         """Evaluations of a row in the last solves, forward and adjoint, of all layers."""
-        if self.loose is not None and self.loose.work:
+        if self.loose is not None and self.loose.steps["forward"]:
             return self.loose.work
         records: list[Any] = [layer.last for layer in self.layers]
         solved = [s for record in records for s in (record.forward, record.adjoint) if s is not None]
