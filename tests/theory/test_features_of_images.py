@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.theory import conv_robustness
+from equipoise.theory import image_features
 from equipoise.theory.read_features import ReadFeatures
 from equipoise.theory.register import facts
 
@@ -18,7 +18,7 @@ def models():
 @pytest.mark.parametrize("model", list(models()), ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("rtol", [1e-2, 1e-8])
 def test_parts_keep_their_error_their_order_and_their_starts(model, rtol, monkeypatch):
-    monkeypatch.setattr(conv_robustness, "_AT_ONCE", 4)
+    monkeypatch.setattr(image_features, "AT_ONCE", 4)
     X = torch.randn(10, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     reads = facts(model).reads()
     exact = ReadFeatures.block(reads, X, 1e-12)  # all at once

@@ -18,18 +18,24 @@ from equipoise.train.optimisers import make_optimiser
 from equipoise.train.projection import Projection
 from equipoise.train.warm_start import WarmStart
 
-MODELS = {"gaussian": eq.GaussianReLU, "scaled": eq.ScaledReLU}
+MODELS = {
+    "gaussian": lambda **how: eq.GaussianReLU(3, 10, **how),
+    "scaled": lambda **how: eq.ScaledReLU(3, 10, **how),
+    "conv-monotone": lambda **how: eq.ConvMonotone((1, 1, 3), channels=4, margin=1.0, **how),
+    "conv-opteq": lambda **how: eq.ConvOptEq((1, 1, 3), state=4, hidden=[5], **how),
+}
 
 
 def drawn(kind="gaussian", seed=0, N=12):
     generator = torch.Generator().manual_seed(seed)
-    model = MODELS[kind](3, 10, outputs=2, dtype=torch.float64, generator=generator)
+    model = MODELS[kind](outputs=2, dtype=torch.float64, generator=generator)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn(p.shape, dtype=p.dtype, generator=generator))
         Projection(0.9)(model)
     X = torch.randn(N, 3, dtype=torch.float64, generator=generator)
-    return model, X, (X[:, 0] * X[:, 1] > 0).long()
+    y = (X[:, 0] * X[:, 1] > 0).long()
+    return model, X.reshape(N, 1, 1, 3) if "conv" in kind else X, y
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -67,8 +73,31 @@ def test_loose_solves_need_a_tolerance():
         eq.Trainer(drawn()[0], loose=True)
 
 
-def train(folder=None, stop_at=0, **options):
-    model, X, y = drawn(N=40)
+def test_images_that_do_not_settle_are_left_to_a_solver():
+    """‖W‖ is large where B − Bᵀ is: plain steps cycle, and other solvers find the equilibria."""
+    model, X, _ = drawn("conv-monotone")
+    with torch.no_grad():
+        model.B.mul_(30)
+    loose = LooseSolves(model, 1e-2, None)
+    assert loose.outputs(X, torch.arange(len(X))) is None
+    assert loose.work == 0
+
+
+def test_an_adjoint_that_does_not_settle_is_solved_for():
+    model, X, y = drawn("conv-monotone")
+    loose = LooseSolves(model, 1e-10, None)
+    out, forward = loose.outputs(X, torch.arange(len(X))), loose._settled
+    loose._settled = lambda which, z, f: None if which == "adjoint" else forward(which, z, f)
+    found, exact = (
+        torch.autograd.grad(torch.nn.functional.cross_entropy(o, y), list(model.parameters()))
+        for o in (out, model(X, stop=eq.Stop(rtol=1e-12)))
+    )
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def train(folder=None, stop_at=0, kind="gaussian", **options):
+    model, X, y = drawn(kind, N=40)
     start = copy.deepcopy(model)
     cert = eq.certify(model, X, y, theorem="anchored", loss="cross_entropy", ridge=0.1)
     trainer = eq.Trainer(
@@ -108,10 +137,11 @@ def test_the_promise_is_kept_and_the_network_learns():
     assert history.forward_steps[1:].min() > 0
 
 
-def test_a_run_that_goes_on_computes_the_same_bits(tmp_path):
-    whole = train(tmp_path / "whole")
-    assert train(tmp_path / "broken", stop_at=17) is None
-    again = train(tmp_path / "broken")
+@pytest.mark.parametrize("kind", ["gaussian", "conv-monotone"])
+def test_a_run_that_goes_on_computes_the_same_bits(tmp_path, kind):
+    whole = train(tmp_path / "whole", kind=kind)
+    assert train(tmp_path / "broken", stop_at=17, kind=kind) is None
+    again = train(tmp_path / "broken", kind=kind)
     assert all(torch.equal(p, q) for p, q in zip(again[0].parameters(), whole[0].parameters(), strict=True))
     assert again[3].anchored == whole[3].anchored
 

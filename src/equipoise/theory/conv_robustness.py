@@ -34,18 +34,16 @@ from ..models.proximal import ConvOptEq
 from ..models.proximal.conv_opteq import ConvLayer
 from ..models.proximal.pieces import pace
 from ..models.proximal.properties import Proximal
-from ..solve import Solution, Stop
-from .claim import Claim
+from ..solve import Stop
 from .common import not_finite
 from .conv_wellposed import images_wellposed
 from .lipschitz import Part
-from .read_features import FeatureBlock, LinearReadout, ReadFeatures, normalised
 from .register import has_own_facts, is_about
 
 EPSILON = 1e-5  # ε of F.layer_norm
 _UP = 1 + 2.0**-30  # more than the roundings of a sum
 _ULPS = 16  # of an activation or a property, as computed
-_AT_ONCE = 256  # images
+AT_ONCE = 256  # images
 _KNOWN: dict[tuple[str, bool], tuple[type[nn.Module], ...]] = {  # a part of the model, or inside of one
     ("extractor", False): (Extractor, nn.Sequential),
     ("extractor", True): (nn.Conv2d, nn.ReLU),
@@ -140,8 +138,8 @@ class ConvNetwork:
     def scores(self, X: Tensor) -> tuple[Tensor, float, Tensor]:
         """sŷ (N, k) of a checked X, ≥ the error of a difference of two of a row's, and ≥ s (N,), or 1."""
         found = []
-        for images in X.split(_AT_ONCE):
-            Z = self.model.solve(images, stop=_tight(self.model)).value
+        for images in X.split(AT_ONCE):
+            Z = self.model.solve(images, stop=tightest(self.model)).value
             assert isinstance(Z, Tensor)
             Z = torch.where(torch.isfinite(Z), Z, 0.0)
             found.append(self.head.scores(Z, Interval(self.error(images, Z))))
@@ -149,10 +147,13 @@ class ConvNetwork:
         return torch.cat(scores), max(errors), torch.cat(scales)
 
     @torch.no_grad()
-    def error(self, X: Tensor, Z: Tensor) -> float:
-        """‖Z − T(Z)‖_F/(1 − q) with the rounding of g and T, layer by layer, added."""
+    def error(self, X: Tensor, Z: Tensor, given: tuple[Tensor, Interval] | None = None) -> float:
+        """‖Z − T(Z)‖_F/(1 − q) with the rounding of g and T, layer by layer, added.
+
+        `given` is what `extracted` says of X, where that is known.
+        """
         model, alpha = self.model, Interval(self.model.alpha)
-        g, g_off = extracted(self.model, self.extractor_norms, X)
+        g, g_off = extracted(self.model, self.extractor_norms, X) if given is None else given
         z, off = Z, Interval(0.0)  # T so far as computed, and ≥ its distance to the exact one
         for layer, size, injection in zip(model.layers, self.norms, self.injection_norms, strict=True):
             placed: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding}
@@ -255,64 +256,6 @@ class ConvHead:
         return s, self.slope * error + off / Interval(n).sqrt() + gamma(n + 8) * Interval(float(s.amax()))
 
 
-class PooledReads(ReadFeatures):
-    """φ(x) = the means of z that a ClassHead reads, normalised where it normalises."""
-
-    def __init__(self, model: Any, exact: Any) -> None:
-        super().__init__(model)
-        self.obstacle = self.obstacle or altered(model, outside=())  # the head and the extractor count too
-        self.exact = exact
-        if not isinstance(exact.head, ClassHead):
-            raise TypeError(
-                f"a linear readout of means is required. Got the head {type(exact.head).__name__} instead, "
-                f"whose features are those of pixels: task='classification' has one."
-            )
-        self.head = ConvHead(exact)
-
-    def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
-        """In float32 first, where convolutions take a fraction of the time, then in float64."""
-        return self.exact.solve(X, stop=stop, start=start, precision="mixed")
-
-    def block(self, X: Tensor, rtol: float, start: Tensor | None = None) -> FeatureBlock:
-        """In parts, as the features of many images at once do not fit into caches."""
-        cuts = [slice(i, i + _AT_ONCE) for i in range(0, len(X), _AT_ONCE)]
-        parts = [
-            ReadFeatures.block(self, X[cut], rtol, None if start is None else start[cut]) for cut in cuts
-        ]
-        error = sum((Interval(part.error) ** 2 for part in parts), Interval(0.0)).sqrt().hi
-        Phi, Z = torch.cat([part.Phi for part in parts]), torch.cat([part.state for part in parts])
-        return FeatureBlock(Phi, error, Z, sum(part.work for part in parts))
-
-    def read(self, Z: Tensor, error: float) -> tuple[Tensor, float]:
-        """The means with their rounding, then normalised rows."""
-        M = (self.head.rows @ Z @ self.head.columns.T).flatten(1)
-        off = self.head.means * (error + gamma(sum(Z.shape[2:]) + 8) * frobenius(Z)) + 2.0**-1000
-        return normalised(M, off) if self.head.normalised else (M, off.hi)
-
-    def readout_of(self, model: Any) -> LinearReadout:
-        """That of the head, with its bias."""
-        return LinearReadout(model.head.linear.weight.T, model.head.linear.bias)
-
-
-class ConvOptEqReads(PooledReads):
-    """What the head of a ConvOptEq reads."""
-
-    def __init__(self, network: ConvNetwork, model: ConvOptEq, claim: Claim) -> None:
-        super().__init__(model, network.model)
-        self.network, self.claims = network, (claim,)
-        self.obstacle = self.obstacle or network.obstacle
-        if not self.obstacle:
-            self.resolvent = (1 / (1 - network.q)).hi
-
-    def state_error(self, X: Tensor, Z: Tensor) -> float:
-        """‖Z − T(Z)‖_F/(1 − q)."""
-        return self.network.error(X, Z)
-
-    def stop(self, rtol: float) -> Stop:
-        """With a property, T itself is solved, whose steps lead a part of the way."""
-        return Stop(rtol=max(rtol, _tight(self.network.model).rtol or 0.0), max_steps=2000)
-
-
 # -- rounding, and linear maps of one side of an image -------------------------------------------------------
 
 
@@ -362,7 +305,7 @@ def solved_double(model: Any) -> Any:
     return exact
 
 
-def _tight(model: ConvOptEq) -> Stop:
+def tightest(model: ConvOptEq) -> Stop:
     """As near as float64 tells; with a property T itself is solved, whose steps lead a part of the way."""
     part = 1.0 if model.regulariser is None else pace(model.alpha, len(model.layers))
     return Stop(rtol=max(1e-12, 2 * Stop.reach(torch.float64) / part), max_steps=2000)

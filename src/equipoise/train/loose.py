@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..solve import Stop, fixed_point
 from ..theory.shards import total
 from .warm_start import WarmStart
 
@@ -26,10 +27,11 @@ _MOST = 120  # after which plain iteration is given up
 
 
 class LooseSolves:
-    """The outputs of an affine family on batches of its training set, differentiable once.
+    """The outputs of an affine family, or of one of images, on batches of its training set.
 
-    `rtol` is ‖ΔZ‖/‖Z‖ of the last iteration, over the batch. `steps` and `work` are those of the last batch:
-    iterations forward and back (none where it did not settle), and evaluations of a row of this rank.
+    They are differentiable once. `rtol` is ‖ΔZ‖/‖Z‖ of the last iteration, over the batch. `steps` and `work`
+    are those of the last batch: iterations forward and back (none where it did not settle), and evaluations
+    of a row of this rank.
     """
 
     def __init__(self, model: Any, rtol: float, warm: WarmStart | None) -> None:
@@ -38,9 +40,13 @@ class LooseSolves:
 
     @staticmethod
     def of(run: TrainingRun) -> LooseSolves | None:
-        """Those of a run whose trainer asks for them, where ‖W‖ < 1 is kept so that iteration settles."""
-        trainer, warm = run.trainer, run.warm
-        asked = trainer.loose and getattr(run.model, "scaled_name", None) is not None
+        """Those of a run whose trainer asks for them, where plain iteration is likely to settle.
+
+        So it does where ‖W‖ < 1 is kept, and mostly by the cells of images, which begin as contractions.
+        """
+        trainer, warm, model = run.trainer, run.warm, run.model
+        known = _of_images(model) or getattr(model, "scaled_name", None) is not None
+        asked = trainer.loose and known
         if not asked or trainer.stop is None or trainer.stop.rtol is None:
             return None
         return LooseSolves(run.model, trainer.stop.rtol, None if warm is None else warm.states["network"])
@@ -50,30 +56,60 @@ class LooseSolves:
 
         All ranks call it for the same batch, those too that have no row of it.
         """
-        model = self.model
         self.steps, self.work = {"forward": 0, "adjoint": 0}, 0
-        W, u = model.weight(), model.injection(x)
-        with torch.no_grad():
-            z = self._start(u, rows)
-            found = self._settled("forward", z, lambda z: model.activation(torch.addmm(u, z, W.T)))
+        found = (self._images if _of_images(self.model) else self._rows)(x, rows)
         if found is None:
             return None
+        z, at = found
         if self.warm is not None:
-            self.warm.update(rows, found)
-        return model.readout(_Settled.apply(W, u, found, self))
+            self.warm.update(rows, z)
+        return self.model.readout(at)
 
-    def _start(self, u: Tensor, rows: Tensor) -> Tensor:
-        """The last state of each row; σ(u) of a row that has none, whatever the others have."""
+    def _rows(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Z of an affine family, and the same as a function of what it depends on."""
+        model = self.model
+        W, u = model.weight(), model.injection(x)
+        with torch.no_grad():
+            z = self._start(model.activation(u), rows)
+            found = self._settled("forward", z, lambda z: model.activation(torch.addmm(u, z, W.T)))
+        return None if found is None else (found, _Settled.apply(W, u, found, self))
+
+    def _images(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same of images: one recorded step from z carries the gradient to all that the cell takes."""
+        model = self.model
+        f, c, shared = model.cell, model.injection(model._check_images(x)), model.shared()
+        with torch.no_grad():
+            z = self._start(c[0].new_zeros(len(x), *model.state), rows)
+            found = self._settled("forward", z, lambda z: f(z, *c, *shared))
+        if found is None:
+            return None
+        leaf = found.detach().requires_grad_()
+        return found, _Stepped.apply(f(leaf, *c, *shared), leaf, self)
+
+    def _start(self, cold: Tensor, rows: Tensor) -> Tensor:
+        """The last state of each row; `cold` for a row that has none, whatever the others have."""
         start = None if self.warm is None else self.warm.start(rows)
         if self.warm is None or not isinstance(start, Tensor):
-            return self.model.activation(u)
-        known = self.warm.seen[rows].to(u.device) > 0
-        return start if bool(known.all()) else torch.where(known[:, None], start, self.model.activation(u))
+            return cold
+        known = (self.warm.seen[rows] > 0).to(cold.device).reshape(-1, *[1] * (cold.ndim - 1))
+        return torch.where(known, start, cold)
 
     def adjoint(self, W: Tensor, mask: Tensor, g: Tensor) -> Tensor:
         """Λ, as far as it settles."""
         found = self._settled("adjoint", mask * g, lambda v: torch.addmm(g, v, W).mul_(mask))
         return torch.full_like(g, torch.nan) if found is None else found
+
+    def pulled(self, image: Tensor, z: Tensor, g: Tensor) -> Tensor:
+        """The v = g + v ∂f/∂z, as far as it settles; where it does not, by a solver."""
+
+        def f(v: Tensor) -> Tensor:
+            (moved,) = torch.autograd.grad(image, z, v, retain_graph=True)
+            return g + moved
+
+        found = self._settled("adjoint", g, f)
+        if found is None and bool(torch.isfinite(g).all()):
+            found = fixed_point(f, g, stop=Stop(rtol=self.rtol)).raise_if_failed().value  # type: ignore[assignment]
+        return g if found is None else found
 
     def _settled(self, which: str, z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor | None:
         for k in range(1, _MOST + 1):
@@ -86,6 +122,10 @@ class LooseSolves:
                     self.work += k * len(z)
                     return z
         return None
+
+
+def _of_images(model: Any) -> bool:
+    return getattr(model, "plainly_iterated", False)
 
 
 class _Settled(torch.autograd.Function):
@@ -102,3 +142,16 @@ class _Settled(torch.autograd.Function):
         W, z, mask = ctx.saved_tensors
         found = ctx.by.adjoint(W, mask, g)
         return found.T @ z, found, None, None
+
+
+class _Stepped(torch.autograd.Function):
+    """f(z) ↦ f(z), where z = f(z) is known: back through it go the v with v = g + v ∂f/∂z."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, z: Tensor, by: LooseSolves) -> Tensor:
+        ctx.image, ctx.z, ctx.by = image, z, by
+        return image.view_as(image)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.by.pulled(ctx.image, ctx.z, g), None, None

@@ -59,9 +59,9 @@ class Trainer:
             to which its last two equilibria lead.
         seed: of the order of samples, and of all that is random in the network while it trains.
         rtol: the tolerance of equilibria during training; by default that of the model.
-        loose: where ‖W‖ < 1 is kept, find the equilibria of a batch by plain iteration until the batch as a
-            whole has settled to `rtol`, without judging rows. On small batches this is several times as fast.
-            A batch that does not settle is solved as always.
+        loose: where ‖W‖ < 1 is kept, and of images, find the equilibria of a batch by plain iteration until
+            the batch as a whole has settled to `rtol`, without judging rows. On small batches this is several
+            times as fast. A batch that does not settle is solved as always.
         ridge, decay: λ and κ of (λ/2)‖a‖² + (κ/2)‖h‖², added to the sum of the loss over all samples; by
             default those of the certificate, or none.
         certificate: of theorem "anchored", for this model and the data that `fit` is given. Training is the

@@ -78,6 +78,7 @@ class ConvMonotone(ImageModel):
         "k={0.outputs}"
     )
     state: Image
+    plainly_iterated = True
     probe: Tensor  # (1, m, h, w), where the estimates of norms start
 
     def __init__(

@@ -45,6 +45,7 @@ class ImageModel(EquilibriumModel):
     state: Sequence[int] | Sequence[Sequence[int]]
     extractor: Extractor
     head: Any  # from the state to ŷ
+    plainly_iterated = False  # whether z ← cell(z, …) is likely to settle
 
     def __init__(self, inputs: Sequence[int], outputs: int, **how: Any) -> None:
         super().__init__(**how)

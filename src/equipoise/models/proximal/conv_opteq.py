@@ -167,6 +167,7 @@ class ConvOptEq(Skip, ImageModel):
         "z = f_L∘…∘f_1(z), f_l(z) = α W_lᵀ⋆{0.activation.name}(W_l⋆z + U_l⋆g(x) + b_l) + (1 − α) z; "
         "z {0.state}, hidden={0.hidden}, alpha={0.alpha:g}, k={0.outputs}"
     )
+    plainly_iterated = True
 
     def __init__(
         self,

@@ -18,13 +18,13 @@ from ...models.images.parts import transposed_kernel
 from ..certificate import Certificate
 from ..common import declared
 from ..conv_robustness import (
-    PooledReads,
     conv_rounding,
     extracted,
     extractor_norms,
     refuse_unknown,
     solved_double,
 )
+from ..image_features import PooledReads
 from ..register import facts_of, has_own_facts
 from ..verify.image_units import image_units
 from ..verify.images import Chain, Conv
@@ -104,11 +104,15 @@ class ConvMonotoneReads(PooledReads):
         self.factor = 1 + (abs(1 - mu) + self.a**2 + self.k) / mu
         self.resolvent = (1 / mu).hi
 
+    def extracted(self, X: Tensor) -> tuple[Tensor, Interval]:
+        """With the norms of its convolutions."""
+        return extracted(self.exact, self.norms, X)
+
     def state_error(self, X: Tensor, Z: Tensor) -> float:
         """‖Z − f(Z)‖_F (1 + ‖W‖/μ), with the rounding of g and f added."""
         model, pad = self.exact, self.exact.A.shape[-1] // 2
         K, A_T = model.skew(), transposed_kernel(model.A)
-        g, g_off = extracted(model, self.norms, X)
+        g, g_off = self.given
         c = F.conv2d(g, model.U, padding=model.U.shape[-1] // 2) + model.b[:, None, None]
         h = F.conv2d(Z, model.A, padding=pad)
         AAz, Kz = F.conv2d(h, A_T, padding=pad), F.conv2d(Z, K, padding=pad)

@@ -22,8 +22,9 @@ from ...models.zoo import OptEqSegmenter
 from ..certificate import Certificate
 from ..claim import Claim
 from ..common import declared, unknown_layer
-from ..conv_robustness import ConvNetwork, ConvOptEqReads
+from ..conv_robustness import ConvNetwork
 from ..conv_wellposed import images_wellposed
+from ..image_features import ConvOptEqReads
 from ..lipschitz import Bounds, Part, above, joint, pairs
 from ..register import facts_of
 from ..verify.image_units import image_units
