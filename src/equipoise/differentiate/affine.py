@@ -168,12 +168,7 @@ class Task:
         value = _tensor(solution)
         self.cache = problem.cache
         self.record.forward = replace(solution, value=value.detach(), image=None, solved=None)
-        if equation.method.on_failure.judge(self.record.forward, equation.what) is not None:
-            raise EquilibriumError(
-                f"{equation.what}: {solution.explain_failure()}\non_failure='mask' leaves rows out of first "
-                f"derivatives in eager mode only, not of a torch.func transform.",
-                self.record.forward,
-            )
+        equation.method.on_failure.require_all(self.record.forward, equation.what)
         return value, equation.masks(problem, value, solution.image)
 
     def resolvent(self, weight: Tensor, g: Tensor, mask: Tensor, flipped: bool) -> Tensor:

@@ -21,7 +21,8 @@ class Record:
     forward: Solution | None = None
     adjoint: Solution | None = None  # of the last backward pass, in flat rows (N, D)
     masked: int = 0  # rows left without a gradient by on_failure="mask"
-    counted: bool = field(default=False, repr=False)  # whether `masked` was added to the model's count
+    used: int | None = None  # rows used although they failed, by on_failure="count"
+    counted: bool = field(default=False, repr=False)  # whether these were added to the model's count
     graph: Any = field(default=None, repr=False)  # f at the equilibrium, until its gradient is attached
 
 

@@ -103,7 +103,7 @@ def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, .
 
 def refuse_unsteady(equation: Equation, z: Tensor, graph: Graph, solution: Solution | None) -> None:
     """Refuse a cell that gives a different answer each time, since it has no equilibrium."""
-    if equation.method.on_failure.policy in ("warn", "accept"):
+    if equation.method.on_failure.uses_failed:
         return  # z need not be an equilibrium
     fz = graph.fz.detach()
     scale, gap = row_norms(fz), row_distances(fz, z)

@@ -8,14 +8,14 @@ so each is solved, differentiated and batched by the same code: every order is e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..solve import Anderson, EquilibriumError, Solution, Stop
+from ..solve import Anderson, Solution, Stop
 from ..solve.driver import confirm, finish
 from .closure import closed_over as closed_over
 from .closure import closed_over_message, refuse_closed_over
@@ -49,6 +49,11 @@ class Implicit(SolvedGradient):
         if self.stop is not None and not isinstance(self.stop, Stop):
             raise TypeError(f"stop must be a Stop such as eq.Stop(rtol=1e-6). Got {self.stop!r} instead.")
 
+    @classmethod
+    def truncated(cls, stop: Stop) -> Implicit:
+        """A quarter of the steps of a solve: where an adjoint may not exist, more are of little use."""
+        return cls(Anderson(), replace(stop, max_steps=-(-stop.max_steps // 4)))
+
     def stop_for(self, equation: Equation) -> Stop:
         """The tolerance of the adjoint: its own, or that of the equation it differentiates."""
         return self.stop or equation.method.stop
@@ -71,7 +76,7 @@ class Implicit(SolvedGradient):
         graph = Graph.of(equation, found.value, leaves(tensors, [t.requires_grad for t in tensors]))
         seen = confirm(found, graph.fz.detach())
         if bool((seen.status == found.status).all()):
-            used = not seen.failed_rows or equation.method.on_failure.policy in ("warn", "accept")
+            used = not seen.failed_rows or equation.method.on_failure.uses_failed
             record.graph = graph if used else None  # rows may be left out, or the batch refused
             return seen
         return finish(seen, found, equation.solve(found.value, tensors))
@@ -104,12 +109,7 @@ class _ImplicitEquilibrium(torch.autograd.Function):
         if graph is not None:
             return start.clone()
         solution = record.forward = equation.solve(start, tensors)
-        if equation.method.on_failure.judge(solution, equation.what) is not None:
-            raise EquilibriumError(
-                f"{equation.what}: {solution.explain_failure()}\non_failure='mask' leaves rows out of first "
-                f"derivatives in eager mode only, not of a torch.func transform or a second derivative.",
-                solution,
-            )
+        equation.method.on_failure.require_all(solution, equation.what)
         assert isinstance(solution.value, Tensor)
         return solution.value
 

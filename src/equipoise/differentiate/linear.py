@@ -143,28 +143,14 @@ def _found(rows: _Rows, start: Tensor, solver: LinearSolver, stop: Stop, ahead: 
 
 def _joined(first: Solution, then: Solution, at: Tensor | None) -> Solution:
     """What two solvers found, one after the other; the second worked on the rows `at` only."""
-    steps, counts = first.steps.clone(), first.counts
+    steps, counts, solver = first.steps.clone(), first.counts, f"{first.solver} → {then.solver}"
     counts += then.counts
     counts.retried += int((~first.converged).sum())
     if at is None:
-        return replace(
-            then, steps=steps + then.steps, counts=counts, solver=f"{first.solver} → {then.solver}"
-        )
-    assert isinstance(first.value, Tensor)
-    assert isinstance(then.value, Tensor)
-    assert first.floor is not None
-    put = lambda old, new: old.index_copy(0, at, new)
-    return replace(
-        then,
-        value=put(first.value, then.value),
-        status=put(first.status, then.status),
-        residual=put(first.residual, then.residual),
-        scale=put(first.scale, then.scale),
-        floor=put(first.floor, then.floor),
-        steps=steps.index_add(0, at, then.steps),
-        counts=counts,
-        solver=f"{first.solver} → {then.solver}",
-    )
+        return replace(then, steps=steps + then.steps, counts=counts, solver=solver)
+    names = ("value", "status", "residual", "scale", "floor")
+    found = {name: getattr(first, name).index_copy(0, at, getattr(then, name)) for name in names}
+    return replace(then, **found, steps=steps.index_add(0, at, then.steps), counts=counts, solver=solver)
 
 
 @dataclass(frozen=True)

@@ -71,15 +71,7 @@ class Moments(Checkpoints):
         return []
 
 
-def training_path(
-    X: Any,
-    y: Any,
-    kind: Kind,
-    recipe: Recipe,
-    *,
-    every: int = 1,
-    **how: Any,
-) -> TrainingPath:
+def training_path(X: Any, y: Any, kind: Kind, recipe: Recipe, *, every: int = 1, **how: Any) -> TrainingPath:
     """Train as `fit` does, and keep the weights after every so many epochs, or steps if it is safeguarded.
 
     `how` are keywords of `fit`. If patience has returned to earlier weights, the path ends there.
@@ -93,14 +85,7 @@ def training_path(
     return TrainingPath({0: _weights(start), **between, end: _weights(fitted.model)}, fitted)
 
 
-def repeated_path(
-    fitted: Fitted,
-    X: Any,
-    y: Any,
-    kind: Kind,
-    recipe: Recipe,
-    **how: Any,
-) -> TrainingPath:
+def repeated_path(fitted: Fitted, X: Any, y: Any, kind: Kind, recipe: Recipe, **how: Any) -> TrainingPath:
     """The path of a training that led to `fitted`, at about 30 moments; `Unrepeated` if it ends elsewhere.
 
     `how` are the keywords that `fit` was given.

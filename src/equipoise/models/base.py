@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -27,6 +28,12 @@ from .choice import Trial, chosen
 from .methods import spelled_out, trained_by
 from .saving import Saved
 
+# What is told of the rows of each count.
+_TOLD = {
+    "masked": "had no equilibrium (or no adjoint) {}: on_failure='mask' gave them no gradient.",
+    "used": "did not converge {}: on_failure='count' used what was reached.",
+    "cut": "had a truncated gradient {}: on_failure='count' gives the adjoint a quarter of the steps.",
+}
 Start = Any  # a state (a tensor or a tuple of tensors), an earlier Solution, or None
 
 
@@ -63,7 +70,7 @@ class EquilibriumModel(Saved, ABC):
         super().__init__()
         self.method = Method().changed(**spelled_out(how))
         self._last = Record()
-        self._masked = self._seen = 0  # rows masked and rows seen, not yet reported
+        self._tally: Counter[str] = Counter()  # rows seen, masked, used and cut, not yet reported
         self.chosen: tuple[Trial, ...] = ()  # what solver=Auto() measured last, the solver it took first
         self._since = 0  # calls since then
 
@@ -138,6 +145,8 @@ class EquilibriumModel(Saved, ABC):
             raise EquilibriumError(f"{error}\n{blame}" if blame else str(error), record.forward) from None
         if record.forward is not None:
             record.forward = shaped(record.forward, equation.layout)
+            if equation.method.on_failure.policy == "count":
+                self._use(record, record.forward)
         return self.state_of(equation.layout.unflat(flat))
 
     @uncompiled
@@ -161,6 +170,9 @@ class EquilibriumModel(Saved, ABC):
         method = replace(method, solver=method.solver or self.default_solver_chain())
         gradient = method.gradient or self.default_gradient()
         if differentiated:
+            if method.on_failure.policy == "count" and self.any_cell:
+                method = replace(method, stop=method.on_failure.limited(method.stop))
+                gradient = method.gradient or Implicit.truncated(method.stop)
             named, tensors = given.get("solver") is not None, (*inputs, *self.parameters())
             gradient = trained_by(gradient, method.solver, named, tensors)
         elif not isinstance(gradient, SolvedGradient):
@@ -199,31 +211,39 @@ class EquilibriumModel(Saved, ABC):
         """The forward and adjoint Solution of the last call."""
         return self._last
 
+    def _use(self, record: Record, found: Solution) -> None:
+        """Note the rows that are used although they failed; in eval mode warn of the first at once."""
+        record.used = len(found.failed_rows)
+        if record.used and not (self.training or self._tally["warned"]):
+            what = f"{found.explain_failure()}\non_failure='count' uses what was reached, now and later."
+            warnings.warn(what, EquilibriumWarning, stacklevel=3)
+            record.counted, self._tally["warned"] = True, 1
+
     def _count(self) -> None:
-        """Add what the last call masked to the count, once its backward pass is over."""
+        """Add the rows of the last call to the counts, once its backward pass is over."""
         last = self._last
         if last.forward is not None and not last.counted:
-            self._masked, self._seen = self._masked + last.masked, self._seen + len(last.forward.status)
+            self._tally.update(seen=len(last.forward.status), masked=last.masked, used=last.used or 0)
+            if last.used is not None and last.adjoint is not None:
+                self._tally.update(cut=len(last.adjoint.failed_rows))
             last.counted = True
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training or evaluation, and report the rows that on_failure="mask" has left out.
+        """Switch to training or evaluation, and report the rows that failed, as "mask" and "count" ask.
 
         Most loops call this once in each epoch, and so get one report for each epoch.
         """
         self._count()
-        if self._masked:
-            warnings.warn(
-                f"{self._masked} of {self._seen} samples had no equilibrium (or no adjoint) since the last "
-                f"train() or eval() of the {type(self).__name__}: on_failure='mask' gave them no gradient.",
-                EquilibriumWarning,
-                stacklevel=2,
-            )
-        self._masked = self._seen = 0
+        told, since = self._tally, f"since the last train() or eval() of the {type(self).__name__}"
+        for name, what in _TOLD.items():
+            if told[name]:
+                message = f"{told[name]} of {told['seen']} samples {what.format(since)}"
+                warnings.warn(message, EquilibriumWarning, stacklevel=2)
+        told.clear()
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": Record(), "_masked": 0, "_seen": 0, "chosen": (), "_since": 0}
+        return {**self.__dict__, "_last": Record(), "_tally": Counter(), "chosen": (), "_since": 0}
 
 
 def shaped(solution: Solution, layout: Layout) -> Solution:

@@ -3,14 +3,7 @@
 from .activation import IDENTITY, RELU, TANH, Activation, clamp, leaky_relu, soft_threshold
 from .anderson import Anderson
 from .auto import Auto
-from .averaging import (
-    SAM,
-    Regulariser,
-    decorrelation,
-    half_squared_distance,
-    half_squared_norm,
-    inverse_norm,
-)
+from .averaging import SAM, Regulariser, decorrelation, half_squared_distance, half_squared_norm, inverse_norm
 from .broyden import Broyden
 from .driver import extrapolate, fixed_point, verify
 from .failure import EquilibriumWarning, OnFailure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,17 +46,8 @@ class Progress:
 
     def take(self, rows: Tensor) -> Progress:
         """What is known of some of the rows."""
-        return replace(
-            self,
-            floor=self.floor[rows],
-            recent=None if self.recent is None else self.recent[rows],
-            start=None if self.start is None else self.start[rows],
-            first=self.first[rows],
-            asked=self.asked[rows],
-            best=self.best[rows],
-            best_at=self.best_at[rows],
-            done=self.done[rows],
-        )
+        some: dict[str, Any] = {name: t[rows] for name, t in vars(self).items() if isinstance(t, Tensor)}
+        return replace(self, **some)
 
     def tolerance(self, k: int, f: Map, z: Tensor, residual: Tensor, scale: Tensor, stop: Stop) -> Tensor:
         """The residual each row must reach, (n,).

@@ -53,10 +53,7 @@ class NeuralODE(Saved):
 
     settings = (
         *("inputs", "channels", "hidden", "outputs", "augment", "method", "steps", "rtol", "atol"),
-        *(
-            "adjoint",
-            "pool",
-        ),
+        *("adjoint", "pool"),
     )
     described = "h'(t) = f(h(t), t), ŷ = head(h(1)); augment={0.augment}, method={0.method}"
 
