@@ -12,6 +12,8 @@ import equipoise as eq
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = {page: page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md"))}
+EXAMPLES = "".join(re.findall(r"```python\n(.*?)```", "".join(REFERENCE.values()), flags=re.DOTALL))
+ENTRIES = re.findall(r"^::: (\S+)$", "".join(REFERENCE.values()), flags=re.M)
 NAMES = [name for name in eq.__all__ if not inspect.ismodule(getattr(eq, name))]
 
 
@@ -25,10 +27,11 @@ def test_every_public_name_is_described_once(name):
     assert len(entries) == 1, f"eq.{name} stands in {entries}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_has_an_example(name):
-    examples = "".join(re.findall(r"```python\n(.*?)```", "".join(REFERENCE.values()), flags=re.DOTALL))
-    assert re.search(rf"\beq\.{name}\b", examples), f"no example of the reference uses eq.{name}"
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_everything_described_has_an_example(entry):
+    room, name = entry.rpartition(".")[::2]
+    used = rf"^[^#\n]*\beq\.{name}\b" if room == "equipoise" else rf"^(?!from|import)[^#\n]*\b{name}\b"
+    assert re.search(used, EXAMPLES, flags=re.M), f"no example of the reference uses {entry}"
 
 
 def test_every_page_is_in_the_navigation():

@@ -103,7 +103,7 @@ def test_a_panel_keeps_colours_apart_and_names_what_is_to_be_named():
         "_b": Line([2.0, 1.0], at=7, dash="-"),
     }
     left = Panel(shown, "step", "loss", "title", rules={"": 1.0, "rule": 2.0}, above=True)
-    figure = panels([[left, Panel({"c": [1.0, 2.0]})], [Panel({}), Panel({"d": [0.0]}, log_y=True)]])
+    figure = panels(left, Panel({"c": [1.0, 2.0]}), Panel({}), Panel({"d": [0.0]}, log_y=True))
     ax = figure.axes[0]
     drawn = {line.get_label(): line for line in ax.get_lines()}
     colours = {name: drawn[name].get_color() for name in ("a", "band", "_b")}
@@ -118,7 +118,7 @@ def test_a_panel_keeps_colours_apart_and_names_what_is_to_be_named():
 
 def test_one_legend_serves_all_panels():
     row = [Panel({"a": [1.0, 2.0], "b": [2.0, 1.0]}), Panel({"a": [1.0, 2.0], "c": [2.0, 1.0]})]
-    figure = panels([row], one_legend=True)
+    figure = panels(*row, one_legend=True)
     assert all(ax.get_legend() is None for ax in figure.axes)
     (box,) = figure.legends
     assert [text.get_text() for text in box.get_texts()] == ["a", "b", "c"]

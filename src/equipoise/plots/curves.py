@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,11 +17,10 @@ from .style import (
     LIGHT,
     LINE,
     MARKERS,
-    WIDTH,
     Theme,
+    in_pairs,
     label,
     legend,
-    new_figure,
     note,
     scale_axis,
     shared_legend,
@@ -138,7 +137,7 @@ def draw_band(
     finite = np.isfinite(low) & np.isfinite(high)
     if whiskers:
         few = np.flatnonzero(finite)
-        few = few[np.unique(np.linspace(0.02 * at, 0.98, _WHISKERS).clip(0, 1) * (len(few) - 1)).astype(int)]
+        few = few[np.unique((np.arange(_WHISKERS) + 0.2 * (at % 5 + 0.5)) / _WHISKERS * len(few)).astype(int)]
         ax.vlines(steps[few], low[few], high[few], color=theme.colour(at), linewidth=1.1, alpha=0.85)
         return
     ax.fill_between(steps, low, high, where=finite, color=theme.colour(at), alpha=0.18, linewidth=0)
@@ -214,24 +213,16 @@ def finish(figure: Figure, ax: Axes, *, theme: Theme = LIGHT, **words: Any) -> F
     return figure
 
 
-def panels(
-    grid: Sequence[Sequence[Panel]],
-    *,
-    width: float = WIDTH,
-    height: float = HEIGHT,
-    one_legend: bool = False,
-    theme: Theme = LIGHT,
-) -> Figure:
-    """A figure of rows of panels, each of that width and height; with `one_legend` above all of them."""
-    figure, axes = new_figure(len(grid), len(grid[0]), width=width, height=height, theme=theme)
-    for row, places in zip(grid, axes, strict=True):
-        for panel, ax in zip(row, places, strict=True):
-            panel.draw(ax, theme)
+def panels(*some: Panel, height: float = HEIGHT, one_legend: bool = False, theme: Theme = LIGHT) -> Figure:
+    """A figure of panels in rows of two, of that height; with `one_legend` above all of them."""
+    figure, axes = in_pairs(len(some), height, theme)
+    for panel, ax in zip(some, axes, strict=True):
+        panel.draw(ax, theme)
     if one_legend:
-        shared_legend(figure, axes[0])
+        shared_legend(figure, axes)
     return figure
 
 
 def curves(series: Mapping[str, Series], *, theme: Theme = LIGHT, **panel: Any) -> Figure:
     """Lines over steps. `panel` are fields of a `Panel`: x, y, title, log_x, log_y, bounds, levels, …"""
-    return panels([[Panel(series, **{"x": "step", **panel})]], theme=theme)
+    return panels(Panel(series, **{"x": "step", **panel}), theme=theme)

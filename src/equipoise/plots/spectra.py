@@ -37,4 +37,4 @@ def spectrum(
             ranks = np.arange(1.0, len(ordered) + 1)
         rounding = ROUNDING * np.nanmax(ordered, initial=0)
         lines[name] = (ranks, np.where(ordered > rounding, ordered, np.nan))
-    return panels([[Panel(lines, x, y, title, log_y=True, levels=levels)]], theme=theme)
+    return panels(Panel(lines, x, y, title, log_y=True, levels=levels), theme=theme)

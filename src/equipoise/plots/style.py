@@ -26,6 +26,7 @@ from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
 from ..plain import plain
 
 WIDTH, HEIGHT = 5.0, 3.3  # inches, of one panel
+BESIDE = 4.1  # the width of one of two
 FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
 SMALL, NORMAL, LARGE = 9.5, 10.5, 11.5  # points
 LINE, FINE = 1.8, 0.8
@@ -100,6 +101,16 @@ def new_figure(
     return figure, grid
 
 
+def in_pairs(count: int, height: float = HEIGHT, theme: Theme = LIGHT) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels in rows of two, beside which no third could be read on a page."""
+    columns = min(count, 2)
+    width = WIDTH if columns == 1 else BESIDE
+    figure, grid = new_figure(-(-count // 2), columns, width=width, height=height, theme=theme)
+    for ax in grid.flat[count:]:
+        ax.remove()
+    return figure, list(grid.flat[:count])
+
+
 def single(theme: Theme = LIGHT, width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Axes]:
     """A figure of one panel, and its axes."""
     figure, grid = new_figure(width=width, height=height, theme=theme)
@@ -170,7 +181,9 @@ def shared_legend(figure: Figure, panels: Sequence[Axes], theme: Theme = LIGHT) 
             own.remove()
     for ax in panels:
         named |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(5, len(named)), "frameon": False}
+    entry = 0.55 + 0.078 * max(map(len, named), default=0)  # inches, that the longest name takes
+    columns = max(1, min(len(named), int(figure.get_figwidth() / entry)))
+    place: dict[str, Any] = {"loc": "outside upper center", "ncols": columns, "frameon": False}
     _plain(figure.legend(list(named.values()), list(named), prop=_TYPE, labelcolor=theme.ink, **place))
 
 

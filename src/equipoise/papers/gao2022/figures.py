@@ -161,14 +161,13 @@ def _judge_rate(measured: Measured) -> list[Judgement]:
 
 def _draw_curves(measured: Measured, page: Page) -> None:
     rows = measured["data"]
-    grid = [_panels(name, curves) for name, curves in rows.items()]
-    page.figure(
-        "curves",
-        panels(grid, width=4.3, height=3.0, one_legend=True),
-        f"{BAND} A curve that ends early was lost, in one seed or more: no equilibrium, or a loss that is "
-        "not finite. A test curve also ends where test samples have no equilibrium. From γ‖A‖ = 1 on no "
-        "equilibrium is proved; beyond 2 it is cut off.",
+    by_measure = zip(*(_panels(name, curves) for name, curves in rows.items()), strict=True)
+    words = (
+        f"{BAND} A curve that ends early was lost, in a seed or more: no equilibrium, or a loss that is not "
+        "finite; a test curve also where test samples have none. A norm above 1 proves none; 2 is the end."
     )
+    for key, some in zip(("training", "test", "norm"), by_measure, strict=True):
+        page.figure(key, panels(*some, one_legend=True), words)
     page.table(
         "final",
         [_row(name, label, runs) for name, curves in rows.items() for label, runs in curves.items()],

@@ -151,7 +151,7 @@ def _draw_table1(measured: Measured, page: Page) -> None:
         lines["paper"] = list(TABLE_1), list(TABLE_1.values())
         row_of_panels.append(Panel(lines, "γ", "forward iterations", f"{name}, N = {N}", log_y=True))
     caption = "Forward iterations to ‖Zˡ⁺¹ − Zˡ‖ ≤ 10⁻², by what norm is meant."
-    page.figure("iterations", panels([row_of_panels]), caption)
+    page.figure("iterations", panels(*row_of_panels), caption)
 
 
 @register("gao2022.table1", "Table 1: forward iterations", _judge_table1, _draw_table1)

@@ -160,16 +160,16 @@ def _judge_basins(measured: Measured) -> list[Judgement]:
 
 def _draw_basins(measured: Measured, page: Page) -> None:
     models, top = measured["models"], math.log(10) * 2
-    columns = []
+    rows = []
     for words, runs in models.items():
         title = lambda one, words=words: (
             f"{words}: {one['share']:.0%} low" + (f", {one['known']:.0%} known" if words == "DEQ" else "")
         )
-        columns.append([Slice(title(one), runs[0]["axis"], one["loss"]) for one in runs[0]["slices"]])
+        rows.append([Slice(title(one), runs[0]["axis"], one["loss"]) for one in runs[0]["slices"]])
     page.figure(
         "landscapes",
-        draw_slices(list(zip(*columns, strict=True)), top, width=3.3, height=3.5),
-        f"Loss around the trained weights (+) of the first seed, a row a pair of directions, cut at "
+        draw_slices(rows, top),
+        f"Loss around the trained weights (+) of the first seed, a column a pair of directions, cut at "
         f"{top:.1f}. The line is at {LEVEL:.2f}; crosses on grey: an image's equilibrium was not found.",
     )
     _draw_shares(measured, page)

@@ -226,7 +226,7 @@ def _row(seed: int, run: Measured) -> Measured:
 
 def _draw_monotone(measured: Measured, page: Page) -> None:
     caption = "From the ordinary start, a colour a seed: the loss, what governs its rate, how far K moves."
-    page.figure("kernel", panels([_panels(measured)], width=4.4, height=3.3), caption)
+    page.figure("kernel", panels(*_panels(measured)), caption)
     page.table(
         "rates",
         [_row(i, run) for i, run in enumerate(measured["runs"])],

@@ -132,7 +132,7 @@ def _draw_multiscale(measured: Measured, page: Page) -> None:
     ]
     page.figure(
         "contours",
-        draw_slices(grid, top, width=4.2, height=3.8),
+        draw_slices(grid, top),
         f"Loss of {measured['data']} test images on a slice around the trained weights (+), a line at "
         f"{LEVEL:.2f}. Stars are minima, crosses on grey points where an image's equilibrium was not found.",
     )
@@ -178,6 +178,7 @@ def fig4_5(context: Context) -> Measured:
     name = dataset(context)
     size = {
         **sizes(context),
+        "grid": context.pick(tiny=3, small=17, medium=21, paper=51),
         "channels": context.pick(**CHANNELS),
         "seen": context.pick(tiny=20, small=60, medium=200, paper=1024),
         "penalty": PENALTY,

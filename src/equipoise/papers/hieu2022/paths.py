@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...explore import Paths, equilibria_plane, solver_paths
 from ...models.zoo import ResidualConv
-from ...plots import LIGHT, new_figure
+from ...plots import LIGHT
 from ...plots.curves import BAND, Panel, panels
 from ...plots.plane import draw_path
-from ...plots.style import MARKERS, linear, shared_legend
+from ...plots.style import MARKERS, in_pairs, linear, shared_legend
 from ...solve import Stop
 from ..framework.experiments import Context, Measured, Progress, register
 from ..framework.images import accuracy, images, images_in_words
@@ -103,7 +103,7 @@ def _draw_residuals(measured: Measured, page: Page) -> None:
     residuals = lambda runs: np.maximum(np.array([r["residual"] for r in runs], dtype=float), 1e-12)
     lines = {f"weights of {words}": residuals(runs) for words, runs in measured["starts"].items()}
     panel = Panel(lines, "solver step", "‖f(z) − z‖ / ‖z‖", measured["data"], log_y=True)
-    page.figure("residuals", panels([[panel]]), f"Mean over images. {BAND}")
+    page.figure("residuals", panels(panel), f"Mean over images. {BAND}")
 
 
 @register(
@@ -142,8 +142,8 @@ def _judge_paths(measured: Measured) -> list[Judgement]:
 
 
 def _draw_paths(measured: Measured, page: Page) -> None:
-    figure, axes = new_figure(1, len(measured["starts"]), width=4.0, height=3.6)
-    for ax, (words, runs) in zip(axes[0], measured["starts"].items(), strict=True):
+    figure, axes = in_pairs(len(measured["starts"]), height=3.8)
+    for ax, (words, runs) in zip(axes, measured["starts"].items(), strict=True):
         run = runs[0]
         for at, path in enumerate(run["paths"][: len(LIGHT.series)]):
             draw_path(ax, path, at=at)
@@ -253,8 +253,8 @@ def _judge_training(measured: Measured) -> list[Judgement]:
 def _draw_training(measured: Measured, page: Page) -> None:
     run = measured["runs"][0]
     shown = [m for m in run["moments"] if "paths" in m]
-    figure, axes = new_figure(1, len(shown), width=3.8, height=3.6)
-    for ax, moment in zip(axes[0], shown, strict=True):
+    figure, axes = in_pairs(len(shown), height=3.8)
+    for ax, moment in zip(axes, shown, strict=True):
         for kind, path in sorted(zip(run["labels"], moment["paths"], strict=False), key=lambda pair: pair[0]):
             line, colour = np.array(path, dtype=float), LIGHT.colour(kind)
             ax.plot(line[:, 0], line[:, 1], linewidth=0.6, alpha=0.35, color=colour)
@@ -262,7 +262,7 @@ def _draw_training(measured: Measured, page: Page) -> None:
             ax.plot(*line[-1], color=colour, alpha=0.85, label=str(kind), **mark)
         words = f"after epoch {moment['epoch']}" if moment["epoch"] else "before training"
         _frame(ax, moment["shares"], words)
-    shared_legend(figure, axes[0])
+    shared_legend(figure, axes)
     words = f"Solver paths of {measured['data']} images from zero; each ends in the mark of its class."
     page.figure("paths", figure, words)
     what = {
@@ -273,7 +273,7 @@ def _draw_training(measured: Measured, page: Page) -> None:
     }
     along = lambda moments, key: ([m["epoch"] for m in moments], [m[key] for m in moments])
     of = lambda key: {f"seed {i}": along(r["moments"], key) for i, r in enumerate(measured["runs"])}
-    figure = panels([[Panel(of(key), "epoch", words) for key, words in what.items()]], width=3.6, height=3.0)
+    figure = panels(*(Panel(of(key), "epoch", words) for key, words in what.items()))
     page.figure("training", figure, "Over training, by seed: how the solver goes, and how classes part.")
     ends = [
         {"seed": i, "training loss": r["loss"][-1], "test accuracy": r["accuracy"]}

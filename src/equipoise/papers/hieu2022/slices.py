@@ -51,9 +51,9 @@ class Slice:
         return filled
 
 
-def draw_slices(grid: Sequence[Sequence[Slice]], top: float, width: float, height: float) -> Figure:
+def draw_slices(grid: Sequence[Sequence[Slice]], top: float) -> Figure:
     """Rows of slices in one scale of colours, from 0 to `top`, with one colour bar."""
-    figure, axes = new_figure(len(grid), len(grid[0]), width=width, height=height, sharex=True, sharey=True)
+    figure, axes = new_figure(len(grid), len(grid[0]), width=3.8, height=3.6, sharex=True, sharey=True)
     slices = [one for row in grid for one in row]
     filled = [one.draw(ax, top) for one, ax in zip(slices, axes.flat, strict=True)]
     for ax in axes.flat:

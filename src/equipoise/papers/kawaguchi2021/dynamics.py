@@ -116,7 +116,7 @@ def _draw_bounds(measured: Measured, page: Page) -> None:
         "bound, 1/(m(1+γ)²)": above("independent"),
     }
     scales: dict[str, Any] = {"log_x": True, "log_y": True, "above": True}
-    figure = panels([[Panel(lines, "step", "training loss", rules={"least loss L*": star}, **scales)]])
+    figure = panels(Panel(lines, "step", "training loss", rules={"least loss L*": star}, **scales))
     page.figure(
         "bounds", figure, "Small steps of descent stand for the flow; λ of the path is λ_T of the paper."
     )
@@ -209,7 +209,7 @@ def _draw_theorem2(measured: Measured, page: Page) -> None:
         lines = {loss: ([r["step"] for r in some], [r[key] for r in some]) for loss, some in rows.items()}
         return Panel(lines, "step", words, log_y=True)
 
-    figure = panels([[panel("kkt", "KKT residual"), panel("radius", "radius of the trust region")]])
+    figure = panels(panel("kkt", "KKT residual"), panel("radius", "radius of the trust region"))
     page.figure("trust-region", figure, "Along a run of descent; the residual is relative to ‖∇L₀‖.")
 
 
@@ -277,7 +277,7 @@ def _judge_appendix_b(measured: Measured) -> list[Judgement]:
 def _draw_appendix_b(measured: Measured, page: Page) -> None:
     names = {"rest of π1ᵀ/(1−γ)": "right", "rest of 11ᵀ/(m(1−γ))": "printed"}
     lines = {name: (measured["depth"], measured[key]) for name, key in names.items()}
-    figure = panels([[Panel(lines, "1/(1 − γ)", "operator norm", log_x=True, log_y=True)]])
+    figure = panels(Panel(lines, "1/(1 − γ)", "operator norm", log_x=True, log_y=True))
     page.figure("rest", figure, "What is left of (I − γS)⁻¹ beside its growing part.")
 
 

@@ -117,10 +117,9 @@ def _draw(measured: Measured, page: Page) -> None:
                     about |= in_columns(words, _last(run, key, pick[which]))
                 lost = ", ".join(map(str, pick["lost"])) or "none"
                 table.append({**about, "rates at which a trial was lost": lost})
-        grid.append([Panel(lines["test"], "epoch", "test loss", name, log_y=True)])
-        grid[-1].append(Panel(lines["train"], "epoch", "training loss", name, log_y=True))
-    figure = panels(grid, width=5.4, height=3.2, one_legend=True)
-    page.figure("losses", figure, BAND.replace("seed", "trial"))
+        for key, words in (("test", "test loss"), ("train", "training loss")):
+            grid.append(Panel(lines[key], "epoch", words, name, log_y=True))
+    page.figure("losses", panels(*grid, one_legend=True), BAND.replace("seed", "trial"))
     page.table("final", table, "At the last epoch: mean and standard deviation over trials.")
     page.note("Left open by the paper: the loss is the mean over a mini-batch, pixels lie in [0, 1], grey.")
 

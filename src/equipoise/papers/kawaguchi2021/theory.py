@@ -207,7 +207,7 @@ def _draw_convergence(measured: Measured, page: Page) -> None:
     )
     page.figure(
         "losses",
-        panels([[panel(left), panel(right)]], width=5.2, height=3.6),
+        panels(panel(left), panel(right), height=3.6),
         f"{measured['kind']} data, y = −x + .1 noise in R¹⁰: DELMs by start (left), linear ResNets (right; "
         "a colour a depth, a dash a step size).",
     )

@@ -211,12 +211,9 @@ def _row(name: str, label: str, row: Measured) -> Measured:
 
 def _draw_fig1(measured: Measured, page: Page) -> None:
     rows = measured["data"]
-    grid = [_panels(name, row) for name, row in rows.items()]
-    page.figure(
-        "curves",
-        panels(grid, width=3.9, height=3.0, one_legend=True),
-        f"{BAND} λₘᵢₙ(G) is left out where it is 0, up to rounding, as for m < n.",
-    )
+    words = f"{BAND} λₘᵢₙ(G) is left out where it is 0, up to rounding, as for m < n."
+    for name, row in rows.items():
+        page.figure(name, panels(*_panels(name, row), one_legend=True), words)
     page.table(
         "final",
         [_row(name, label, row) for name, row in rows.items() for label in row["same"]],

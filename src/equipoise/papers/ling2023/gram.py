@@ -68,7 +68,7 @@ def _draw_theorem2(measured: Measured, page: Page) -> None:
         "λ*/2, the bound": (widths, [star / 2] * len(widths)),
     }
     panel = Panel(lines, "width m", "λₘᵢₙ(G)/m", f"n = {measured['n']}", log_x=True)
-    page.figure("lambda", panels([[panel]]), f"λₘᵢₙ of the Gram matrix at the start. {DRAWS}")
+    page.figure("lambda", panels(panel), f"λₘᵢₙ of the Gram matrix at the start. {DRAWS}")
 
 
 @register(
@@ -108,7 +108,7 @@ def _draw_theorem4(measured: Measured, page: Page) -> None:
     lines[f"∝ {EDGE:.3g}ˡ, of the theorem"] = (layers, first * EDGE ** (layers - 1))
     page.figure(
         "layers",
-        panels([[Panel(lines, "layer l", "‖G − G⁽ˡ⁾‖ / m", log_y=True)]]),
+        panels(Panel(lines, "layer l", "‖G − G⁽ˡ⁾‖ / m", log_y=True)),
         f"Distance of the Gram matrix of layer l from that of the equilibrium, Frobenius norm. {DRAWS}",
     )
 
@@ -153,7 +153,7 @@ def _draw_theorem5(measured: Measured, page: Page) -> None:
     right = Panel(by_layer, "layer l", "‖G⁽ˡ⁾/m − K⁽ˡ⁾‖", log_y=True, above=True)
     page.figure(
         "population",
-        panels([[left, right]]),
+        panels(left, right),
         f"Distance from the infinitely wide network, by width and by depth, Frobenius norm. {DRAWS}",
     )
     page.note(
@@ -219,7 +219,7 @@ def _draw_condition1(measured: Measured, page: Page) -> None:
     lines = {label: Line(some, dash="none") for label, some in margins.items()}
     panel = Panel(lines, "draw", "least margin of (7)-(9)", log_y=True, rules={"": 1.0}, above=True)
     caption = "Condition 1 needs a margin of 1 or more, the line; with a(0) = 0 targets are small."
-    page.figure("margins", panels([[panel]]), caption)
+    page.figure("margins", panels(panel), caption)
 
 
 @register(

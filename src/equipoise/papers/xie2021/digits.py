@@ -293,7 +293,7 @@ def _draw_table3(measured: Measured, page: Page) -> None:
     scores = lambda column: np.stack([_percent(row[column]) for row in cells.values()], axis=1)  # (seeds, α)
     lines = {column: ([float(a) for a in cells], scores(column)) for column in columns}
     panel = Panel(lines, "α", "test accuracy, %", log_x=True, above=True)
-    page.figure("accuracy", panels([[panel]], width=6.4, height=4.6), f"Digits. {BAND}")
+    page.figure("accuracy", panels(panel, height=4.6), f"Digits. {BAND}")
     rows = [{"": f"α = {a}"} | {c: mean_error(_percent(row[c])) for c in columns} for a, row in cells.items()]
     page.table("accuracy", rows, "Test accuracy in %, ± standard error over seeds.")
     by_kind = []
@@ -302,8 +302,8 @@ def _draw_table3(measured: Measured, page: Page) -> None:
         line = {"": Line(([float(w) for w in row], sizes), at)}
         y = f"mean {SWEEPS[kind][2]}"
         by_kind.append(Panel(line, "λ", y, f"with {kind}", log_x=True, log_y=True))
-    figure = panels([by_kind], width=4.2, height=3.2)
-    page.figure("sizes", figure, f"The size of the features by λ, at α = 1, mean over entries. {BAND}")
+    caption = f"The size of the features by λ, at α = 1, mean over entries. {BAND}"
+    page.figure("sizes", panels(*by_kind), caption)
     page.table(
         "sizes",
         [

@@ -58,7 +58,7 @@ def _draw_objective(measured: Measured, page: Page) -> None:
     least = min(v for row in measured.values() for v in row["gap"])
     if least <= 0:
         words += f" A curve ends before its first value of 0 or less, where all is rounding ({least:.1e})."
-    page.figure("objective", panels([[panel]]), words)
+    page.figure("objective", panels(panel), words)
     told = ", ".join(
         f"{name} {row['rises']} times, from {number(row['gap'][0])} to {row['gap'][-1]:.1e}"
         for name, row in measured.items()
@@ -107,7 +107,7 @@ def _draw_theorem3(measured: Measured, page: Page) -> None:
     alphas, off = measured["alphas"], measured["off"]
     lines = {"deep against wide": (alphas, off), "∝ α": (alphas, [off[-1] * a / alphas[-1] for a in alphas])}
     panel = Panel(lines, "α", "relative distance of the equilibria", log_x=True, log_y=True)
-    page.figure("limit", panels([[panel]]), "Three layers; the wide network is their average.")
+    page.figure("limit", panels(panel), "Three layers; the wide network is their average.")
 
 
 @register(
@@ -156,7 +156,7 @@ def _draw_sam(measured: Measured, page: Page) -> None:
     lines = {name: (measured["counts"], measured[name]) for name in ("SAM", "plain")}
     panel = Panel(lines, "steps", "distance to the preferred one", log_x=True, log_y=True)
     caption = "f projects on a hyperplane; R = ½‖z‖² prefers its point of least norm."
-    page.figure("sam", panels([[panel]]), caption)
+    page.figure("sam", panels(panel), caption)
     away = dict(zip(measured["counts"], measured["SAM"], strict=True))
     steps, off = (np.log([part[-2], part[-1]]) for part in (measured["counts"], measured["SAM"]))
     page.note(
