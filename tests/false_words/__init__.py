@@ -12,13 +12,18 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 
+from .answers import conformal, verified
 from .draw import Draw, Word
 from .families import altered, bounds, gradients, runs
+from .images import images
 from .layers import layer
+from .proximal import proximal
+from .settings import settings
 from .solves import affine_maps, cells
 
 # Kinds of cases, and how many of a hundred they are: the cheap ones more often.
-KINDS = {affine_maps: 34, cells: 24, gradients: 20, altered: 12, bounds: 6, layer: 3, runs: 1}
+KINDS = {affine_maps: 30, cells: 20, gradients: 16, settings: 12, altered: 7, bounds: 4, layer: 4}
+KINDS |= {proximal: 2, conformal: 2, images: 1, verified: 1, runs: 1}
 _WHEEL = [kind for kind, often in KINDS.items() for _ in range(often)]
 
 
