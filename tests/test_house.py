@@ -110,7 +110,7 @@ CEILINGS = {
     "files that name GaussianReLU": 4,
     "public functions without a docstring": 0,
 }
-LINES = 56_982
+LINES = 57_440
 
 
 @pytest.mark.parametrize("count", COUNTS)

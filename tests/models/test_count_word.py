@@ -1,4 +1,4 @@
-"""on_failure="count": what a budget of steps reaches is used, and the rows that it does not solve are told."""
+"""on_failure="count": states that a budget of steps reaches are used, and unsolved rows are told."""
 
 from __future__ import annotations
 

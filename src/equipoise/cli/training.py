@@ -74,8 +74,7 @@ def train(
                     progress=watch.progress,
                     begin=watch.begin,
                 )
-                about = sample.test, sample.provenance.get("image_shape"), _weights(sample, recipe)
-                found = findings(fitted, _trained_on(sample, recipe), *about)
+                found = findings(fitted, _trained_on(sample, recipe), *_about(sample, recipe))
             save(fitted, run.path)
             write_atomically(run.path / "findings.json", json.dumps(found).encode())
         except KeyboardInterrupt:
@@ -86,13 +85,17 @@ def train(
             _failed(run, error, fresh)
             raise
         diverged = bool(fitted.stopped and fitted.advice) and not recipe.certified
-        code = Code.DIVERGED if diverged else Code.OK
-        results = headline(fitted, found)
-        run.finish("stopped" if diverged else "finished", fitted.stopped, fitted.advice, code, results)
+        how, code = ("stopped", Code.DIVERGED) if diverged else ("finished", Code.OK)
+        run.finish(how, fitted.stopped, fitted.advice, code, headline(fitted, found))
         page = write_report(run) if report else None
     _tell(run, fitted, page, output)
     if diverged:
         raise Ended(code)
+
+
+def _about(sample: Sample, recipe: Recipe) -> tuple[Any, Any, Any]:
+    """The test rows, the shape of an image, and the weights of the rows."""
+    return sample.test, sample.provenance.get("image_shape"), _weights(sample, recipe)
 
 
 def _trained_on(sample: Sample, recipe: Recipe) -> tuple[Any, Any]:

@@ -85,9 +85,8 @@ def read_table(
     What a file claims to hold is looked at first: one that fits neither into memory nor onto the disk is
     refused before it is read, and a large one is held in a file that is mapped into memory. With `choose`, a
     function from the targets of all rows and the number of features to the numbers of the rows that are
-    wanted, in ascending order, only these are held, and checked. With `left`, many numbers stay in their file
-    where it can be read in parts, and X is `FileRows`: those of a plain .npz, and of a Parquet file whose
-    features are all of a type of numbers.
+    wanted, in ascending order, only these are held, and checked. With `left`, many numbers stay in a plain
+    .npz or in a Parquet file whose features are all numbers, to be read in parts: X is then `FileRows`.
     """
     path = Path(path)
     suffix = path.suffix.lower()
