@@ -85,8 +85,8 @@ def train(
             _failed(run, error, fresh)
             raise
         diverged = bool(fitted.stopped and fitted.advice) and not recipe.certified
-        how, code = ("stopped", Code.DIVERGED) if diverged else ("finished", Code.OK)
-        run.finish(how, fitted.stopped, fitted.advice, code, headline(fitted, found))
+        code, results = (Code.DIVERGED if diverged else Code.OK), headline(fitted, found)
+        run.finish("stopped" if diverged else "finished", fitted.stopped, fitted.advice, code, results)
         page = write_report(run) if report else None
     _tell(run, fitted, page, output)
     if diverged:
