@@ -111,7 +111,7 @@ def stored_error(shift: Tensor) -> Interval:
 
 
 def widened(bounds: SingularBounds, error: float) -> SingularBounds:
-    """Of every matrix within `error` of the one whose bounds these are."""
+    """Bounds that hold for every matrix within `error` of the one whose bounds are given."""
     slack = Interval.within(error)
     return SingularBounds(
         norm=_nonnegative(bounds.norm + slack), sigma_min=_nonnegative(bounds.sigma_min + slack)
@@ -151,7 +151,7 @@ def is_positive(margin: float) -> Claim:
 
 
 def reasons(contraction: Claim, margin: float) -> dict[str, Any]:
-    """Of a family that contracts or is monotone: the better of both, and ‖W‖ < 1 where neither is proved."""
+    """Why a family that contracts or is monotone has one equilibrium, with the better R of both reasons."""
     reason, resolvent = contraction, resolvent_of(contraction)
     if margin > 0:
         reason = contraction if contraction.holds else is_positive(margin)
