@@ -1,8 +1,8 @@
 """Z ← σ(Z Wᵀ + u) until a batch as a whole has settled, and Λ ← D ∘ (G + Λ W) likewise.
 
-A step of training asks for less than a solver gives: no row is judged alone, none is dropped, nothing is
-recorded of each. On a batch of a table that is most of the time of a step. What a certificate says rests on
-solves at its checkpoints, and not on these.
+A step of training asks for less than a solver gives: here no row is judged alone, none is dropped, and
+nothing is recorded of each. On a batch of a table all that takes most of the time of a step. What a
+certificate says rests on solves at its checkpoints, and not on these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .warm_start import WarmStart
 if TYPE_CHECKING:
     from .training_run import TrainingRun
 
-_BETWEEN = 3  # iterations from one look at the residual to the next
+_BETWEEN = 3  # iterations from one check of the residual to the next
 _MOST = 120  # after which plain iteration is given up
 
 
@@ -35,9 +35,10 @@ class LooseSolves:
 
     @staticmethod
     def of(run: TrainingRun) -> LooseSolves | None:
-        """Those of a run whose trainer asks for them, where ‖W‖ < 1 is kept so that iteration settles.
+        """The loose solves of a run whose trainer asks for them, if W can be scaled to ‖W‖ < 1; else None.
 
-        Several ranks would stop at different iterations: what they train would depend on their number.
+        With several ranks there are none: each would stop at another iteration, so that the result would
+        depend on their number.
         """
         trainer, warm = run.trainer, run.warm
         asked = trainer.loose and run.ranks == 1 and getattr(run.model, "scaled_name", None) is not None
@@ -46,7 +47,7 @@ class LooseSolves:
         return LooseSolves(run.model, trainer.stop.rtol, None if warm is None else warm.states["network"])
 
     def outputs(self, x: Tensor, rows: Tensor) -> Tensor | None:
-        """ŷ; None where plain iteration does not settle, and a solver has to find out why."""
+        """ŷ; None if plain iteration does not settle, and a solver has to find out why."""
         model = self.model
         self.steps, self.work = {"forward": 0, "adjoint": 0}, 0
         W, u = model.weight(), model.injection(x)
@@ -61,7 +62,7 @@ class LooseSolves:
         return model.readout(_Settled.apply(W, u, found, self))
 
     def adjoint(self, W: Tensor, mask: Tensor, g: Tensor) -> Tensor:
-        """Λ, as far as it settles."""
+        """Λ, or NaN if it does not settle."""
         found = self._settled("adjoint", mask * g, lambda v: torch.addmm(g, v, W).mul_(mask))
         return torch.full_like(g, torch.nan) if found is None else found
 
