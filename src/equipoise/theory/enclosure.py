@@ -45,9 +45,7 @@ class Enclosure:
     unique: tuple[Claim, ...]  # what makes the equilibrium one: all must hold
     resolvent: Interval  # R ≥ ‖(I − D W)⁻¹ D‖ for every mask D; its upper end is what counts
     reason: str  # the same, in words
-    contraction: Claim | None = (
-        None  # ‖W‖ < 1, of families for which that is a reason, whether it holds or not
-    )
+    contraction: Claim | None = None  # ‖W‖ < 1, if that is a reason for this family, whether it holds or not
     norms: Mapping[str, Interval] = field(default_factory=dict)  # ‖θ‖ of parameters, where already known
 
 

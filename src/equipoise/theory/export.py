@@ -95,7 +95,7 @@ def unroll(
             f"model must be an affine family or an Equilibrium. Got {type(model).__name__} instead{hint}."
         )
     layer = cast(Equilibrium, model)
-    _refuse_altered(layer, ("cell",))  # which is the user's own, and copied as it is
+    _refuse_altered(layer, ("cell",))  # the cell is the user's own, and copied as it is
     q, first, proved = _bounds_of_cell(layer, radius, contraction, offset, sample)
     steps = _steps(q, first, Interval(1.0), error)
     return UnrolledNetwork(_CellBody(layer), steps, error, radius, q.hi, proved)

@@ -44,10 +44,10 @@ class Facts(ABC):
     """
 
     family: ClassVar[str]  # the name of the family whose theorems speak of the model
-    paper: ClassVar[str] = ""  # whose theorems these are, where a paper has some of its own
+    paper: ClassVar[str] = ""  # the paper whose theorems are about this family, if there is one
     affine: ClassVar[bool] = False
     has_error: ClassVar[bool] = True  # whether `equilibrium_error` is known
-    hypotheses: tuple[str, ...] = ()  # what is believed of the family, beside what is computed
+    hypotheses: tuple[str, ...] = ()  # what is believed of the family, besides what is computed
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -312,8 +312,8 @@ def _rounding(instance: Instance, start: Start, along: Along, rtol: float) -> _R
     relative = (solved / along.S + sums(N + model.width) * (Z / along.S)) * conditioned
     relative += 8 * sums(N + model.width) * conditioned + 4 * sums(y_terms := instance.y.numel())
     relative += along.given_back * (2 * solved / Z + sums(model.width) * along.R)
-    # Near L* > 0 the loss itself is rounded, and errors of r off col(Z) count in the first order: those of a
-    # linear family, whose equilibria are solved directly, are rounding alone.
+    # Near L* > 0 the loss itself is rounded, and errors of r off col(Z) count in the first order. In a linear
+    # family, whose equilibria are solved directly, these errors are rounding alone.
     least = Interval(reachable.least).sqrt()
     off = a * amplified * rounded + sums(model.width) * Z * a + sums(4) * (y + r0)
     gap = 2 * least * off + 2 * sums(y_terms) * least**2
