@@ -163,5 +163,5 @@ def test_augmented_training_is_another_and_repeats_itself():
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
     assert runs[0].certificate.constants["F_start"] == runs[2].certificate.constants["F_start"]
-    with pytest.raises(ValueError, match=r"augment is of images"):
+    with pytest.raises(ValueError, match=r"augment is for images"):
         augmented(torch.zeros(3, 4), ["flips"], 0)

@@ -312,7 +312,7 @@ def test_wrong_options_are_named():
     for options, words in (
         ({"optimiser": "lion"}, "optimiser must be one of 'sgd'"),
         ({"optimiser": "adam", "momentum": 0.9}, "adam takes no momentum"),
-        ({"optimiser": torch.optim.Adam, "rate": 0.1}, "belong into the factory"),
+        ({"optimiser": torch.optim.Adam, "rate": 0.1}, "belong in the factory"),
         ({"rate": -1.0}, "rate must be"),
         ({"momentum": 1.0}, "momentum must lie"),
         ({"weight_decay": float("nan")}, "weight_decay must be"),

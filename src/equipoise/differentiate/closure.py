@@ -15,7 +15,7 @@ from .equation import Equation
 
 
 def closed_over(cell: Any, which: Callable[[Tensor], bool]) -> list[str]:
-    """The names of tensors that meet `which`, and of modules with such parameters, outside the cell's own."""
+    """The names of tensors that meet `which`, or modules with such parameters, that are not registered."""
 
     def tracked(value: Any) -> bool:
         if isinstance(value, nn.Module):

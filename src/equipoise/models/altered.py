@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 # Modules before and after the equilibrium: a change to one of them leaves the equation as it is.
 OUTSIDE = ("feature_map", "extractor", "scales", "last_norm", "head")
-_SOURCES = ("_orig", "_v")  # how spectral_norm and prune, and weight_norm, name the parameter behind W
+_SOURCES = ("_orig", "_v")  # suffixes of the parameter behind W: of spectral_norm and prune, of weight_norm
 # What a subclass may redefine without changing anything that is computed.
 _FREE = {"__init__", "__repr__", "__str__", *vars(type("Empty", (), {}))}
 _FREE |= {"extra_repr", "described", "config", "settings"}

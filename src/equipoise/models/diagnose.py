@@ -148,7 +148,7 @@ def diagnose(
         problem = LayerProblem.of(layer, (x, *args), shared)
         generator = torch.Generator(problem.start.device).manual_seed(seed)
         trials = problem.trials()
-        best = max(trials, key=lambda one: one.converged)  # whatever the time it took: that varies
+        best = max(trials, key=lambda one: one.converged)  # not the fastest, since times vary
         rows, at_equilibrium = _where_to_look(best.solution)
         near = problem.take(rows[:_PROBED])
         radius, norm, stretch = near.estimates(_flat(best.solution)[rows[:_PROBED]], generator)

@@ -13,7 +13,7 @@ from .problem import Map
 from .solver import Solver, SolverState, shared
 
 # A step longer than this multiple of the lowest ‖g‖ says that H is nearly singular, not that the solution is
-# so far away. A shorter one raises ‖g‖ of a contraction at most 2e5-fold, which no Stop calls diverged.
+# so far away. A shorter one raises ‖g‖ of a contraction at most 2e5-fold, less than a Stop's default growth.
 _LONGEST = 1e5
 
 

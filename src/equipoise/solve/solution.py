@@ -149,7 +149,7 @@ class Counts:
 
     evaluations: int = 0  # calls of f
     row_evaluations: int = 0  # the same, times the rows of each call
-    jvps: int = 0  # Jacobian-vector products, a call each
+    jvps: int = 0  # Jacobian-vector products, each of them one call
     fallbacks: int = 0  # rows that took a plain step because their own step could not be formed
     retried: int = 0  # rows handed on to the next solver of a chain
 

@@ -3,9 +3,9 @@
     F(h, a) = Σ_i w_i ℓ(φ_i(h) a, y_i) + (λ/2)‖a‖² + (κ/2)‖h‖²,    F*(h) = min over a
 
 Before training the readout is solved for at h₀, and F*(h₀) is enclosed: for every ã,
-F(h₀, ã) − ‖∇_a F(h₀, ã)‖²/(2λ) ≤ F*(h₀) ≤ F(h₀, a₀). A `Trainer` that is given the certificate then trains by
-anything, and keeps what it reached at a checkpoint only where sound bounds show that every input has one
-equilibrium and that F did not rise; else it goes back. So F falls from F(h₀, a₀), checkpoint by checkpoint.
+F(h₀, ã) − ‖∇_a F(h₀, ã)‖²/(2λ) ≤ F*(h₀) ≤ F(h₀, a₀). A `Trainer` that is given the certificate may then use
+any optimiser. At a checkpoint it keeps what it reached only if sound bounds show that every input has one
+equilibrium and that F did not rise; otherwise it goes back. So F falls, from F(h₀, a₀) on.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CHECKED = (
     "that F did not rise, as a Trainer that is given this certificate checks it"
 )
 TIGHT = 1e-9  # tolerance of the solves where a small gap is measured
-_SMALL = 4096  # rows, of which a small gap costs next to nothing
-_CARE = 5e-3  # over the number of rows: the tolerance of the solves at a start of many
-_START, _END = 1e-3, 1e-6  # of F: the gaps that are solved for at such a start, and else
+_SMALL = 4096  # up to so many rows a small gap costs next to nothing
+_CARE = 5e-3  # divided by the number of rows: the tolerance of the solves for many rows
+_START, _END = 1e-3, 1e-6  # the gaps, as shares of F, that are solved for with many rows at first, and else
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Anchored:
             entropy where y are integers, else "half_square".
         ridge: λ > 0, of the sum over samples.
         decay: κ ≥ 0. With κ > 0 the promise is about F with the weight decay of the hidden parameters: the
-            loss of the data may grow by as much as that falls.
+            loss of the data may grow by as much as the decay falls.
         gap: how far above F*(h₀) the start may be, as a share of F(h₀, 0).
         sample_weight: w ≥ 0, one number for each sample; ones by default.
     """
@@ -76,12 +76,12 @@ class Anchored:
             object.__setattr__(self, "sample_weight", tuple(w.tolist()))
 
     def prove(self, instance: Instance) -> Certificate:
-        """Of the model of an instance."""
+        """The verdict on the model of an instance."""
         assert instance.y is not None
         return self.prove_of(instance.original, instance.X, instance.y)
 
     def terms(self, y: Any) -> Terms:
-        """F's terms, with the loss that y asks for where none is given."""
+        """The terms of F, with the loss that y suggests if none is given."""
         whole = not torch.as_tensor(y[:1]).is_floating_point()
         name = self.loss or ("cross_entropy" if whole else "half_square")
         w = None if self.sample_weight is None else torch.tensor(self.sample_weight, dtype=torch.float64)
@@ -162,8 +162,8 @@ class Anchor:
     def of(reads: ReadFeatures, rows: SampleRows, gap: float = 0.0) -> Anchor:
         """Solve for the readout of the present features, and enclose F there.
 
-        Of many rows, to a gap that is this share of F(h, 0), with as little care as that takes: what the
-        errors of the features add to the gap grows with the square of their number.
+        With many rows a gap of this share of F(h, 0) is tried first, from features that are no more precise
+        than that takes. Their errors add to the gap a part that grows with the square of the number of rows.
         """
         objective = Objective(reads, rows)
         if rows.whole > _SMALL:
@@ -174,7 +174,7 @@ class Anchor:
 
     @staticmethod
     def on(held: HeldFeatures, start: Tensor | None = None, tolerance: float = _END) -> Anchor:
-        """The same on features that are held; `start` is where the readout's solve begins."""
+        """The same with features that are held; `start` is where the solve for the readout begins."""
         objective = held.objective
         zero = torch.zeros_like(objective.readout.stored())
         free = solve_readout(held, (zero if start is None else start).cpu(), tolerance)
@@ -184,7 +184,7 @@ class Anchor:
         stored, exact = objective.enclosed(held.blocks(), [a, free], gradient=True)
         lower = max((exact.F - exact.gap(objective.terms.ridge)).lo, 0.0)
         without = objective.at_zero()
-        if not stored.F.hi <= without.lo:  # no readout is proved better than none, whose F is known exactly
+        if not stored.F.hi <= without.lo:  # not proved better than no readout, whose F needs no features
             a, stored = zero.cpu(), EnclosedLoss(without, without - objective.decay)
         return Anchor(
             a=a,

@@ -42,7 +42,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class EnclosedLoss:
-    """F and ∇_a F at one readout, with what is known of them."""
+    """F and ∇_a F at one readout, with bounds of their errors."""
 
     F: Interval
     data: Interval  # Σ w ℓ alone
@@ -50,14 +50,14 @@ class EnclosedLoss:
     slack: Interval = field(default_factory=lambda: Interval(0.0))  # ≥ ‖∇_a F − gradient‖
 
     def gap(self, ridge: float) -> Interval:
-        """F(h, a) − min F(h, ·) lies in it."""
+        """An interval that holds F(h, a) − min F(h, ·)."""
         assert self.gradient is not None
         size = frobenius(self.gradient) + self.slack
         return Interval(0.0, (size**2 / (2 * Interval(ridge))).hi)
 
 
 class SampleRows:
-    """X, y and w of N samples, read in blocks; of a Shard those of this rank, and sums are over all ranks."""
+    """X, y and w of N samples, read in blocks. With a Shard, those of this rank; sums are over all ranks."""
 
     def __init__(self, X: Any, y: Any, terms: Terms, outputs: int) -> None:
         if len(X) != len(y) or len(X) == 0:
@@ -74,7 +74,7 @@ class SampleRows:
         return len(self.X)
 
     def total(self, *parts: Tensor) -> list[Tensor]:
-        """Sums over all rows of what was summed over these."""
+        """Sums over all rows, from sums over the rows of this rank."""
         return total(*parts) if self.shared else list(parts)
 
     def weight(self) -> float:
@@ -100,7 +100,7 @@ class Objective:
         self.reads, self.rows, self.terms = reads, rows, rows.terms
         self.readout: LinearReadout = reads.readout_of(reads.model)
         self.work = 0  # evaluations of a row so far
-        if rows.shared:  # else the sum over ranks is about no network
+        if rows.shared:  # otherwise the sum over ranks would be about no single network
             require_equal("weights", fingerprint(reads.model)["weights"])
 
     @cached_property
@@ -140,7 +140,7 @@ class Objective:
         return [self._whole(one) for one in sums]
 
     def at_zero(self) -> Interval:
-        """F(h, 0), which depends on y alone but for the decay."""
+        """F(h, 0), which depends on y only, apart from the decay."""
         found = Interval(0.0)
         for rows in self.rows.slices(BLOCK * 8):
             y, w = self.rows.targets(rows, torch.device("cpu"))
@@ -197,7 +197,7 @@ class _Sum:
         self.value, self.slack, sizes = enclosed_total(self.value, self.slack, own)
         if self.gradient is not None:
             (self.gradient,) = total(self.gradient)
-            self.slack = self.slack + gamma(2 * ranks()) * sizes  # in whatever order it is added
+            self.slack = self.slack + gamma(2 * ranks()) * sizes  # in whatever order the ranks are added
 
 
 def _weighed(w: Tensor, value: Tensor, error: Tensor) -> Interval:

@@ -299,8 +299,8 @@ def _from_json(value: Any) -> Any:
 def fingerprint(model: nn.Module, X: Input | None = None, y: Tensor | None = None) -> dict[str, str]:
     """SHA-256 of the weights and of the data: a certificate is about these and no others.
 
-    The weights are the family, its exact settings (γ, μ, relu'(0), …) and every parameter; of a feature map,
-    which may be any function, the features of X are taken as well.
+    The weights are the family, its exact settings (γ, μ, relu'(0), …) and every parameter. With a feature
+    map, which may be any function, the features of X are included as well.
     """
     weights = hashlib.sha256(type(model).__name__.encode())
     known = isinstance(model, Saved) and not getattr(model, "any_cell", False)

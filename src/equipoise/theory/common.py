@@ -30,9 +30,9 @@ SAME = {"printed": "the conditions are the same"}  # where printed=True finds no
 
 
 class PaperTheorem(ABC):
-    """A theorem of a paper about one output of its ReLU family, by one step size for all weights, or by flow.
+    """A theorem of a paper about its ReLU family with one output, trained with one step size or by a flow.
 
-    It says what it needs of an instance besides (`obstacle`), and argues from σ_min(Z(0)).
+    `obstacle` says what else it needs of an instance, and `argued` states its claims from σ_min(Z(0)) on.
     """
 
     name: ClassVar[str]
@@ -99,7 +99,7 @@ def trained_features(model: object) -> str:
 
 
 def well_posed(claims: Claims, instance: Instance, contracting: bool = False) -> bool:
-    """One equilibrium for every input; where the proof needs it, because the map contracts."""
+    """Claim one equilibrium for every input, by contraction if the proof needs that; whether it holds."""
     at = instance.enclosure
     needed = (at.contraction,) if contracting and at.contraction is not None else at.unique
     claims.items.extend(needed)
@@ -121,7 +121,7 @@ def independent_rows(claims: Claims, instance: Instance) -> Claim:
 
 
 def dependence(instance: Instance) -> str:
-    """What to change where the equilibria of N samples are not independent."""
+    """What to change if the equilibria of N samples are not independent."""
     m, N = instance.model.width, instance.N
     if m < N:
         return f"a width of at least {N}, the number of samples, or theorem='safeguarded' with slack"
@@ -169,7 +169,7 @@ def certificate(
 
 
 def relative_movement(instance: Instance, distance: Interval) -> float | None:
-    """An upper bound of ‖Z − Z(0)‖_F as a share of ‖Z(0)‖_F; None where there is none."""
+    """An upper bound of ‖Z − Z(0)‖_F as a share of ‖Z(0)‖_F; None if there is none."""
     share = (distance / instance.equilibria.frobenius).hi
     return share if math.isfinite(share) else None
 
@@ -178,7 +178,7 @@ def relative_movement(instance: Instance, distance: Interval) -> float | None:
 
 
 def declared(model: Any) -> list[str]:
-    """What is believed of parts that are the user's own, and that a model returns no equilibrium."""
+    """Hypotheses about parts of the user's own, and the remark that a model does not return equilibria."""
     activation, regulariser = getattr(model, "activation", None), getattr(model, "regulariser", None)
     found = []
     if activation is not None and activation not in KNOWN.values():
@@ -191,7 +191,7 @@ def declared(model: Any) -> list[str]:
 
 
 def unknown_layer(layers: Iterable[nn.Module], *known: type[nn.Module]) -> str:
-    """The layer that may compute otherwise than those that are known; empty if none may."""
+    """Why a layer of an unknown class, which may compute anything, stands in the way; empty if none does."""
     for i, layer in enumerate(layers):
         if type(layer) not in known:
             return (

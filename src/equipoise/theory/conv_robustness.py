@@ -43,8 +43,8 @@ from .register import has_own_facts, is_about
 EPSILON = 1e-5  # ε of F.layer_norm
 _UP = 1 + 2.0**-30  # more than the roundings of a sum
 _ULPS = 16  # of an activation or a property, as computed
-AT_ONCE = 256  # images
-_KNOWN: dict[tuple[str, bool], tuple[type[nn.Module], ...]] = {  # a part of the model, or inside of one
+AT_ONCE = 256  # images that are solved for together
+_KNOWN: dict[tuple[str, bool], tuple[type[nn.Module], ...]] = {  # (part, whether inside it): known classes
     ("extractor", False): (Extractor, nn.Sequential),
     ("extractor", True): (nn.Conv2d, nn.ReLU),
     ("layers", False): (nn.ModuleList,),
@@ -80,13 +80,13 @@ class ConvNetwork:
         return moved / (1 - self.q) * self.features_bound
 
     def outputs(self) -> list[Part]:
-        """What ŷ is made of, but for its biases."""
+        """The linear maps whose sum is ŷ without its biases."""
         if self.head.linear:
             return self.undivided()
         return [(self.head.V, Interval(0.0), self.state * self.head.factor)]
 
     def undivided(self) -> list[Part]:
-        """What A z is made of, the linear part of ŷ or of sŷ: Σ_l share_l A W_lᵀ⋆h_l."""
+        """The linear maps whose sum is A z, the linear part of ŷ or of sŷ: Σ_l share_l A W_lᵀ⋆h_l."""
         model, head, alpha = self.model, self.head, Interval(self.model.alpha)
         if model.regulariser is not None:
             return [(head.A, head.error, self.state)]
@@ -120,7 +120,7 @@ class ConvNetwork:
 
     @cached_property
     def extractor_norms(self) -> list[Interval]:
-        """Of the convolutions of g."""
+        """≥ the norms of the convolutions of g."""
         return extractor_norms(self.model)
 
     # -- what is computed, with its error ----------------------------------------------------------------
@@ -136,7 +136,7 @@ class ConvNetwork:
 
     @torch.no_grad()
     def scores(self, X: Tensor) -> tuple[Tensor, float, Tensor]:
-        """sŷ (N, k) of a checked X, ≥ the error of a difference of two of a row's, and ≥ s (N,), or 1."""
+        """sŷ (N, k) for a checked X, ≥ the error of a difference of two in a row, and ≥ s (N,)."""
         found = []
         for images in X.split(AT_ONCE):
             Z = self.model.solve(images, stop=tightest(self.model)).value
@@ -148,9 +148,9 @@ class ConvNetwork:
 
     @torch.no_grad()
     def error(self, X: Tensor, Z: Tensor, given: tuple[Tensor, Interval] | None = None) -> float:
-        """‖Z − T(Z)‖_F/(1 − q) with the rounding of g and T, layer by layer, added.
+        """≥ ‖Z − Z*‖_F: ‖Z − T(Z)‖_F/(1 − q), with the rounding of g and of each layer of T added.
 
-        `given` is what `extracted` says of X, where that is known.
+        `given` is what `extracted` says of X, if that is known.
         """
         model, alpha = self.model, Interval(self.model.alpha)
         g, g_off = extracted(self.model, self.extractor_norms, X) if given is None else given
@@ -183,7 +183,7 @@ class ConvNetwork:
 
 
 def extractor_norms(model: Any) -> list[Interval]:
-    """Of the convolutions of g, each on images of the size that reaches it."""
+    """≥ the norms of the convolutions of g, each on images of the size that reaches it."""
     x, norms = next(model.parameters()).new_zeros(1, *model.inputs), []
     for layer in model.extractor:
         if isinstance(layer, nn.Conv2d):
@@ -237,7 +237,7 @@ class ConvHead:
         self.error = (gamma(n + sum(head.grid) + 8) * frobenius(self.V)) * self.means + 2.0**-1000
 
     def scores(self, Z: Tensor, error: Interval) -> tuple[Tensor, float, Tensor]:
-        """As of `ConvNetwork`, of Z within `error` of the equilibria."""
+        """As `ConvNetwork.scores`, from a Z that is within `error` of the equilibria."""
         s, s_off = self.divisor(Z, error) if self.normalised else (Z.new_ones(len(Z)), Interval(0.0))
         y = Z.flatten(1) @ self.A.T + s[:, None] * self.v
         size, weight = _largest(Z.flatten(1)), _largest(self.A) + self.error
@@ -262,7 +262,7 @@ class ConvHead:
 def conv_rounding(K: Tensor, x: Tensor) -> Interval:
     """≥ ‖fl(K⋆x) − K⋆x‖_F, underflow included; of the transposed convolution too.
 
-    A pixel is met by at most kh·kw taps, so that the patches of x have together ≤ √(kh·kw)‖x‖_F.
+    A pixel meets at most kh·kw taps, so that all patches of x together have a norm ≤ √(kh·kw)‖x‖_F.
     """
     outputs, inputs, taps = K.shape[0], K.shape[1], K.shape[2] * K.shape[3]
     terms = max(outputs, inputs) * taps
@@ -297,7 +297,7 @@ def _resize_norm(before: int, after: int) -> Interval:
 
 
 def solved_double(model: Any) -> Any:
-    """The exact values of the stored numbers in float64; solved for equilibria whatever the model returns."""
+    """The model in float64, exactly as stored; it returns equilibria, whatever the model itself returns."""
     device = next(model.parameters()).device
     home = torch.device("cpu") if device.type == "mps" else device
     exact = double(model, home)
@@ -306,7 +306,7 @@ def solved_double(model: Any) -> Any:
 
 
 def tightest(model: ConvOptEq) -> Stop:
-    """As near as float64 tells; with a property T itself is solved, whose steps lead a part of the way."""
+    """The tightest stop in float64. With a property T itself is solved, whose steps go part of the way."""
     part = 1.0 if model.regulariser is None else pace(model.alpha, len(model.layers))
     return Stop(rtol=max(1e-12, 2 * Stop.reach(torch.float64) / part), max_steps=2000)
 
@@ -323,7 +323,7 @@ def _obstacle(model: ConvOptEq, exact: ConvOptEq) -> str:
 
 
 def refuse_unknown(model: nn.Module) -> None:
-    """By name, a part of which no bound is known: a norm, another padding than zeros."""
+    """Raise a ValueError that names a part of which no bound is known: a norm, a padding but zeros."""
     for name, part in model.named_modules():
         place, _, inside = name.partition(".")
         what = ""

@@ -14,7 +14,7 @@ from ..models.proximal import ConvOptEq
 class ImagesWellPosed:
     """Whether every image has one equilibrium, and why. Lip T ≤ Π_l (1 − α + α‖W_l‖²) for 1-Lipschitz σ.
 
-    That holds with a nonexpansive property behind the layers too; of another nothing is known.
+    The bound also holds with a nonexpansive property behind the layers; with any other nothing is known.
     """
 
     norms: tuple[float, ...]  # ≥ ‖W_l‖

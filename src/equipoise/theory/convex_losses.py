@@ -51,7 +51,7 @@ class ConvexLoss(ABC):
 
     @abstractmethod
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
-        """What tells ℓ''(q), row by row, (n, k): here its diagonal; trusted for nothing."""
+        """What determines ℓ''(q), row by row, (n, k): here its diagonal. No proof relies on it."""
 
     def curved(self, at: Tensor, d: Tensor) -> Tensor:
         """ℓ''(q) d, row by row, (n, k), from the curvature at q."""
@@ -123,7 +123,7 @@ class SoftmaxCrossEntropy(ConvexLoss):
         return LossRows(value, slope, units * sizes, torch.full_like(value, units * 2 * (k + 1)))
 
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
-        """p, of which the diagonal is p(1 − p), and all of ℓ'' is diag p − ppᵀ."""
+        """p, from which ℓ'' = diag p − ppᵀ, with the diagonal p(1 − p)."""
         return torch.softmax(q, dim=1)
 
     def curved(self, at: Tensor, d: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class HingeRows(ConvexLoss):
         return LossRows(value, -2 * y * short, units * value, units * 2 * short.norm(dim=1))
 
     def curvature(self, q: Tensor, y: Tensor) -> Tensor:
-        """2 where the hinge is open."""
+        """2 where y q < 1, and 0 elsewhere."""
         return torch.where(y * q < 1, 2.0, 0.0)
 
 

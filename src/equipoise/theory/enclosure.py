@@ -45,9 +45,7 @@ class Enclosure:
     unique: tuple[Claim, ...]  # what makes the equilibrium one: all must hold
     resolvent: Interval  # R ≥ ‖(I − D W)⁻¹ D‖ for every mask D; its upper end is what counts
     reason: str  # the same, in words
-    contraction: Claim | None = (
-        None  # ‖W‖ < 1, of families for which that is a reason, whether it holds or not
-    )
+    contraction: Claim | None = None  # ‖W‖ < 1, if that is a reason for this family, whether it holds or not
     norms: Mapping[str, Interval] = field(default_factory=dict)  # ‖θ‖ of parameters, where already known
 
 
@@ -111,7 +109,7 @@ def stored_error(shift: Tensor) -> Interval:
 
 
 def widened(bounds: SingularBounds, error: float) -> SingularBounds:
-    """Of every matrix within `error` of the one whose bounds these are."""
+    """Bounds that hold for every matrix within `error` of the one whose bounds are given."""
     slack = Interval.within(error)
     return SingularBounds(
         norm=_nonnegative(bounds.norm + slack), sigma_min=_nonnegative(bounds.sigma_min + slack)
@@ -151,7 +149,7 @@ def is_positive(margin: float) -> Claim:
 
 
 def reasons(contraction: Claim, margin: float) -> dict[str, Any]:
-    """Of a family that contracts or is monotone: the better of both, and ‖W‖ < 1 where neither is proved."""
+    """Why a family that contracts or is monotone has one equilibrium, with the better R of both reasons."""
     reason, resolvent = contraction, resolvent_of(contraction)
     if margin > 0:
         reason = contraction if contraction.holds else is_positive(margin)

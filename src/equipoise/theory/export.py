@@ -28,8 +28,8 @@ _MOST_STEPS = 10_000
 class UnrolledNetwork(nn.Module):
     """z ← f(z, x), `steps` times from zero, then the readout.
 
-    `error` bounds the distance of the output (Euclidean, a sample) to that of the equilibrium network for
-    every input with ‖x‖ ≤ `radius`, in exact arithmetic; `proved` tells a proved bound from an estimated.
+    `error` bounds the Euclidean distance of a sample's output to that of the equilibrium network for every
+    input with ‖x‖ ≤ `radius`, in exact arithmetic; `proved` tells a proved bound from an estimated one.
     `hypotheses` are what the proof takes on trust, such as facts that a user registered.
     """
 
@@ -95,7 +95,7 @@ def unroll(
             f"model must be an affine family or an Equilibrium. Got {type(model).__name__} instead{hint}."
         )
     layer = cast(Equilibrium, model)
-    _refuse_altered(layer, ("cell",))  # which is the user's own, and copied as it is
+    _refuse_altered(layer, ("cell",))  # the cell is the user's own, and copied as it is
     q, first, proved = _bounds_of_cell(layer, radius, contraction, offset, sample)
     steps = _steps(q, first, Interval(1.0), error)
     return UnrolledNetwork(_CellBody(layer), steps, error, radius, q.hi, proved)
@@ -159,7 +159,7 @@ class _AffineBody(nn.Module):
 
 @torch.no_grad()
 def _unrolled_affine(model: AffineFamily, error: float, radius: float) -> UnrolledNetwork:
-    """By the facts of the family, which say how its iteration contracts and how large u can be."""
+    """The module, by the facts of the family, which say how it contracts and how large u can be."""
     known = facts(double(model, torch.device("cpu")))
     assert isinstance(known, AffineFacts)
     if known.obstacle:
@@ -195,7 +195,7 @@ class _CellBody(nn.Module):
 
 
 def _zero_start(layer: Equilibrium, x: Tensor) -> Any:
-    """0 in the shape of the state: `offset` bounds no step from where a function of the inputs may begin."""
+    """0 in the shape of the state, since `offset` bounds the first step from 0 and from no other start."""
     z = layer.start_of(x)
     return tuple(map(torch.zeros_like, z)) if isinstance(z, tuple) else torch.zeros_like(z)
 

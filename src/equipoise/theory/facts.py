@@ -40,21 +40,21 @@ __all__ = ["AffineFacts", "Facts", "facts", "facts_of", "find_facts", "is_about"
 class Facts(ABC):
     """What is known of one model: why equilibria are unique, how near computed ones are, how far they move.
 
-    A theorem about training is proved of the affine families alone, whose facts are `AffineFacts`.
+    Theorems about training, apart from "anchored", are proved of the affine families alone (`AffineFacts`).
     """
 
     family: ClassVar[str]  # the name of the family whose theorems speak of the model
-    paper: ClassVar[str] = ""  # whose theorems these are, where a paper has some of its own
+    paper: ClassVar[str] = ""  # the paper whose theorems are about this family, if there is one
     affine: ClassVar[bool] = False
     has_error: ClassVar[bool] = True  # whether `equilibrium_error` is known
-    hypotheses: tuple[str, ...] = ()  # what is believed of the family, beside what is computed
+    hypotheses: tuple[str, ...] = ()  # what is believed of the family, besides what is computed
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """What a certificate says of the facts it rests on: that they are right, where a user gave them."""
+        """The hypotheses of a certificate about these facts: that they are right, if a user gave them."""
         kind, name = type(self), type(self.model).__name__
         given = (f"the facts {kind.__name__}, which are registered for {name}, are right",)
         return self.hypotheses if family_of(kind) is kind else (*self.hypotheses, *given)
@@ -75,7 +75,7 @@ class Facts(ABC):
         """The certificate that every input has exactly one equilibrium."""
 
     def equilibrium_error(self, X: Tensor, Z: Tensor) -> float:
-        """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X; infinite where nothing is proved."""
+        """≥ ‖Z − Z*‖_F for any Z offered as the equilibria of X; infinite if nothing is proved."""
         raise unknown(self.model)
 
     def reads(self) -> ReadFeatures:
@@ -143,7 +143,7 @@ class AffineFacts(Facts):
         raise self._missing(what, "geometry(instance)", " Theorem 'safeguarded' does not need it.")
 
     def rate(self, instance: Instance) -> tuple[float, str]:
-        """An upper bound of the factor by which a step brings the iterate nearer, and of which iteration.
+        """≥ the factor by which a step brings the iterate nearer, and the name of that iteration.
 
         Forward-backward splitting contracts by √(1 − (μ/ℓ)²) at the step μ/ℓ², with μ = 1/R and ℓ ≥ ‖I − W‖.
         """
@@ -182,7 +182,7 @@ class AffineFacts(Facts):
         return None
 
     def contract(self, to: float) -> tuple[str, dict[str, float]] | None:
-        """Change the model so that ‖W‖ = `to`, and say what was done, in words and by name; or None."""
+        """Change the model so that ‖W‖ = `to`; what was done, in words and by name, or None if nothing."""
         return None
 
     # -- what follows for every affine family ----------------------------------------------------------------
@@ -205,7 +205,7 @@ class AffineFacts(Facts):
         return instance.equilibria_of(Z.detach().to(instance.X.device).double()).error
 
     def reads(self) -> AffineReads:
-        """φ(x) = z."""
+        """The features φ(x) = z."""
         return AffineReads(self.model, type(self))
 
     def bounds(self) -> Bounds:

@@ -1,4 +1,4 @@
-"""[Z, √λ I] and r = Z a + √λ e − y at the start: what both arguments with a readout of its own step share."""
+"""[Z, √λ I] and r = Z a + √λ e − y at the start: what the theorems with a readout step of its own share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_options(
 
 @dataclass(frozen=True)
 class Start:
-    """The features the readout sees at the start, the slack's columns included, and what they leave."""
+    """Norms at the start, of the features with the slack's columns, of the readout and of the residual."""
 
     Z: Interval  # ‖Z(0)‖
     S: Interval  # ‖[Z(0), √λ I]‖
@@ -50,7 +50,7 @@ class Start:
     def of(cls, instance: Instance, slack: float) -> Start:
         """The start of an instance, with the slack's columns."""
         found, N, m = instance.equilibria.spectrum, instance.N, instance.model.width
-        # Of a linear family only the part of r in col(Φ) moves, so that m singular values are enough.
+        # In a linear family only the part of r in col(Φ) moves, so that m singular values are enough.
         s = found.sigma_min if m >= N or _projects(instance, slack) else Interval(0.0)
         more = Interval(slack)
         reachable = reachable_targets(instance, slack)
@@ -137,7 +137,7 @@ def _residual(instance: Instance, reachable: Reachable) -> Interval:
 
 
 def independent(claims: Claims, instance: Instance, start: Start) -> Claim:
-    """s > 0, with the slack's columns."""
+    """The claim that s > 0, with the slack's columns."""
     N, m = instance.N, instance.model.width
     width = f", or a width of at least {N}" if m < N else ", or removing duplicate and zero rows"
     slack = start.root.hi > 0
@@ -197,7 +197,7 @@ def run_rtol(instance: Instance, rtol: float) -> float:
 
 
 def run_atol(instance: Instance, rtol: float) -> float:
-    """What a run's solves allow every sample beside: `rtol` of the root mean square of the rows of Z(0)."""
+    """The absolute tolerance of a run's solves: `rtol` times the root mean square of the rows of Z(0)."""
     return run_rtol(instance, rtol) * instance.equilibria.frobenius.hi / math.sqrt(instance.N)
 
 
@@ -215,7 +215,7 @@ class Along:
 
 @dataclass(frozen=True)
 class _Rounding:
-    """What a step is off by: e + ρ‖r‖ as measured, relative to ‖r(0)‖ ≥ first; `gap` more of a gap's loss."""
+    """The error e + ρ‖r‖ of a step, with first ≤ ‖r(0)‖; `gap` adds to it if the promise is about a gap."""
 
     e: Interval
     rho: Interval
@@ -257,9 +257,9 @@ def plain_descent(
     rtol: float,
     count: str = "k",
 ) -> dict[str, Any]:
-    """What descent by one step for all weights promises; once it is proved, its floor and its tolerance.
+    """What descent with one step size for all weights promises; if proved, with its floor and tolerances.
 
-    All along, the weights are within reach, and σ_min(Z)² ≥ exponent.
+    All along the run the weights are within `along`, and σ_min(Z)² ≥ exponent.
     """
     falls = f"L({count}) ≤ (1 − {exponent:.3g} η)^{count} L(0)"
     promise = f"with step size η < {largest:.3g}, {falls}, and equilibria stay unique."
@@ -294,7 +294,7 @@ def _rounding(instance: Instance, start: Start, along: Along, rtol: float) -> _R
     assert instance.y is not None
     at, model, N = instance.enclosure, instance.model, instance.N
     unit = torch.finfo(instance.original.readout_weight.dtype).eps / 2
-    sums = lambda terms: Interval(unit * (terms + 4) * 1.01)  # of the rounding of so many terms
+    sums = lambda terms: Interval(unit * (terms + 4) * 1.01)  # the rounding of a sum of so many terms
     a, y, r0, Z = along.a, frobenius(instance.y), start.r0, instance.equilibria.frobenius + along.s
     hidden = [p for n, p in model.named_parameters() if n != model.readout_name]
     weights = sum((frobenius(p) for p in hidden), frobenius(at.weight))
@@ -312,8 +312,8 @@ def _rounding(instance: Instance, start: Start, along: Along, rtol: float) -> _R
     relative = (solved / along.S + sums(N + model.width) * (Z / along.S)) * conditioned
     relative += 8 * sums(N + model.width) * conditioned + 4 * sums(y_terms := instance.y.numel())
     relative += along.given_back * (2 * solved / Z + sums(model.width) * along.R)
-    # Near L* > 0 the loss itself is rounded, and errors of r off col(Z) count in the first order: those of a
-    # linear family, whose equilibria are solved directly, are rounding alone.
+    # Near L* > 0 the loss itself is rounded, and errors of r off col(Z) count in the first order. In a linear
+    # family, whose equilibria are solved directly, these errors are rounding alone.
     least = Interval(reachable.least).sqrt()
     off = a * amplified * rounded + sums(model.width) * Z * a + sums(4) * (y + r0)
     gap = 2 * least * off + 2 * sums(y_terms) * least**2

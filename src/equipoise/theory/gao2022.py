@@ -101,7 +101,7 @@ class _Gao2022(PaperTheorem):
         """C with the best worst margin; kept inside γ(‖A‖ + C₂) < 1."""
         gamma, W, A, b = (middle(x) for x in _norms(instance))
         X, r = middle(instance.X_frobenius), middle(instance.residual_norm)
-        a0 = max(middle(instance.sigma_N), 1e-100)  # of 0 too, the least bad constants are shown
+        a0 = max(middle(instance.sigma_N), 1e-100)  # even for 0 the least bad constants are shown
         room = 1 / gamma - A
 
         def score(C: Sequence[float]) -> float:

@@ -52,18 +52,18 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def scale(self) -> float:
-        """About the size of c, on which δ is sought."""
+        """About the size of c: the scale on which δ is searched for."""
 
     @abstractmethod
     def ball(self, delta: Number, S: Number) -> Ball:
         """R, K and β wherever c is within δ of its start and ‖Z‖ ≤ S."""
 
     def moved(self, radius: float) -> Interval:
-        """≥ how far c moves where no parameter moves by more than `radius`."""
+        """≥ how far c moves if no parameter moves by more than `radius`."""
         return Interval(radius)
 
     def as_floats(self) -> Self:
-        """The same with the upper ends as floats, to search with (σ, of which less is worse, its lower)."""
+        """The same as floats, to search with: upper ends, but the lower end of σ, where less is worse."""
         ends = {
             f.name: value.lo if f.name == "sigma" else value.hi
             for f in dataclasses.fields(self)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class Contracting(Geometry):
 
     @property
     def room(self) -> float:
-        """Less than what is missing of q to 1."""
+        """≤ 1 − q."""
         return (1 - Interval(self.q)).lo
 
     @property

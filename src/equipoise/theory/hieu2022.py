@@ -124,7 +124,7 @@ class _Hieu2022(PaperTheorem):
         return {"radii": None if self.radii is None else dict(self.radii), "printed": self.printed}
 
     def obstacle(self, instance: Instance) -> str:
-        """A bias."""
+        """Why a bias stands in the way; empty if there is none."""
         if getattr(instance.model, "bias", None) is None:
             return ""
         return "the theorem is about a network without bias. Got one instead: Monotone(…, bias=False)."
@@ -151,11 +151,11 @@ class _Hieu2022(PaperTheorem):
         """Radii with the best worst margin."""
         mu, A, U, u = (middle(x) for x in _norms(instance))
         X, r = middle(instance.X_frobenius), middle(instance.residual_norm)
-        lambda0 = max(middle(instance.sigma_N), 1e-100)  # of 0 too, the least bad radii are shown
+        lambda0 = max(middle(instance.sigma_N), 1e-100)  # even for 0 the least bad radii are shown
 
         def radii(three: Sequence[float]) -> dict[str, float]:
             R_A, R_U, R_u = three
-            return {"A": R_A, "B": R_A / (A + R_A), "U": R_U, "u": R_u}  # R_B as small as does not bind
+            return {"A": R_A, "B": R_A / (A + R_A), "U": R_U, "u": R_u}  # R_B is the least that does not bind
 
         def score(three: Sequence[float]) -> float:
             R = radii(three)

@@ -20,9 +20,9 @@ from .read_features import FeatureBlock, LinearReadout, ReadFeatures, normalised
 
 
 class PooledReads(ReadFeatures):
-    """φ(x) = the means of z that a ClassHead reads, normalised where it normalises."""
+    """φ(x) = the means of z that a ClassHead reads, normalised if it normalises them."""
 
-    given: tuple[Tensor, Interval]  # what `extracted` says of the images at hand
+    _last: tuple[Tensor, tuple[Tensor, Interval]] | None = None  # images, and what `extracted` says of them
 
     def __init__(self, model: Any, exact: Any) -> None:
         super().__init__(model)
@@ -38,18 +38,20 @@ class PooledReads(ReadFeatures):
 
     @abstractmethod
     def extracted(self, X: Tensor) -> tuple[Tensor, Interval]:
-        """g(X), and ≥ its distance to the exact one."""
+        """g(X) as computed, and ≥ its distance to the exact one."""
 
     def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
-        """In float32 first, where convolutions take a fraction of the time, then in float64.
+        """The equilibria, in float32 first, where convolutions are much faster, then in float64."""
+        return self.behind.solve(self.given(X)[0], stop=stop, start=start, precision="mixed")
 
-        g(X), which takes as long as the solve, is computed once for it and for its error.
-        """
-        self.given = self.extracted(X)
-        return self.behind.solve(self.given[0], stop=stop, start=start, precision="mixed")
+    def given(self, X: Tensor) -> tuple[Tensor, Interval]:
+        """`extracted`, computed once for a solve and for its error: it takes as long as the solve."""
+        if self._last is None or self._last[0] is not X:
+            self._last = X, self.extracted(X)
+        return self._last[1]
 
     def block(self, X: Tensor, rtol: float, start: Tensor | None = None) -> FeatureBlock:
-        """In parts, as the features of many images at once do not fit into caches."""
+        """The features, part by part, since those of many images at once do not fit into caches."""
         cuts = [slice(i, i + AT_ONCE) for i in range(0, len(X), AT_ONCE)]
         parts = [
             ReadFeatures.block(self, X[cut], rtol, None if start is None else start[cut]) for cut in cuts
@@ -65,7 +67,7 @@ class PooledReads(ReadFeatures):
         return normalised(M, off) if self.head.normalised else (M, off.hi)
 
     def readout_of(self, model: Any) -> LinearReadout:
-        """That of the head, with its bias."""
+        """The linear layer of the head, with its bias."""
         return LinearReadout(model.head.linear.weight.T, model.head.linear.bias)
 
 
@@ -80,15 +82,15 @@ class ConvOptEqReads(PooledReads):
             self.resolvent = (1 / (1 - network.q)).hi
 
     def extracted(self, X: Tensor) -> tuple[Tensor, Interval]:
-        """With the norms of the network."""
+        """g(X) and its error, by the norms of the network."""
         return extracted(self.exact, self.network.extractor_norms, X)
 
     def state_error(self, X: Tensor, Z: Tensor) -> float:
-        """‖Z − T(Z)‖_F/(1 − q)."""
-        return self.network.error(X, Z, self.given)
+        """≥ ‖Z − Z*‖_F, by ‖Z − T(Z)‖_F/(1 − q)."""
+        return self.network.error(X, Z, self.given(X))
 
     def stop(self, rtol: float) -> Stop:
-        """With a property, T itself is solved, whose steps lead a part of the way."""
+        """The tolerance of a solve. With a property T itself is solved, whose steps go part of the way."""
         return Stop(rtol=max(rtol, tightest(self.network.model).rtol or 0.0), max_steps=2000)
 
 

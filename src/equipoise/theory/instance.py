@@ -62,7 +62,7 @@ class Instance:
             raise ValueError(f"X must be a real tensor (N, {d}), one row for each sample. Got {got} instead.")
         if X.ndim == 0 or len(X) == 0:
             raise ValueError("X must have at least one row: a certificate is about data. Got none.")
-        return X.detach().to(_home(X)).double().contiguous()  # on whose layout the last bits may depend
+        return X.detach().to(_home(X)).double().contiguous()  # the last bits may depend on the layout
 
     def _targets(self, y: Tensor) -> Tensor:
         if self.model.readout_bias is not None:
@@ -213,6 +213,6 @@ def _home(tensor: Tensor) -> torch.device:
 
 
 def _finite(Z: object) -> Tensor:
-    """Where a solve overflowed, zero: the error bound then says how far that is from the truth."""
+    """Z with zeros where a solve overflowed; the error bound then says how far that is from the truth."""
     assert isinstance(Z, Tensor)
     return torch.where(torch.isfinite(Z), Z, 0.0)

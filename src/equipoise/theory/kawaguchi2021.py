@@ -92,7 +92,7 @@ class Theorem1:
         )
 
     def _hypotheses(self, instance: Instance) -> Iterator[str]:
-        """What the theorem rests on beside its claims."""
+        """What the theorem rests on besides its claims."""
         within = "" if self.radius is None else f" over ‖M‖₁ < {self.radius:g}"
         written = "‖ŷ − y‖²" if self.loss == "square" else f"−y log p − (1−y) log(1−p) + {self.tau:g} q²"
         yield f"the loss is {written} summed over the samples"

@@ -131,7 +131,7 @@ class Ling2023Descent(PaperTheorem):
         """δ with the best worst margin in (0, 1 − ‖W‖)."""
         W, U, a = (middle(x) for x in _norms(instance))
         X, r = middle(instance.X_frobenius), middle(instance.residual_norm)
-        s = max(middle(instance.sigma_N), 1e-100)  # of 0 too, the least bad constant is shown
+        s = max(middle(instance.sigma_N), 1e-100)  # even for 0 the least bad constant is shown
         room = 1 - W
 
         def score(constants: Sequence[float]) -> float:

@@ -26,13 +26,13 @@ from .enclosure import product_rounding
 from .instance import Instance
 from .verify.network import UnitNetwork, up
 
-Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ the error of each, ≥ how fast what they read moves
+Part = tuple[Tensor, Interval, Interval]  # rows (k, ·), ≥ errors, ≥ Lipschitz constant of what they read
 DOWN = 1 - 2.0**-48  # a few roundings of a subtraction and a quotient
 _TRIALS = 4  # radii tried in the local form
 
 
 def no_bounds(model: object) -> TypeError:
-    """The error that says of which models Lipschitz bounds are known."""
+    """The error that says for which models Lipschitz bounds are known."""
     name = type(model).__name__
     return TypeError(f"Lipschitz bounds know the affine families, OptEq and ConvOptEq. Got {name} instead.")
 
@@ -46,13 +46,14 @@ class Bounds:
     local: ClassVar[bool] = False  # whether `sharpened` is known
 
     def checked(self, X: Tensor) -> tuple[Any, str]:
-        """X as `scores` takes it, and why nothing can be said of it; a ValueError where it is no input."""
+        """X as `scores` takes it, and why nothing can be said of it; a ValueError if it is no input."""
         raise NotImplementedError
 
     def scores(self, points: Any) -> tuple[Tensor, float, float | Tensor]:
-        """Scores (N, k), ≥ the error of a difference of two of a row's, and their scale.
+        """Scores (N, k), ≥ the error of a difference of two in a row, and their scale.
 
-        Their order and signs are those of the outputs, which they are the scale times.
+        They are the outputs times a positive number ≤ scale, so that order and signs are those of the
+        outputs.
         """
         raise NotImplementedError
 
@@ -67,7 +68,7 @@ class Bounds:
         return (Interval(norm_upper(self.a)) * self.state_bound()).hi
 
     def pair_bounds(self, units: Tensor | None = None) -> Tensor:
-        """(k, k), on all units or on those of a mask."""
+        """≥ the Lipschitz constants of ŷ_p − ŷ_q, (k, k), on all units or on those of a mask."""
         if self.obstacle:
             k = self.a.shape[1]
             infinite = torch.full((k, k), math.inf, dtype=torch.float64, device=self.a.device)
@@ -79,7 +80,7 @@ class Bounds:
         return self.pair_bounds() if self.a.shape[1] > 1 else self.a.new_tensor([[self.output_bound()]])
 
     def parts(self, units: Tensor | None) -> list[Part]:
-        """What makes the outputs of the state, (k, m), its error, and the state's Lipschitz constant."""
+        """The readout (k, m) with its error, and the Lipschitz constant of the state that it reads."""
         a = self.a.T if units is None else self.a.T[:, units]
         return [(a, Interval(0.0), Interval(self.state_bound(units)))]
 
@@ -153,10 +154,10 @@ class AffineBounds(Bounds):
 
     @cached_property
     def affine(self) -> UnitNetwork | None:
-        """The units, where they are those of z itself."""
+        """The units, if they are the entries of z itself; otherwise None."""
         try:
             net = None if self.obstacle else self.facts.units(self)
-        except TypeError:  # a family of a user's own that does not say them
+        except TypeError:  # a family of a user's own that does not name its units
             return None
         return net if net is not None and net.width == self.model.width else None
 
@@ -256,7 +257,7 @@ def _trials(radius: float) -> Iterator[float]:
 
 
 def score_error(Z: Tensor, error: float, a: Tensor, shift: Tensor | None = None) -> float:
-    """≥ the error of a difference of two computed scores Za + c of a row, with Z off by at most `error`."""
+    """≥ the error of a difference of two computed scores Za + c in a row, with Z off by at most `error`."""
     largest, columns = (Interval(row_norms_upper(M).amax().item()) for M in (Z, a.T))
     c = 0.0 if shift is None else shift.abs().amax().item()
     one = columns * error + gamma(len(a) + 6) * (largest * columns + c)

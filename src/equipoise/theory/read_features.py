@@ -106,11 +106,11 @@ class ReadFeatures(ABC):
         return FeatureBlock(Phi, off, Z, int(solution.steps.sum()) + 2 * len(X))
 
     def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
-        """The equilibria of a block, whatever became of each row."""
+        """The Solution of a block, even if the solves of some rows failed."""
         return self.exact.solve(X, stop=stop, start=start)
 
     def inputs(self, X: Tensor) -> Tensor:
-        """X beside the exact model, in float64 where it holds numbers with a point."""
+        """X on the device of the exact model, in float64 unless it holds integers."""
         X = X.detach().to(next(self.exact.parameters()).device)
         return (X.double() if X.is_floating_point() else X).contiguous()
 
@@ -147,7 +147,7 @@ class AffineReads(ReadFeatures):
 
     @torch.no_grad()
     def _enclose(self) -> None:
-        """What W alone says; the injection is that of each block."""
+        """Compute what follows from W alone; every block has an injection of its own."""
         at = self.at = self.facts.enclosure_of_weights()
         if not bool(torch.isfinite(at.weight).all()):
             self.obstacle = "W(θ) overflows in float64: scale the parameters down."
@@ -155,20 +155,20 @@ class AffineReads(ReadFeatures):
         self.claims, self.resolvent = at.unique, at.resolvent.hi
 
     def state_error(self, X: Tensor, Z: Tensor) -> float:
-        """By ‖Z − f(Z)‖_F (1 + ‖W‖R)."""
+        """≥ ‖Z − Z*‖_F, by ‖Z − f(Z)‖_F (1 + ‖W‖R)."""
         assert self.at is not None
         u = self.exact.injection(X) if self._injected is None else self._injected
         at = replace(self.at, injection=u, injection_error=self.facts.injection_error(X))
         return Equilibria(self.exact, at, Z).error
 
     def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
-        """With an injection that the error of the block needs too."""
+        """Solve, and keep the injection, which the error of the block needs too."""
         problem = self.exact.affine_map(X)
         self._injected = problem.bias
         return self.exact.solve(X, stop=stop, start=start, problem=problem)
 
     def block(self, X: Tensor, rtol: float, start: Tensor | None = None) -> FeatureBlock:
-        """As of any family."""
+        """As for any family; the injection is dropped afterwards."""
         try:
             return super().block(X, rtol, start)
         finally:

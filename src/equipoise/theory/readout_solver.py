@@ -1,8 +1,8 @@
-"""min over a of F(h, a) on features that are held, by Newton's method; trusted for nothing.
+"""min over a of F(h, a) on features that are held, by Newton's method; no proof relies on it.
 
 Steps are found by conjugate gradients. Each output is preconditioned by its own block of the Hessian,
-Φᵀ diag(wℓ''_c)Φ + λI, of some of the rows, and of all near the end; for a square loss it is the Hessian, so
-that one step is the Cholesky solve.
+Φᵀ diag(wℓ''_c)Φ + λI, computed from some of the rows, and near the end from all. For a square loss the block
+is the Hessian itself, so that one step is the Cholesky solve.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .read_features import FeatureBlock
 _HELD = 1 << 28  # bytes of features that are held in memory; more are in a file that the system maps
 _NEWTON, _CONJUGATE = 40, 150  # steps at most
 _POLISH = 5  # steps without a line search
-_SAMPLE = 3000  # rows of which preconditioners are made
-_FACTORS = 1 << 25  # numbers that they may have
+_SAMPLE = 3000  # about so many rows make a preconditioner
+_FACTORS = 1 << 25  # the most numbers in all preconditioners together
 _FINE = 1e-12  # the tolerance of features that the readout of a network of float64 is solved for on
-_NEAR = 0.5  # a gap, as a share of F, from which on preconditioners of all rows pay
+_NEAR = 0.5  # below this gap, as a share of F, preconditioners from all rows pay
 
 
 class HeldFeatures:
     """Features of all rows from one sweep, with their errors, so that readouts are tried without a solve.
 
-    Each is the sum of two numbers of float32: the first alone serves where nothing is proved. Those of a
-    network of float64 are found to _FINE at least, whatever `rtol` asks for. At a looser tolerance a row ends
-    an iteration earlier or later with the rows that are solved for beside it, and the number of ranks decides
-    which those are.
+    Each feature is the sum of two numbers of float32; the first alone serves where nothing is proved. Those of
+    a network of float64 are found to _FINE at least, whatever `rtol` asks for: at a looser tolerance a row
+    ends an iteration earlier or later with the rows that are solved for beside it, and the number of ranks
+    decides which those are.
     """
 
     def __init__(self, objective: Objective, rtol: float, starts: Tensor | None = None) -> None:
@@ -77,11 +77,11 @@ def _room(rows: int, width: int) -> Tensor:
 
 
 def solve_readout(held: HeldFeatures, a: Tensor, tolerance: float, steps: int = _NEWTON) -> Tensor:
-    """A readout with ‖∇_a F‖²/(2λ) about `tolerance` of F or less, from a (p, k)."""
+    """A readout with ‖∇_a F‖²/(2λ) about `tolerance` of F or less, found from the start a (p, k)."""
     newton, best, least = _Newton(held, a), a, math.inf
     for _ in range(steps):
         F, G = newton.value_and_gradient()
-        if not F < least:  # rounding has the last word
+        if not F < least:  # only rounding is left
             break
         best, least = newton.a, F
         unit = 2 * newton.ridge * F  # which may underflow
@@ -126,7 +126,7 @@ class _Newton:
     def step(self, F: float, G: Tensor, share: float) -> bool:
         """One step with a line search; False where rounding leaves nothing to gain.
 
-        `share`, about the gap as one of F, says how near the end is, and so what care pays.
+        `share`, about the gap divided by F, says how near the end is, and so how much precision pays.
         """
         D = self._direction(G, share)
         P = [_product(Phi, D.to(self.dtype)).double() for Phi in self.features()]
@@ -179,14 +179,14 @@ class _Newton:
         return conjugate_gradients(curved, -G, precondition, forcing, _CONJUGATE)
 
     def _factors(self, bent: list[Tensor], share: float) -> Tensor:
-        """Of each output's block of the Hessian, (k, p, p); one, (1, p, p), where they are alike or large."""
+        """Cholesky factors of the outputs' Hessian blocks, (k, p, p); one for all if alike or too large."""
         p, k = self.a.shape
         same = isinstance(self.loss, HalfSquared)
         every = 1 if same or share < _NEAR else max(1, self.rows.whole // _SAMPLE)
         alike = same or k * p * p > _FACTORS
         G, done = torch.zeros(1 if alike else k, p, p, dtype=self.dtype), self.rows.first
         for Phi, w, at in zip(self.features(), self.w, bent, strict=True):
-            on = slice(-done % every, None, every)  # of all rows, whichever rank has them
+            on = slice(-done % every, None, every)  # the same rows of the whole on any number of ranks
             some, d = Phi[on], every * w[on, None].to(self.dtype) * self.loss.diagonal(at[on])
             done += len(Phi)
             for c in range(len(G)):
@@ -198,7 +198,7 @@ class _Newton:
 
 
 def _product(Phi: Tensor, D: Tensor) -> Tensor:
-    """Φ D for few columns: several times as fast in this order."""
+    """Φ D, computed as (Dᵀ Φᵀ)ᵀ, which is several times as fast for few columns."""
     return (D.T @ Phi.T).T
 
 

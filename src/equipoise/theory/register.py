@@ -61,12 +61,12 @@ def family_in(paper: str) -> str:
 
 
 def has_own_facts(model: object) -> bool:
-    """Whether facts are registered of the model's very class, and not only of one it is derived from."""
+    """Whether facts are registered for the model's own class, and not only for one it is derived from."""
     return type(model) in _REGISTER
 
 
 def unknown(model: object) -> TypeError:
-    """The error that says of which families something is known, to be raised where it is not of this one."""
+    """The error for a model of which nothing is known, which lists the families of which something is."""
     roots = {f: kind for f, kind in _REGISTER.items() if _is_root(kind)}
     affine = [f for f, kind in roots.items() if kind.affine and not inspect.isabstract(f)]
     others = [f for f, kind in roots.items() if not kind.affine]

@@ -1,8 +1,8 @@
 """‖Z − f(Z)‖_F, ‖M‖, σ_min(M) with every product in ball arithmetic: the tier `rigorous` of a certificate.
 
-The same formulas as in float64, but nothing is assumed of the machine's products: W(θ), u(X; θ), the
-residuals of the SVDs and of the equilibria, and the loss are enclosed by python-flint. SVDs and equilibria
-themselves come from float64 and are not trusted, as in the other tier.
+The formulas are those of the tier float64, but nothing is assumed of the machine's products: W(θ), u(X; θ),
+the residuals of the SVDs and of the equilibria, and the loss are enclosed by python-flint. SVDs and
+equilibria themselves come from float64 and are not trusted, as in the other tier.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class BallEnclosure(Enclosure):
 
 
 def ball_enclosure(model: Any, X: Tensor, W: Any, u: Any, norm: Interval, **more: Any) -> BallEnclosure:
-    """With the float64 weight and injection beside the balls, and how far they are from them."""
+    """The balls, with the float64 weight and injection and their distances from the balls."""
     weight, injection = model.weight(), model.injection(X)
     with precision():
         weight_error = frobenius((W - balls(weight)).tolist()).hi

@@ -26,7 +26,7 @@ from .certificate import FLOAT64_TIER
 from .lipschitz import DOWN, Bounds, no_bounds
 from .register import find_facts
 
-_ROWS = 2048  # whose equilibria are found at a time
+_ROWS = 2048  # rows whose equilibria are found at a time
 _HYPOTHESES = (FLOAT64_TIER, "distances between inputs are Euclidean")
 
 
@@ -38,7 +38,7 @@ class Radii:
     says why.
     """
 
-    radius: Tensor  # (N,) float64: within it, open, the prediction is constant
+    radius: Tensor  # (N,) float64: in the open ball of this radius the prediction is constant
     prediction: Tensor  # (N,) the class, or the sign (1 or −1) of a single output
     margin: Tensor  # (N,) a lower bound of how far the runner-up (or zero) is behind
     uncertified: dict[int, str]  # row -> reason
@@ -155,7 +155,7 @@ def _bounds_of(model: nn.Module) -> Bounds:
 
 
 def _decide(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted class, and how far every other output is behind it; of one output, |ŷ|."""
+    """The predicted class, and how far every other output is behind it; for one output, |ŷ|."""
     if scores.shape[1] == 1:
         return torch.zeros(len(scores), dtype=torch.long, device=scores.device), scores.abs()
     best = scores.argmax(dim=1)
@@ -163,7 +163,7 @@ def _decide(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _certain(lower: Tensor) -> Tensor:
-    """Lower bounds, or 0 where they are no numbers or so small that DOWN covers no rounding."""
+    """Lower bounds, or 0 where they are NaN or so small that DOWN does not cover the rounding."""
     return torch.where(lower > 2.0**-1000, lower, 0.0)
 
 

@@ -10,8 +10,8 @@ accepted only where sound bounds show all of
 
     (S1) ‖r⁺‖ ≤ (1 − (1−θ)ν)‖r‖   (S2) σ_min(Z⁺) ≥ (1−τ)s   (S3) ‖Z⁺‖ ≤ S̄   (S4) well-posed, R⁺ ≤ 4R(0)
 
-and is else shrunk, in the end to nothing, which passes. There is no ball and no condition on the width. The
-gauss-newton rate does not need (S3), nor any rate the bound of R: these keep what is computed accurate.
+and is otherwise shrunk, in the end to nothing, which passes. There is no ball and no condition on the width.
+The gauss-newton rate does not need (S3), and no rate needs the bound of R: they keep computations accurate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACCEPTED = (
     "(1−τ)s, (S3) ‖Z⁺‖ ≤ S̄ and (S4) well-posedness with R⁺ ≤ 4R(0), as safeguarded_descent makes them"
 )
 _WORSE = 4.0  # how much larger than at the start R may become: solves slow down with it, and lose accuracy
-_RTOL = 1e-12  # what the solves of a run reach where they must
+_RTOL = 1e-12  # the tolerance of the solves of a run where it matters
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Choose a theorem's free constants for the best margin. Untrusted: what is chosen is then proved with."""
+"""Choose a theorem's free constants for the best margin. The choice need not be best: the proof checks it."""
 
 from __future__ import annotations
 

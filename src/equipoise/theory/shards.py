@@ -1,8 +1,8 @@
-"""Rows that several processes hold, a part each: what leaves a process is sums over its rows.
+"""Rows that several processes hold, a part each, and the sums over all of them.
 
 Every one of R ranks holds consecutive rows. Where parts may be cut is fixed by N alone, between `BLOCKS`
-blocks of rows, so that batches and digests are the same for every number of ranks. Sums of numbers that only
-lead somewhere are added as they come; sums that something rests on are added with outward rounding.
+blocks of rows, so that batches and digests are the same for every number of ranks. Sums that only guide a
+search are added as they come; sums that a proof rests on are added with outward rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that are read when they are needed: of an array in a file, or of a torch Dataset, never held whole."""
+"""Rows that are read when they are needed, from an array in a file or a torch Dataset, never all at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .shards import Shard
 
-_AT_ONCE = 4096  # rows that are read where all are needed, one part after the other
+_AT_ONCE = 4096  # rows that are read at a time when all are needed
 
 
 class Stream:
@@ -34,11 +34,11 @@ class Stream:
 
     @property
     def ndim(self) -> int:
-        """Dimensions, that of the rows included."""
+        """The number of dimensions, that of the rows included."""
         return len(self.shape)
 
     def is_floating_point(self) -> bool:
-        """As of a tensor."""
+        """As for a tensor."""
         return self.dtype.is_floating_point
 
 
@@ -55,11 +55,11 @@ def as_input(X: Any, name: str = "X") -> Input:
 
 
 def as_data(X: Any, y: Any) -> tuple[Input, Any]:
-    """X and y of a run. X may be a Dataset of pairs (x, y), without y: its targets alone are held."""
+    """X and y of a run. X may be a Dataset of pairs (x, y), without y: then only its targets are held."""
     if y is None and hasattr(X, "__getitem__") and not isinstance(X, Tensor | Stream | Shard | np.ndarray):
         return Stream(X, 0), torch.cat(list(parts(Stream(X, 1))))
     y = torch.as_tensor(y) if isinstance(y, np.ndarray) else y
-    if y is not None and not isinstance(y, Tensor):  # of numbers in lists torch would keep half of the digits
+    if y is not None and not isinstance(y, Tensor):  # torch would read the numbers of a list as float32
         raise TypeError(f"y must be a tensor, one row for each sample. Got {type(y).__name__} instead.")
     return as_input(X), y
 

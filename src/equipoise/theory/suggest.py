@@ -169,7 +169,7 @@ class _Draft:
         self.changes |= changes
 
     def contract(self, to: float) -> None:
-        """‖W‖ = `to`, where a family contracts only by its norm."""
+        """Set ‖W‖ = `to`, if the facts of the family know how."""
         if found := facts(self.model).contract(to):  # type: ignore[attr-defined]
             self.also(found[0], **found[1])
 

@@ -36,7 +36,7 @@ from .register import facts
 from .verification import relied_on
 
 _SCALES = {"half_square": 0.5, "square": 1.0}  # c of L = c‖r‖²
-_BELOW = 1 - 2.0**-20  # λ is given up by this much, so that rounding does not leave an equality undecided
+_BELOW = 1 - 2.0**-20  # λ is lowered by this factor, so that rounding leaves no equality undecided
 _TIGHT = Stop(rtol=1e-12, max_steps=5000)
 
 
@@ -147,7 +147,7 @@ class Flight:
 
     @classmethod
     def from_json(cls, text: str) -> Flight:
-        """Refused if its claims do not follow from its numbers."""
+        """The flight that `to_json` wrote; refused if its claims do not follow from its numbers."""
         return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:

@@ -44,7 +44,7 @@ from .geometry import Ball, Geometry, Number, smaller
 from .instance import Instance
 
 _SHARE = 0.9  # of the largest hidden step: what is left of θν pays for the errors of a real step
-_ENOUGH = 1e6  # where nothing limits the hidden step, as on data that are all zero
+_ENOUGH = 1e6  # the hidden step if nothing limits it, as on data that are all zero
 _GRID, _ROUNDS = 13, 5  # constants tried in each direction, and how often around the best
 
 
@@ -184,7 +184,7 @@ class TwoTimescale:
     def _choose(self, start: Start, at: Geometry) -> tuple[float, float, float]:
         """τ, θ, δ for the largest hidden step that leaves at least half of the ideal rate.
 
-        Untrusted: a grid, refined around its best point. What it finds is then proved with.
+        It searches a grid, refined around its best point, and is not trusted: the proof uses what it finds.
         """
         floats = at.as_floats()
         S, s = start.floats[:2]

@@ -23,17 +23,15 @@ from .claim import Claim
 from .streams import Input
 
 _AGREES = 1e-6  # relative: other machines round otherwise
-_SOLVED = (
-    1e-3  # relative: the optimum of a readout is found to a tolerance, and what is said is what was found
-)
+_SOLVED = 1e-3  # relative: the optimum of a readout is only found to a tolerance
 _PRINTED = 0.02  # relative: numbers in words have three digits or more
-_ROUNDED = ("error", "least")  # of the size of rounding, where machines agree in the order alone
+_ROUNDED = ("error", "least")  # numbers of the size of rounding: machines agree on their order only
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
 
 
 def sealed(certificate: Certificate, model: nn.Module) -> Certificate:
-    """The certificate, known from here on as what `certify` returned while nothing in it changes."""
-    with suppress(TypeError):  # a theorem of the user's own may keep what no file holds: then without a seal
+    """The certificate with a seal, which tells that `certify` returned it and that nothing in it changed."""
+    with suppress(TypeError):  # a user's theorem may keep what no file can hold: then there is no seal
         seal = Seal(digest_of(certificate.to_dict()), form_of(model))
         object.__setattr__(certificate, "_seal", seal)
     return certificate
@@ -46,9 +44,9 @@ def intact(certificate: Certificate, model: nn.Module) -> bool:
 
 
 def form_of(model: nn.Module) -> str:
-    """What is set in the modules of a model beside weights: strides, paddings, whether a head normalises.
+    """What is set in the modules of a model besides weights: strides, paddings, whether a head normalises.
 
-    A fingerprint has the settings that the model was built with, and of its modules the tensors alone.
+    A fingerprint covers only the settings that the model was built with, and the tensors of its modules.
     """
     return repr([(name, type(part), _plain(vars(part))) for name, part in model.named_modules()])
 
@@ -111,7 +109,7 @@ def _check_fingerprint(certificate: Certificate, now: Mapping[str, str]) -> None
 
 
 def differences(old: Certificate, new: Certificate) -> Iterator[tuple[str, Any, Any]]:
-    """Where two certificates say something else: what, and both words."""
+    """Where two certificates differ: the name of what differs, and what each of them says."""
     near = _SOLVED if old.kind == "anchored" else _AGREES
     for name in ("kind", "loss", "tier", "obstacle", "promise", *NUMBERS):
         if not _same(getattr(old, name), getattr(new, name), near):
@@ -149,7 +147,7 @@ def _same(a: Any, b: Any, near: float = _AGREES) -> bool:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Of one order, as numbers are that rounding made."""
+    """Whether two numbers that rounding made are of one order of magnitude."""
     return _same(a, b) or (_is_number(a) and _is_number(b) and max(a, b) <= 100 * min(a, b))
 
 

@@ -1,7 +1,7 @@
-"""|σ_i(Z) − σ_i(Z_w)| ≤ ‖Z − Z_w‖_F: sound bounds of moving weights and equilibria without an SVD a step.
+"""|σ_i(Z) − σ_i(Z_w)| ≤ ‖Z − Z_w‖_F: sound bounds of moving weights and equilibria, mostly without an SVD.
 
-A witness Z_w with proved bounds serves every Z near it at the cost of one difference. Only where that does
-not suffice is it renewed, by Cholesky factors of a Gram matrix; and by an SVD only where those are blind.
+A witness Z_w with proved bounds serves every Z near it at the cost of one difference. Only if that does not
+suffice is it renewed, by Cholesky factors of a Gram matrix, and by an SVD only where these are blind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FeatureWatch:
         self.renewals = self.svds = 0
 
     def bounds(self, Z: Tensor, error: float) -> SingularBounds:
-        """Of the true equilibria, from the witness at hand."""
+        """Bounds of the true equilibria, from the witness at hand."""
         return widened(self.witness.bounds(Z), error)
 
     def admits(self, Z: Tensor, error: float) -> bool:

@@ -18,9 +18,9 @@ class WellPosed:
     """One z with z = σ(W z + u), for every u.
 
     `constants` hold the resolvent bound R; the factor `rate` by which a step of plain iteration brings the
-    iterate nearer (of forward-backward splitting where the map is monotone and not known to contract, in the
-    1-norm for LinearEquilibrium); and
-    `error`, a sound distance of the computed equilibria to the true ones.
+    iterate nearer (in the 1-norm for LinearEquilibrium; a step of forward-backward splitting if the map is
+    monotone and not known to contract); and `error`, a bound of the distance of the computed equilibria to
+    the true ones.
     """
 
     name: ClassVar[str] = "wellposed"

@@ -173,7 +173,7 @@ class _Layered(Protocol):
     regulariser: Property | None
 
     def layer_sizes(self) -> list[tuple[float, float]]:
-        """Of each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
+        """For each layer a sound bound of ‖W_l‖, and the norm up to which it is a proximal map."""
         ...
 
 

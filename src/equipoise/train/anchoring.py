@@ -31,12 +31,12 @@ from .last_good import LastGood
 if TYPE_CHECKING:
     from .training_run import TrainingRun
 
-REFUSALS = 4  # in a row, that end a run
+REFUSALS = 4  # so many refusals in a row end a run
 _LOOSE, _FIRST = 1e-4, 1e-5  # tolerances of the solves at a checkpoint: the loosest, and that of the first
-_SHARE = 0.3  # of the work of the epochs between two checkpoints that a checkpoint may cost
-_BESIDES = 6.0  # evaluations of a row that injections, gradients and steps of an epoch are worth
-_WIDE = 1.3  # what an evaluation in float64 costs beside one of training
-_SAMPLE = 4096  # rows of which ‖∇_h F‖ is estimated
+_SHARE = 0.3  # a checkpoint may cost this share of the work of the epochs before it
+_BESIDES = 6.0  # the cost of injections, gradients and steps of an epoch, in evaluations of a row
+_WIDE = 1.3  # the cost of an evaluation in float64, relative to one of training
+_SAMPLE = 4096  # about so many rows serve to estimate ‖∇_h F‖
 
 
 class LearnedNothing(UserWarning):
@@ -45,7 +45,7 @@ class LearnedNothing(UserWarning):
 
 @dataclass
 class AnchoredState:
-    """What a checkpoint on disk holds beside the weights (h_k, a_k)."""
+    """What a checkpoint on disk holds besides the weights (h_k, a_k)."""
 
     F: list[float]  # the ends of F(h_k, a_k)
     data: list[float]  # of Σ w ℓ alone
@@ -63,7 +63,7 @@ class AnchoredState:
 
 
 class Anchoring:
-    """F of the run's model, and the weights that it is left at."""
+    """The checkpoints of a run: F at the weights that were kept last, and these weights."""
 
     def __init__(self, run: TrainingRun, certificate: Certificate, y: Tensor) -> None:
         if certificate.kind != "anchored":
@@ -81,7 +81,7 @@ class Anchoring:
         self.good = LastGood(self.model)
 
     def weights(self, given: Tensor | None) -> Tensor | None:
-        """The weights of samples, which are those of the certificate."""
+        """The sample weights of the certificate; a ValueError if others are given."""
         known = self.terms.weights
         same = given is None or (known is not None and torch.equal(given.detach().cpu().double(), known))
         if not same:
@@ -131,7 +131,7 @@ class Anchoring:
             self.run.trainer.projection(self.model)
         try:
             objective = self._objective()
-        except (ValueError, RuntimeError) as error:  # weights of which nothing can be computed
+        except (ValueError, RuntimeError) as error:  # weights from which nothing can be computed
             return self.refuse(str(error))
         if not objective.reads.unique:
             why = objective.reads.obstacle or "; ".join(str(c) for c in objective.reads.claims if not c.holds)
@@ -148,7 +148,7 @@ class Anchoring:
         return self.refuse(_not_lower(found.F, limit))
 
     def _decided(self, objective: Objective, limit: float) -> EnclosedLoss:
-        """F of the candidate, from solves that are tightened while their error decides."""
+        """F of the candidate, from solves that are tightened until their error does not decide."""
         state, a, starts = self.state, objective.readout.stored(), self._starts()
         while True:
             (found,) = objective.enclosed(objective.blocks(state.rtol, starts), [a])
@@ -162,7 +162,7 @@ class Anchoring:
                 return found
 
     def _accept_held(self, objective: Objective, limit: float, rtol: float) -> bool:
-        """The same with the best readout of the candidate's features, where that is better than its own."""
+        """Judge a candidate by held features, with their best readout if that is better than its own."""
         held = HeldFeatures(objective, rtol, self._starts())
         a = objective.readout.stored().cpu()
         (own,) = objective.enclosed(held.blocks(), [a])
@@ -196,7 +196,7 @@ class Anchoring:
             state.spacing = self.run.trainer.check_every
 
     def _stop_where_little_is_gained(self, share: float) -> None:
-        """End the run where the epochs since the last checkpoint took next to nothing off F."""
+        """End the run if the epochs since the last checkpoint lowered F by next to nothing."""
         run, before = self.run, sum(c["accepted"] for c in self.state.checkpoints[:-1])
         if before and share < run.trainer.enough and not run.at_last_epoch:
             run.stopped = (
@@ -241,7 +241,7 @@ class Anchoring:
         self.settle()
 
     def settle(self) -> None:
-        """At the weights that are left, solve for the readout and measure the gap; once."""
+        """Solve for the readout at the weights that are left, and measure the gap; only once."""
         state = self.state
         if not state.settled:
             objective = self._objective()
@@ -292,7 +292,7 @@ class Anchoring:
         return math.sqrt(total)
 
     def told(self) -> dict[str, Any]:
-        """What a History says of it."""
+        """What a History says about the run and its checkpoints."""
         state, constants = self.state, self.certificate.constants
         return {
             "loss": self.terms.loss.name,
@@ -336,7 +336,7 @@ def _not_lower(F: Interval, limit: float) -> str:
 
 
 def penalties(run: TrainingRun) -> list[tuple[torch.nn.Parameter, float]]:
-    """Trained parameters with what the gradient of F's mean over samples has of themselves."""
+    """Trained parameters p, each with the s of its penalty s·p in the gradient of F's mean over samples."""
     trainer, N = run.trainer, float(run.N)
     ridge, decay = trainer.ridge, trainer.decay
     if run.anchoring is not None:

@@ -1,4 +1,4 @@
-"""Images as they might have been too: moved by up to two pixels, or seen in a mirror."""
+"""Random changes of images: they are moved by up to two pixels, or mirrored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def named(augment: str | None) -> tuple[str, ...]:
 def augmented(x: Tensor, names: Sequence[str], seed: int) -> Tensor:
     """Images (N, C, H, W) changed by each of the named augmentations, as the seed decides."""
     if names and x.ndim != 4:
-        raise ValueError(f"augment is of images, (N, C, H, W). Got shape {tuple(x.shape)} instead.")
+        raise ValueError(f"augment is for images, (N, C, H, W). Got shape {tuple(x.shape)} instead.")
     generator = torch.Generator().manual_seed(seed)
     for name in names:
         x = AUGMENTATIONS[name](x, generator)

@@ -9,22 +9,22 @@ from torch import Tensor
 
 from ..theory.shards import BLOCKS, block_of
 
-_STRIDE = 157  # odd, and about BLOCKS times the golden ratio: so many next blocks lie evenly among all
+_STRIDE = 157  # odd, and about BLOCKS times the golden ratio, so that the next blocks lie evenly among all
 
 
 class Batches:
     """Rows of a rank, batch by batch.
 
-    Of up to BLOCKS² rows an epoch is one permutation. Beyond that every block of rows has a permutation of
-    its own, and an epoch takes a row of each block in turn: a rank knows its own alone, and has the same
-    share of every batch, to a row or two.
+    With fewer than BLOCKS² rows an epoch is one permutation of all. With more, every block of rows has a
+    permutation of its own, and an epoch takes a row of each block in turn: a rank needs only its own blocks,
+    and holds the same share of every batch, to a row or two.
     """
 
     def __init__(self, N: int, size: int, seed: int, part: slice) -> None:
         self.N, self.size, self.seed, self.part = N, size, seed, part
 
     def of(self, epoch: int, done: int) -> Iterator[tuple[Tensor, int]]:
-        """From the batch `done` on: this rank's rows in it, counted from its first, and the size of all."""
+        """For each batch from `done` on: the rows of this rank, counted from its first, and its full size."""
         seed = (self.seed * 1_000_003 + epoch) % 2**63
         if self.N < BLOCKS**2:
             order = torch.randperm(self.N, generator=torch.Generator().manual_seed(seed))

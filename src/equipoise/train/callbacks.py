@@ -34,7 +34,7 @@ class Callback:
 def followed(
     run: TrainingRun, callbacks: Sequence[Callback], record: Record | None, progress: Progress | None
 ) -> tuple[Record, Progress]:
-    """`record` and `progress` of a run that tell the callbacks too."""
+    """`record` and `progress`, wrapped so that they call the callbacks too."""
 
     def epoch(found: dict[str, Any]) -> None:
         if record is not None:

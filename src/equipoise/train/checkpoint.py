@@ -62,9 +62,9 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
         """Write a checkpoint, and only then remove the oldest.
 
-        Tensors are read back on the CPU, in their order in memory too, on which the last bit of a product may
-        depend. Facts are JSON: numbers come back exactly, tuples as lists and every key as a string. Where it
-        cannot be written (a full disk), those before it are as they were.
+        Tensors are read back on the CPU and in the same order in memory, on which the last bit of a product
+        may depend. Facts are JSON: numbers come back exactly, tuples as lists and every key as a string. If
+        it cannot be written (a full disk), those before it are as they were.
         """
         integer("step", step, 0)
         clones = {n: t.detach().cpu().clone() for n, t in tensors.items()}  # of their own memory, dense
@@ -89,7 +89,7 @@ class Checkpoints:
         write_atomically(path.with_suffix(".safetensors"), content)
         write_atomically(path, sealed.encode())
         known_steps = self.steps()
-        later = [s for s in known_steps if s > step]  # of a run that came to nothing: this is the newest
+        later = [s for s in known_steps if s > step]  # of an abandoned run: this one is the newest
         for old in later + [s for s in known_steps if s <= step][: -self.keep]:
             self._path(old).unlink(missing_ok=True)  # first the file that makes it count
             self._path(old).with_suffix(".safetensors").unlink(missing_ok=True)

@@ -31,14 +31,14 @@ def save_part(checkpoints: Checkpoints, step: int, groups: Groups, at: slice) ->
 
 
 def remove_former_parts(checkpoints: Checkpoints, step: int) -> None:
-    """Remove the parts of another number of ranks, which went before this step."""
+    """Remove the parts without this step, which another number of ranks wrote before."""
     for path in checkpoints.parts():
         if step not in Checkpoints(path).steps():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def cut_part(groups: Groups, at: slice) -> Groups:
-    """These rows of what one process wrote of all."""
+    """The rows `at` of what one process wrote for all rows."""
     return {
         group: {name: t if name == _SINGLE else t[at] for name, t in named.items()}
         for group, named in groups.items()
@@ -46,7 +46,7 @@ def cut_part(groups: Groups, at: slice) -> Groups:
 
 
 def read_parts(checkpoints: Checkpoints, step: int, at: slice) -> Groups:
-    """These rows of what several ranks wrote; none, with a warning, where a part is missing or damaged."""
+    """The rows `at` of what several ranks wrote; none, with a warning, if a part is missing or damaged."""
     found: dict[str, list[Tensor]] = {}
     reached = at.start
     for one in _at_step(checkpoints, step):

@@ -188,7 +188,7 @@ class DescentRun:
         stop: Stop | None,
         precision: Precision,
     ) -> None:
-        X, y = X.contiguous(), y.contiguous()  # on whose layout the last bits may depend
+        X, y = X.contiguous(), y.contiguous()  # the last bits may depend on the layout
         self.model, self.X, self.loss, self.rates = model, X, loss, rates
         with torch.no_grad():
             shape = model.readout(torch.zeros(len(X), model.width, dtype=X.dtype, device=X.device)).shape
@@ -260,7 +260,7 @@ class DescentRun:
         return solution.value
 
     def _pullback(self, Z: Tensor, R: Tensor) -> dict[str, Tensor]:
-        """∂L/∂θ by one adjoint: that of 1 for one output, which hardly moves from step to step; else of R."""
+        """∂L/∂θ by one adjoint: for one output that of 1, which hardly changes in a step; otherwise of R."""
         start = None if self.V is None else extrapolate(self.V, self._V_before)
         single = self.model.outputs == 1
         adjoint = self.model.solve_adjoint(
@@ -283,7 +283,7 @@ class DescentRun:
                 return self.model.pullback(adjoint.value, R, Z, self.X)
             once = R.new_ones(len(R), 1)
             found = self.model.pullback(adjoint.value[:, None], once, Z, self.X)
-            readout = Z.T @ R  # (m, k); DELMs keep its transpose
+            readout = Z.T @ R  # (m, k); LinearEquilibrium keeps its transpose
             like = self.model.readout_weight.shape
             if self.model.readout_bias_name in found:
                 found[self.model.readout_bias_name] = R.sum(dim=0)
@@ -291,7 +291,7 @@ class DescentRun:
 
     @torch.no_grad()
     def least_loss(self) -> float:
-        """L* of what is promised, where the promise is on the gap; else 0."""
+        """L*, if the promise is about the gap to it; otherwise 0."""
         return 0.0 if self.certificate is None else float(self.certificate.constants.get("least", 0.0))
 
     @torch.no_grad()
@@ -350,7 +350,7 @@ class DescentRecorder:
             self.measure(k)
 
     def measure(self, k: int) -> None:
-        """What costs an SVD, at step k."""
+        """Measure what costs an SVD, at step k."""
         model = self.run.model
         Z = self.run.Z if self.run.Z is not None else model.equilibrium(self.run.X).detach()
         self.Z0 = Z if self.Z0 is None else self.Z0

@@ -85,7 +85,7 @@ def begin_together(
 
 
 def versions() -> dict[str, str]:
-    """What all ranks must have alike so that what they compute alike is alike to the last bit."""
+    """What must be equal on all ranks, so that they compute the same to the last bit."""
     from .. import __version__
 
     now = environment()

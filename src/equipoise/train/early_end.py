@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 def slower(run: TrainingRun) -> str:
-    """What helps where steps were too long."""
+    """What helps if steps were too long."""
     rate = run.optimiser.param_groups[0]["initial_lr"]
     clip = "" if run.trainer.clip is not None else ", clip=1.0"
     return f"a smaller rate (it was {rate:g}, try {rate / 10:g}){clip}, or inputs scaled to unit variance."
 
 
 def lost_advice(run: TrainingRun) -> str:
-    """What helps where equilibria were not found."""
+    """What helps if equilibria were not found."""
     projected = "" if run.trainer.projection is not None else "projection=True, which keeps ‖W‖ < 1; "
     return f"{projected}{slower(run)} A solver with more steps helps where the reason says max_steps."
 
 
 def lost(error: EquilibriumError, mine: Tensor) -> str:
-    """Which samples have no equilibrium, by their rows in the training set; the error counts in the batch."""
+    """Which samples have no equilibrium: rows of the training set, then the error, with rows of the batch."""
     at = [int(mine[i]) for i in error.solution.failed_rows if i < len(mine)]
     more = f" and {len(at) - 5} more" if len(at) > 5 else ""
     return f"no equilibrium of {', '.join(f'row {i}' for i in at[:5])}{more}. In the batch: {error}"

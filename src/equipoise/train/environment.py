@@ -14,7 +14,7 @@ from .. import __version__
 
 
 def environment() -> dict[str, str]:
-    """As it is now. Two runs that agree in all of it compute the same bits."""
+    """The environment of this process. Two runs that agree in all of it compute the same bits."""
     return {
         **_installed(),
         "processor": f"{torch.backends.cpu.get_cpu_capability()}, {_processor()}",
@@ -31,7 +31,7 @@ def _installed() -> dict[str, str]:
 
 @cache
 def _processor() -> str:
-    """Its model, where the system tells: the arithmetic of libraries is chosen by it."""
+    """The model of the processor, if the system tells it: libraries choose their arithmetic by it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -41,6 +41,6 @@ def _processor() -> str:
 
 
 def changes(then: Mapping[str, str]) -> dict[str, str]:
-    """What is not as it was `then` and may change the last bits of a number, in words by name."""
+    """What differs from `then` and may change the last bits of a number: the change in words, by name."""
     now = environment()
     return {n: f"{was}, now {now.get(n)}" for n, was in then.items() if n != "platform" and now.get(n) != was}

@@ -66,7 +66,7 @@ class FlowHistory(History):
         return self.path
 
     def to_dict(self) -> dict[str, Any]:
-        """As of a History; the path is left out."""
+        """As for a History; the path is left out."""
         kept, self.path = self.path, None
         try:
             return super().to_dict()
@@ -244,7 +244,7 @@ def _check(
 
 
 def _automatic(model: AffineFamily, stiffness: float) -> Method:
-    """The method for a flow of so many fastest e-folds."""
+    """The method for a flow whose time is `stiffness` e-folds of its fastest mode."""
     if model.activation is IDENTITY:
         return "DOP853" if stiffness <= _MILD else "BDF"
     return "RK45" if stiffness <= _MILD_WITH_KINKS else "BDF"

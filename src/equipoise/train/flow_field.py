@@ -21,8 +21,8 @@ from .stiff import GaussNewton, flatten
 class FlowField(DescentRun):
     """−∇L(θ), in float64; solves start from the last equilibria.
 
-    Where a trial step of a solver leaves the networks that have equilibria the field is NaN, and `lost` says
-    why: the solver then tries a shorter one.
+    If a trial step of an ODE solver reaches weights without equilibria, the field is NaN there, and `lost`
+    says why: the solver then tries a shorter step.
     """
 
     def __init__(self, model: AffineFamily, X: Tensor, y: Tensor, loss: Loss, stop: Stop) -> None:
@@ -41,7 +41,7 @@ class FlowField(DescentRun):
         return -self._vector(self.gradients) if math.isfinite(value) else np.full_like(theta, math.nan)
 
     def loss_at(self, theta: np.ndarray, gradient: bool = False) -> float:
-        """L(θ), NaN of weights that are not finite; the model is left there."""
+        """L(θ), NaN if the weights are not finite; the model is left at θ."""
         if not np.isfinite(theta).all():
             return math.nan
         self.write(theta, self.model)
@@ -133,7 +133,7 @@ def _least(loss: Loss, Phi: Tensor, y: Tensor) -> tuple[Tensor, float]:
     for _ in range(100):
         yhat = Phi @ M
         slope, root = loss.gradient(yhat, y), loss.second_derivative(yhat, y).clamp_min(1e-300).sqrt()
-        systems = zip(root.T, slope.T, strict=True)  # one an output
+        systems = zip(root.T, slope.T, strict=True)  # one for each output
         columns = [
             torch.linalg.lstsq(r[:, None] * Phi, (g / r)[:, None], driver="gelsd").solution
             for r, g in systems

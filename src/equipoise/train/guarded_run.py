@@ -32,9 +32,9 @@ Direction = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 _TRIES = 3  # hidden updates tried at one step before the readout moves alone
 _ADJOINT = Stop(rtol=1e-4, max_steps=1000)  # any direction is allowed, so a rough gradient will do
 _LOOSEST = 1e-5  # relative residual of a solve
-_PART = 0.02  # of what a step may use up, for the error of its solve
-_MARGIN = 0.8  # of the hidden step that the last one points to
-_SHRINK = 0.25  # where it points to none
+_PART = 0.02  # of what a step may use up, left to the error of its solve
+_MARGIN = 0.8  # of the hidden step that the last one shows to be possible
+_SHRINK = 0.25  # of the last hidden step, if it shows nothing
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class GuardedRun:
         self.Z0 = self.point.Z
         self.features = _feature_watch(self.point, known)
         self.residual = self._residual(self.point, self.readout.a, self.readout.e)
-        self.V: Tensor | None = None  # in float32, as the next: only to start a solve from
+        self.V: Tensor | None = None  # in float32, like `last_move`: both only start solves
         self.adjoint_steps = 0
         self.last_move: tuple[Tensor, float] | None = None  # ΔZ of the last hidden update, and its h‖r‖
         self.held = False
@@ -165,7 +165,7 @@ class GuardedRun:
         now = self._residual(point, self.readout.a, self.readout.e)
         a, e = self.readout.stepped(point.Z, now.value, self.eta)
         a = a.to(self.dtype).double()
-        # Of the true residual and of the one on record alike, so that the record keeps the promise too.
+        # From the true residual and the one on record alike, so that the record keeps the promise too.
         limit = (self.rate * Interval(max(min(now.size.lo, self.residual.norm), 0.0))).lo
         return a, e, self._residual(point, a, e), limit
 
@@ -272,14 +272,14 @@ class GuardedRun:
         return {name: found[name] for name in self.hidden}
 
     def _foreseen(self, size: float) -> Tensor:
-        """Z where the last hidden update points, a step of this h‖r‖ on."""
+        """Z moved along the last hidden update, as far as a step with this h‖r‖ should move it."""
         if self.last_move is None or self.last_move[1] == 0:
             return self.point.Z
         move, of = self.last_move
         return self.point.Z + min(size / of, 2.0) * move
 
     def _tolerance(self, a: Tensor, room: float) -> float:
-        """The relative residual of a solve whose error takes a small part of `room` and of σ_min's floor."""
+        """The tolerance of a solve whose error takes a small part of `room` and of the floor of σ_min."""
         least = room / max(float(a.norm()), 1e-300)
         if self.features.floor > 0:
             least = min(least, self.features.floor)

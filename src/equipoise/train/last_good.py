@@ -17,12 +17,12 @@ class LastGood:
 
     @torch.no_grad()
     def take(self) -> Self:
-        """The weights as they now are: all of them, or, where this is interrupted, those taken before."""
+        """Keep the weights as they now are; if this is interrupted, those kept before stay."""
         self.weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         return self
 
     def put_back(self, model: nn.Module | None = None) -> None:
-        """Into the model they came from, or another of its shape; done over where it is interrupted."""
+        """Copy them into their model, or another of its shape; once more if that is interrupted."""
         try:
             self._copy(self.model if model is None else model)
         except BaseException:

@@ -1,9 +1,9 @@
 """Z ← σ(Z Wᵀ + u) until a batch as a whole has settled, and Λ ← D ∘ (G + Λ W) likewise.
 
-A step of training asks for less than a solver gives: no row is judged alone, none is dropped, nothing is
-recorded of each. On a batch of a table that is most of the time of a step. What a certificate says rests on
-solves at its checkpoints, and not on these. Ranks that share a batch look at all of it together, so that they
-stop at the iteration at which one process would: a look is a reduction of two numbers.
+A step of training asks for less than a solver gives: here no row is judged alone, none is dropped, and
+nothing is recorded of each. On a batch of a table all that takes most of the time of a step. What a
+certificate says rests on solves at its checkpoints, and not on these. Ranks that share a batch look at all of it
+together, so that they stop at the iteration at which one process would: a look is a reduction of two numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .warm_start import WarmStart
 if TYPE_CHECKING:
     from .training_run import TrainingRun
 
-_BETWEEN = 3  # iterations from one look at the residual to the next
+_BETWEEN = 3  # iterations from one check of the residual to the next
 _MOST = 120  # after which plain iteration is given up
 
 
@@ -40,9 +40,9 @@ class LooseSolves:
 
     @staticmethod
     def of(run: TrainingRun) -> LooseSolves | None:
-        """Those of a run whose trainer asks for them, where plain iteration is likely to settle.
+        """The loose solves of a run whose trainer asks for them, if plain iteration is likely to settle.
 
-        So it does where ‖W‖ < 1 is kept, and mostly by the cells of images, which begin as contractions.
+        It does if W is scaled to ‖W‖ < 1, and mostly for the cells of images, which begin as contractions.
         """
         trainer, warm, model = run.trainer, run.warm, run.model
         known = _of_images(model) or getattr(model, "scaled_name", None) is not None
@@ -52,7 +52,7 @@ class LooseSolves:
         return LooseSolves(run.model, trainer.stop.rtol, None if warm is None else warm.states["network"])
 
     def outputs(self, x: Tensor, rows: Tensor) -> Tensor | None:
-        """ŷ; None where plain iteration does not settle, and a solver has to find out why.
+        """ŷ; None if plain iteration does not settle, and a solver has to find out why.
 
         All ranks call it for the same batch, those too that have no row of it.
         """
@@ -95,7 +95,7 @@ class LooseSolves:
         return torch.where(known, start, cold)
 
     def adjoint(self, W: Tensor, mask: Tensor, g: Tensor) -> Tensor:
-        """Λ, as far as it settles."""
+        """Λ, or NaN if it does not settle."""
         found = self._settled("adjoint", mask * g, lambda v: torch.addmm(g, v, W).mul_(mask))
         return torch.full_like(g, torch.nan) if found is None else found
 

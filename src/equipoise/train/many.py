@@ -77,7 +77,7 @@ def train_many(
 
 
 def _of(alive: Tensor, values: Tensor, others: Tensor | float) -> Tensor:
-    """The values of runs that are alive, and others of the rest."""
+    """The values of the runs that are alive, and `others` for the rest."""
     return torch.where(alive.reshape(-1, *[1] * (values.ndim - 1)), values, others)
 
 
@@ -159,14 +159,14 @@ class _Stack:
         self.parameters: Parameters = {
             n: torch.stack([m.get_parameter(n).detach() for m in models]).clone() for n in names
         }
-        X, y = X.contiguous(), y.contiguous()  # on whose layout the last bits may depend
+        X, y = X.contiguous(), y.contiguous()  # the last bits may depend on the layout
         self.X = X if X.ndim == 3 else X.expand(self.runs, *X.shape)
         shape = first.output_shape(self.X.shape[1])
         self.y = y if y.ndim == len(shape) + 1 else y.expand(self.runs, *y.shape)
         if tuple(self.y.shape[1:]) != shape or self.X.shape[0] != self.runs or self.y.shape[0] != self.runs:
             raise ValueError(
-                f"X must be (N, d) or ({self.runs}, N, d), and y like one model's output {shape} or one a "
-                f"run. Got {tuple(X.shape)} and {tuple(y.shape)} instead."
+                f"X must be (N, d) or ({self.runs}, N, d), and y like one model's output {shape}, or one for "
+                f"each run. Got {tuple(X.shape)} and {tuple(y.shape)} instead."
             )
         self.N = self.X.shape[1]
         self.loss.check(self.y[0], self.y[0])

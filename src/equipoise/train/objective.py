@@ -1,4 +1,4 @@
-"""ℓ(ŷ_i, y_i) of each sample: what a Trainer makes small, and the scores that it reports beside it."""
+"""ℓ(ŷ_i, y_i) of each sample: the loss that a Trainer minimises, and the scores that it reports with it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Anywhere:
 class CrossEntropy(Anywhere):
     """ℓ = −Σ_c p_c log softmax(q)_c,  p the class of a label (N,) of integers, or probabilities (N, k).
 
-    Of outputs (N, k, H, W) and labels (N, H, W) it is the mean over an image's pixels; 255 leaves one out.
+    For outputs (N, k, H, W) and labels (N, H, W) it is the mean over an image's pixels; 255 leaves one out.
     """
 
     name = "cross_entropy"
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
-        """(N,)"""
+        """ℓ of each sample, (N,)."""
         if yhat.ndim not in (2, 4):
             raise ValueError(
                 f"the cross entropy needs one output for each class, (N, k) or (N, k, H, W). Got shape "
@@ -75,7 +75,7 @@ class CrossEntropy(Anywhere):
 
     @staticmethod
     def used(yhat: Tensor, classes: Tensor) -> Tensor:
-        """Which labels count: all of rows, and of pixels those that are not IGNORED."""
+        """Which labels count: all labels of rows, and those of pixels that are not IGNORED."""
         return torch.ones_like(classes, dtype=torch.bool) if yhat.ndim == 2 else classes != IGNORED
 
 
@@ -87,11 +87,11 @@ class Entrywise(Anywhere):
 
     @property
     def name(self) -> str:
-        """That of the loss."""
+        """The name of the loss."""
         return self.loss.name
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
-        """(N,)"""
+        """ℓ of each sample, (N,)."""
         values = self.loss.value(yhat, self.loss.check(yhat, y))
         return values.flatten(1).sum(dim=1) if values.ndim > 1 else values
 
@@ -104,11 +104,11 @@ class Custom(Anywhere):
 
     @property
     def name(self) -> str:
-        """That of the function, or of its class."""
+        """The name of the function, or of its class."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
-        """(N,), as the function returns it."""
+        """ℓ of each sample, (N,), as the function returns it."""
         values = self.function(yhat, y)
         if not isinstance(values, Tensor) or values.shape != yhat.shape[:1]:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -123,7 +123,7 @@ Objective = CrossEntropy | Entrywise | Custom
 
 
 def as_objective(which: Any, model: nn.Module, y: Tensor) -> Objective:
-    """By name, a Loss, or a function; by default the family's, or the cross entropy where y are integers."""
+    """From a name, a Loss or a function; by default the cross entropy of integers y, else the family's."""
     if which is None:
         if not y.is_floating_point():
             return CrossEntropy()
@@ -147,7 +147,7 @@ def as_objective(which: Any, model: nn.Module, y: Tensor) -> Objective:
 
 @torch.no_grad()
 def scores(objective: Objective, yhat: Tensor, y: Tensor) -> dict[str, float]:
-    """The share of samples classified right, where y are classes; R², where the loss is a square."""
+    """The share of samples classified right, if y are classes; R², if the loss is a square."""
     found: dict[str, float] = {}
     if isinstance(objective, CrossEntropy):
         found["accuracy"] = objective.right(yhat, y)
@@ -165,7 +165,7 @@ def scores(objective: Objective, yhat: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def weights_of(sample_weight: Tensor | None, X: Input) -> Tensor:
-    """(N,), with a mean of 1."""
+    """The weights of the samples, (N,), with a mean of 1."""
     if sample_weight is None:
         rows = X.rows if isinstance(X, Shard) else X
         return torch.ones(len(X), dtype=rows.dtype if rows.is_floating_point() else torch.float64)

@@ -40,7 +40,7 @@ def make_optimiser(
         nonnegative(name, value or 0.0)
     if callable(which):
         if rate is not None or momentum is not None or weight_decay:
-            raise ValueError("rate, momentum and weight_decay belong into the factory of the optimiser.")
+            raise ValueError("rate, momentum and weight_decay belong in the factory of the optimiser.")
         made = which(parameters)
         if not isinstance(made, Optimizer):
             raise TypeError(f"a factory must return a torch optimiser. Got {type(made).__name__} instead.")
@@ -63,9 +63,9 @@ def make_optimiser(
 
 
 def _without_compiler(kind: type[Optimizer]) -> type[Optimizer]:
-    """The optimiser as it is, but for the two seconds in which torch would import its compiler for it.
+    """The optimiser as it is, without the two seconds that torch would take to import its compiler for it.
 
-    All that it asks of the compiler is to be left alone.
+    It needs the compiler only to ask it not to compile these methods.
     """
     for method in (Optimizer.add_param_group, Optimizer.zero_grad, Optimizer.state_dict):
         plain: Any = getattr(method, "__wrapped__", None)

@@ -62,7 +62,7 @@ class Projection:
 
     @torch.no_grad()
     def _scale_about(self, module: Any) -> bool:
-        """W ← W·bound/‖W‖ where ‖W‖ seems to be larger, by a few products with a few vectors."""
+        """W ← W·bound/‖W‖ if ‖W‖, estimated by a few products with a few vectors, exceeds the bound."""
         W = module.weight()
         X = torch.randn(len(W), _VECTORS, generator=_seeded(W), dtype=W.dtype, device=W.device)
         for _ in range(_PRODUCTS):
@@ -109,7 +109,7 @@ class Projection:
         return True
 
     def _holds(self, W: Tensor) -> bool:
-        """Whether ‖W‖ ≤ bound is proved, by the Frobenius norm or, with a chance, a Cholesky factor."""
+        """Whether ‖W‖ ≤ bound is proved, by the Frobenius norm or, if it may be true, a Cholesky factor."""
         if frobenius_upper(W) <= self.bound:
             return True
         about = estimate_norm(W, steps=_LANCZOS, generator=_seeded(W)).value  # from below
@@ -117,7 +117,7 @@ class Projection:
 
 
 _LANCZOS = 12  # steps of an estimate, which costs two products with a vector each
-_VECTORS, _PRODUCTS = 4, 5  # of an estimate that nothing rests on
+_VECTORS, _PRODUCTS = 4, 5  # of an estimate that no proof uses
 _ROOM = 1e-4  # left below the bound, for the error of the estimate
 
 

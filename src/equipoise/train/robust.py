@@ -3,7 +3,7 @@
 `CertifiedMargin` counts a class j as ŷ_j + ε L_yj, with L_yj the Lipschitz constant of ŷ_y − ŷ_j by the
 ellipsoid of sym(I − W) (`theory.lipschitz`), so that what the loss separates stays apart within ‖δ‖ ≤ ε.
 `CertifiedBox` counts the least margins over |δ_i| ≤ ε (`box_margins`), by bounds of every unit over the box
-and one dual bound a margin, and raises ε slowly.
+and one dual bound for each margin, and raises ε slowly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDS = 6  # of bounds, and of multipliers
 
 
 def pair_constants(model: AffineFamily) -> Tensor:
-    """(k, k): Lipschitz constants of ŷ_p − ŷ_q, to be differentiated; `pairwise_lipschitz` proves them."""
+    """(k, k): Lipschitz constants of ŷ_p − ŷ_q, differentiable; `pairwise_lipschitz` proves them."""
     W, U = model.weight(), _input_matrix(model)
     S = torch.eye(len(W), dtype=W.dtype, device=W.device) - (W + W.T) / 2
     L, info = torch.linalg.cholesky_ex(S)
@@ -48,8 +48,8 @@ class CertifiedMargin(CrossEntropy):
         eq.certified_radius(model, X_test, y_test).share(0.3)
 
     Args:
-        model: that is trained, of a family z = σ(Wz + Ux + b), such as `Monotone`.
-        epsilon: > 0, in the units of the inputs. A half more than the radius that is wanted serves it well.
+        model: the one that is trained, of a family z = σ(Wz + Ux + b), such as `Monotone`.
+        epsilon: > 0, in the units of the inputs. One and a half times the wanted radius works well.
     """
 
     model: AffineFamily = field(repr=False)
@@ -65,7 +65,7 @@ class CertifiedMargin(CrossEntropy):
             raise ValueError("a certified margin is that of classes: outputs must be ≥ 2. Got 1 instead.")
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
-        """(N,)"""
+        """ℓ of each sample, (N,)."""
         y = _labels(self, yhat, y)
         L = pair_constants(self.model)
         return super().each(yhat + self.epsilon * (L if yhat.requires_grad else L.detach())[y], y)
@@ -76,11 +76,11 @@ class CertifiedBox(CrossEntropy):
     """A loss for `Trainer`: the cross entropy of the least margins over boxes |δ_i| ≤ ε, by `box_margins`.
 
     ε is raised from 0 over the first half of training, and the loss is then half that of the margins and half
-    that of the outputs, so that answers are learned before they are defended. Where no input is at hand, as
-    where the loss of all rows is measured, it is the plain cross entropy.
+    that of the outputs, so that answers are learned before they are defended. If no inputs are at hand, as
+    when the loss of all rows is measured, it is the plain cross entropy.
 
     Args:
-        model: that is trained, of a family z = relu(Wz + Ux + b), such as `Monotone`.
+        model: the one that is trained, of a family z = relu(Wz + Ux + b), such as `Monotone`.
         epsilon: ≥ 0, a number, or a tensor (d,) of how far each input moves.
         box: the ends of the inputs, numbers or tensors (d,).
     """
@@ -103,7 +103,7 @@ class CertifiedBox(CrossEntropy):
         return replace(self, at=x, share=share)
 
     def each(self, yhat: Tensor, y: Tensor) -> Tensor:
-        """(N,)"""
+        """ℓ of each sample, (N,)."""
         y = _labels(self, yhat, y)
         plain = super().each(yhat, y)
         if self.at is None:
@@ -120,9 +120,9 @@ def box_margins(
     epsilon: float | Tensor,
     box: tuple[float | Tensor, float | Tensor],
 ) -> Tensor:
-    """(N, k): about ≤ ŷ_y − ŷ_j for every |δ_i| ≤ ε within the box, to be differentiated.
+    """(N, k): about lower bounds of ŷ_y − ŷ_j for all |δ_i| ≤ ε within the box, differentiable.
 
-    `verify_predictions` proves, and more: here nothing is tightened, climbed, split or rounded outward.
+    `verify_predictions` proves better ones: here nothing is tightened, climbed, split or rounded outward.
     Units are bounded by intervals, iterated, and each margin by the multipliers of slopes h/(h − l). A unit's
     own weight W_ii < 1 is divided out first, z_i = relu((Σ_j≠i W_ij z_j + u_i)/(1 − W_ii)): equilibria stay
     the same, and bounds are far better where W_ii is far below 0, as in monotone networks.
@@ -152,7 +152,7 @@ def box_margins(
 
 
 def _unit_bounds(W: Tensor, U: Tensor, b: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, n) each: about ≤ and ≥ the units of every input within reach of a centre with injection b."""
+    """(N, n) each: about the least and largest pre-activations within reach of a centre with injection b."""
     far, size = reach @ U.abs().T, W.abs()
     on_low = on_high = torch.relu(b)
     lower = upper = b
@@ -165,7 +165,7 @@ def _unit_bounds(W: Tensor, U: Tensor, b: Tensor, reach: Tensor) -> tuple[Tensor
 
 
 def _labels(loss: CrossEntropy, yhat: Tensor, y: Tensor) -> Tensor:
-    """Classes (N,), of labels or of their indicators (N, k)."""
+    """Classes (N,), from labels or from their indicators (N, k)."""
     if y.is_floating_point():
         one = y.shape == yhat.shape and bool(((y == 0) | (y == 1)).all() & (y.sum(dim=1) == 1).all())
         if not one:

@@ -1,4 +1,4 @@
-"""How far the hidden layer goes at the next step of safeguarded descent, as the last steps went."""
+"""How far the hidden layer goes at the next step of safeguarded descent, judged by the last steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Stride:
-    """The hidden step to try next: what the last ones would have borne. Steps that all fail make it rest."""
+    """The hidden step to try next: what the last ones would have borne. If all tries fail, it rests."""
 
     cap: float
     h: float | None = None
@@ -21,7 +21,7 @@ class Stride:
         return self.cap > 0 and self.rest < 0
 
     def first(self, guess: float) -> float:
-        """The hidden step to try first; `guess` is that of the first step of all."""
+        """The hidden step to try first; `guess` is used at the very first step."""
         self.h = min(self.h or guess, self.cap)
         return self.h
 

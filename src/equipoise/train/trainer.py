@@ -134,7 +134,7 @@ class Trainer:
         self.make_optimiser()  # so that wrong options are named at once
 
     def _check_options(self) -> None:
-        """An error that names the option which cannot be, or does not go with another."""
+        """Raise an error that names an option that is out of range or does not go with another."""
         for name, least in (
             ("epochs", 0),
             ("seed", 0),
@@ -252,7 +252,7 @@ class Trainer:
         if isinstance(X, Shard):  # each rank answers its own rows
             X = X.rows
         rows = as_input(X)
-        # The states of that many images leave the cache: 256 took a quarter of the time of 1,024.
+        # The states of 1,024 images do not fit into the cache: batches of 256 took a quarter of the time.
         least = 256 if isinstance(rows, Tensor) and rows.ndim > 2 else 1024
         size = least if self.batch_size is None else max(self.batch_size, least)
         rows = rows.contiguous() if isinstance(rows, Tensor) else rows
@@ -331,7 +331,7 @@ class Trainer:
         if self.ridge or self.decay:
             found["penalty"] = [self.ridge, self.decay]
         if self.certificate is not None:
-            found["certificate"] = self.about_certificate(("sample_weight",))  # weights are said apart
+            found["certificate"] = self.about_certificate(("sample_weight",))  # compared on its own
             found["checkpoints"] = [self.check_every, self.refit, self.decrease]
             found |= {"enough": self.enough} if self.enough else {}
             found |= {} if self.start_at_best else {"start": "the model's own readout"}

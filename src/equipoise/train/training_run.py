@@ -88,9 +88,9 @@ class TrainingRun:
         self.best_epoch, self.best_loss = 0, math.inf
         self.stopped = self.advice = ""
         self.about: dict[str, Any] = {}  # what a checkpoint of it agrees with
-        self.failed = False  # stopped by what must not happen, not for want of progress
+        self.failed = False  # whether something went wrong, and not only progress ended
         self.Z0: Tensor | None = None
-        self.reported = 0  # entries of the series that were told
+        self.reported = 0  # entries of the series that were reported
         self.began, self.seconds = perf_counter(), 0.0
 
     @property
@@ -101,7 +101,7 @@ class TrainingRun:
     # -- the epochs ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """What is known before the first step."""
+        """Note what is known before the first step, with the same weights on all ranks."""
         if self.ranks > 1:
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
@@ -121,7 +121,7 @@ class TrainingRun:
         return self.epoch >= self.trainer.epochs
 
     def epoch_of_steps(self, progress: Progress | None, checkpoints: Checkpoints | None) -> None:
-        """The rest of the epoch, and what follows from it."""
+        """Take the steps that are left of the epoch, and draw the conclusions."""
         if self.position == 0:
             self.kept, self.sums = [self.kept[0], *self.kept[1:][-1:], self.weights()], {}
         for mine, count in self.order.of(self.epoch, self.position):
@@ -150,7 +150,7 @@ class TrainingRun:
             self._return_to_good() if self.anchoring is None else self._undo(ended)
 
     def _undo(self, ended: bool) -> None:
-        """What went wrong ends its epoch, and not the run: the weights are again the last that were kept."""
+        """After an error end the epoch, but not the run: go back to the weights that were kept last."""
         assert self.anchoring is not None
         reason, self.stopped, self.advice, self.failed = self.stopped.splitlines()[0], "", "", False
         if not ended:
@@ -160,7 +160,7 @@ class TrainingRun:
             self._note(self.anchoring.mean_loss(), {})
 
     def _return_to_good(self) -> None:
-        """The last weights kept that give every sample an equilibrium, and a loss that has not grown."""
+        """Go back to the last weights at which every sample has an equilibrium and the loss has not grown."""
         for weights in reversed(self.kept):
             self.model.load_state_dict(weights)
             try:
@@ -318,7 +318,7 @@ class TrainingRun:
         return max((int(s.steps.max()) for s in found if s is not None and len(s.steps)), default=0)
 
     def _share_steps(self) -> None:
-        """The most steps of any sample are those over all ranks."""
+        """Take the largest numbers of solver steps over all ranks."""
         names = ("forward_steps", "adjoint_steps")
         if self.ranks > 1:
             self.sums |= zip(names, largest(*(self.sums[name] for name in names)), strict=True)
@@ -332,7 +332,7 @@ class TrainingRun:
         return sum(int(s.steps.sum()) for s in solved)
 
     def report(self, record: Record | None, checkpoints: Checkpoints | None, every: int = 0) -> None:
-        """Tell what the epoch gave, once, and save where that is due."""
+        """Report the numbers of the epoch once, and save a checkpoint if that is due."""
         fresh = self.reported < len(self.series["loss"])
         self.reported = len(self.series["loss"])
         if fresh and record is not None and self.rank == 0:
@@ -352,7 +352,7 @@ class TrainingRun:
         return told | {"seconds": self.elapsed()}
 
     def finish(self) -> None:
-        """Leave the model at its best weights, where they were looked for; of those that were kept."""
+        """Leave the model at its best weights if `patience` asked for them; anchored, at kept weights."""
         if self.anchoring is not None:
             self.anchoring.finish(self.best, self.best_epoch)
         elif self.best:
@@ -387,7 +387,7 @@ class TrainingRun:
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """Chance inside follows from the seed (and the rank) alone, and outside is as it was."""
+        """Inside, random numbers follow from the seed and the rank alone; outside nothing changes."""
         device = self.trainer.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed((self.trainer.seed * 1_000_003 + self.rank) % 2**63)

@@ -1,6 +1,6 @@
-"""All that a run of a Trainer is, as a checkpoint: the run that goes on from it computes the same bits.
+"""The whole state of a Trainer's run, as a checkpoint: a run that continues from it computes the same bits.
 
-Weights, the optimiser's memory, the state of chance, warm starts, the place in the epoch (its order follows
+Weights, the optimiser's memory, the random state, warm starts, the place in the epoch (its order follows
 from the seed), the best weights and every measurement.
 """
 
@@ -29,7 +29,7 @@ _FACTS = (
 
 
 def about(run: TrainingRun) -> dict[str, Any]:
-    """What a checkpoint must agree with to be one of this run; computed once, by all ranks together."""
+    """What a checkpoint must agree with to belong to this run; computed once, by all ranks together."""
     if run.about:
         return run.about
     named: dict[str, Any] = {"X": run.X, "y": run.y, "sample_weight": run.weight}
@@ -46,7 +46,7 @@ def about(run: TrainingRun) -> dict[str, Any]:
 
 
 def _former(run: TrainingRun, name: str) -> str:
-    """A digest as earlier versions wrote it, of a run whose batches are as they were."""
+    """A digest as earlier versions wrote it; empty if the batches of this run are not as they were then."""
     named: dict[str, Any] = {"X": run.X, "y": run.y, "sample_weight": run.weight}
     if run.validation is not None:
         named |= {"validation X": run.validation[0], "validation y": run.validation[1]}
@@ -102,7 +102,7 @@ def save(run: TrainingRun, checkpoints: Checkpoints | None) -> None:
 
 
 def restore(run: TrainingRun, saved: Checkpoint, checkpoints: Checkpoints) -> None:
-    """Go on from there."""
+    """Continue the run from a checkpoint."""
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in saved.tensors.items():
         group, name = key.split("/", 1)
@@ -129,7 +129,7 @@ def restore(run: TrainingRun, saved: Checkpoint, checkpoints: Checkpoints) -> No
         for name, warm in run.warm.states.items():
             if f"warm.{name}" in held:
                 warm.restore(held[f"warm.{name}"], device)
-    if str(run.rank) not in groups["rng"]:  # fewer ranks went before
+    if str(run.rank) not in groups["rng"]:  # fewer ranks wrote it
         return
     chance, size = groups["rng"][str(run.rank)], len(torch.get_rng_state())
     torch.set_rng_state(chance[:size])
@@ -138,7 +138,7 @@ def restore(run: TrainingRun, saved: Checkpoint, checkpoints: Checkpoints) -> No
 
 
 def _rng_states(run: TrainingRun) -> list[Tensor]:
-    """The state of chance of every rank."""
+    """The random state of every rank."""
     mine, device = torch.get_rng_state(), run.trainer.device
     if device.type == "cuda":
         mine = torch.cat([mine, torch.cuda.get_rng_state(device)])

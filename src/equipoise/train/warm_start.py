@@ -121,7 +121,7 @@ class WarmStart:
 class WarmStarts:
     """A WarmStart for every layer of a network that takes `start=`, handed over while it is in use.
 
-    `stop`, where it is given, is the tolerance of their solves meanwhile; `kept`: whether states are kept.
+    `stop`, if given, is the tolerance of their solves meanwhile; `kept` says whether states are kept.
     """
 
     def __init__(

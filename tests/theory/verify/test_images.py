@@ -133,7 +133,7 @@ def test_extreme_kernels_never_give_a_false_proof(scale):
 
 
 def test_pixels_and_other_activations_are_refused():
-    with pytest.raises(ValueError, match="one a pixel"):
+    with pytest.raises(ValueError, match="one for each pixel"):
         facts(eq.ConvMonotone((1, 4, 4), 2, features=2, task="segmentation")).unit_network()
     with pytest.raises(ValueError, match="relu alone"):
         facts(eq.ConvOptEq((1, 4, 4), 2, [2], features=2, activation="tanh")).unit_network()

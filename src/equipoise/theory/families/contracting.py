@@ -1,4 +1,4 @@
-"""‖W‖ < 1, or λ_max(sym W) < 1: what families share that have one equilibrium for either reason."""
+"""‖W‖ < 1, or λ_max(sym W) < 1: what the families that have one equilibrium for either reason share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Singular = Callable[[Tensor], SingularBounds]
 
 
 class ContractingFacts(AffineFacts):
-    """Of a family with R = 1/(1 − ‖W‖), or 1/(1 − λ_max(sym W)), whichever is less.
+    """The facts of a family with R = 1/(1 − ‖W‖) or 1/(1 − λ_max(sym W)), whichever is less.
 
     A family says how far its computed W and u are from the exact ones, and what W is made of.
     """
@@ -47,14 +47,14 @@ class ContractingFacts(AffineFacts):
         return contracts(norm, method, self.condition, self.remedy)
 
     def enclosure(self, X: Tensor) -> Enclosure:
-        """By an SVD and a Cholesky witness of the computed weight."""
+        """The enclosure, by an SVD and a Cholesky witness of the computed weight."""
         norm, norms = self.norms(singular_bounds)
         weight = self.model.weight()
         margin = margin_of(weight, self.weight_error(weight))
         return self._enclosed(X, weight, norm, reasons(self.contraction(norm, SVD), margin), norms)
 
     def enclosure_near(self, X: Tensor, watch: WeightWatch) -> Enclosure:
-        """By the drift from a weight whose bounds the watch holds."""
+        """The enclosure, by the drift from a weight whose bounds the watch holds."""
         weight = self.model.weight()
         norm, error = watch.norm(weight), self.weight_error(weight)
         if error:
@@ -64,7 +64,7 @@ class ContractingFacts(AffineFacts):
         return self._enclosed(X, weight, norm, reasons(contraction, margin), {})
 
     def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
-        """By residuals of an SVD and of a Cholesky factor in ball arithmetic."""
+        """The enclosure, by residuals of an SVD and of a Cholesky factor in ball arithmetic."""
         norm, norms = self.norms(singular)
         with precision():
             W, u = self.in_balls(X)

@@ -112,7 +112,7 @@ class ConvMonotoneReads(PooledReads):
         """‖Z − f(Z)‖_F (1 + ‖W‖/μ), with the rounding of g and f added."""
         model, pad = self.exact, self.exact.A.shape[-1] // 2
         K, A_T = model.skew(), transposed_kernel(model.A)
-        g, g_off = self.given
+        g, g_off = self.given(X)
         c = F.conv2d(g, model.U, padding=model.U.shape[-1] // 2) + model.b[:, None, None]
         h = F.conv2d(Z, model.A, padding=pad)
         AAz, Kz = F.conv2d(h, A_T, padding=pad), F.conv2d(Z, K, padding=pad)

@@ -70,7 +70,7 @@ class ConvOptEqFacts(ImageFacts):
         )
 
     def parts_obstacle(self) -> str:
-        """A layer of another class, or a property that may expand."""
+        """Why a layer of another class, or a property that may expand, stands in the way; or empty."""
         if why := unknown_layer(self.model.layers, ConvLayer):
             return why
         R = self.model.regulariser
@@ -137,7 +137,7 @@ class ConvOptEqFacts(ImageFacts):
 
 @facts_of(OptEqSegmenter)
 class SegmenterFacts(ConvOptEqFacts):
-    """What is known of OptEqSegmenter, which is a ConvOptEq of pixels."""
+    """What is known of OptEqSegmenter, which is a ConvOptEq that classifies pixels."""
 
     family = "OptEqSegmenter"
 
@@ -156,11 +156,11 @@ class ConvBounds(ConvNetwork, Bounds):
         return joint(self.outputs())
 
     def parts(self, units: Tensor | None) -> list[Part]:
-        """What the outputs are made of, on all units."""
+        """The linear maps whose sum is the outputs, on all units."""
         return self.outputs()
 
     def score_bounds(self) -> Tensor:
-        """Of sŷ where the head normalises, so that classes are decided without 1/√ε."""
+        """The bounds of sŷ if the head normalises, so that classes are decided without 1/√ε."""
         if not self.head.normalised:
             return super().score_bounds()
         v, linear = self.head.v, self.undivided()  # of Vc + sv

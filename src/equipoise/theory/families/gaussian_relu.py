@@ -37,7 +37,7 @@ class GaussianReLUFacts(ContractingFacts):
         return norm, {"W": norm}
 
     def injection_error(self, X: Tensor) -> float:
-        """Of one product."""
+        """The rounding of one product."""
         return product_rounding(X, self.model.U.T).hi
 
     def in_balls(self, X: Tensor) -> tuple[Any, Any]:
@@ -45,7 +45,7 @@ class GaussianReLUFacts(ContractingFacts):
         return balls(self.model.W), balls(X) * balls(self.model.U.T)
 
     def geometry(self, instance: Instance) -> Contracting:
-        """c = W."""
+        """The geometry with the coordinate c = W."""
         return Contracting(q=inverse_gap(instance), g=Interval(1.0), x=input_norm(instance))
 
     def input_map(self) -> Tensor:
@@ -59,5 +59,5 @@ class GaussianReLUFacts(ContractingFacts):
         return f"W multiplied by {factor:.3g}, so that ‖W‖ = {to:g}", {"W": factor}
 
     def units(self, known: AffineBounds) -> UnitNetwork:
-        """As it stands."""
+        """The units of the equation as it stands."""
         return known.units(self.model.U)

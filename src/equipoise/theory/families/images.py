@@ -23,7 +23,7 @@ class ImageFacts(Facts):
 
     @torch.no_grad()
     def wellposed(self, X: Tensor, tier: str) -> Certificate:
-        """R and the rate of plain iteration, or of splitting."""
+        """The certificate that every image has one equilibrium, with R and the rate of an iteration."""
         model = self.model
         if tier == "rigorous":
             raise ValueError("the tier 'rigorous' forms dense products in balls, and knows no convolution.")
@@ -75,7 +75,7 @@ class ImageFacts(Facts):
 
 
 def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Those that an equilibrium depends on: all but the ones that read it."""
+    """The batch norms that an equilibrium depends on: all but the ones that read it."""
     return {
         name: m
         for name, m in model.named_modules()

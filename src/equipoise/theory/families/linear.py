@@ -49,10 +49,10 @@ def stochastic_bounds(gamma: float, width: int) -> tuple[Interval, Interval]:
 
 
 def softmax_units(A: Tensor) -> int:
-    """Roundings in an entry of γS besides those of the sum of m, each at most a unit relative to the entry.
+    """≥ the relative error of an entry of γS, in units of rounding, besides that of the sum of m terms.
 
-    exp of a rounded difference a − max is off by as many as the difference is large; exp itself, its sum of
-    terms that are off likewise, the quotient and the product with γ by a few more.
+    exp of a rounded difference a − max is off by as many units as the difference is large. exp itself, the
+    sum of such terms, the quotient and the product with γ add a few more.
     """
     spread = float((A.amax(dim=0) - A.amin(dim=0)).amax())
     return 2 * math.ceil(min(spread, _UNDERFLOW)) + 24
@@ -71,7 +71,7 @@ class Softmax(Geometry):
 
     @property
     def scale(self) -> float:
-        """Softmax turns on differences of about one."""
+        """1, since softmax responds to differences of about one."""
         return 1.0
 
     def ball(self, delta: Number, S: Number) -> Ball:
@@ -88,15 +88,15 @@ class LinearFacts(AffineFacts):
     spans_injection = True
 
     def enclosure(self, X: Tensor) -> Enclosure:
-        """The features are taken as they are computed."""
+        """The enclosure, with the features taken as they are computed."""
         return replace(self.enclosure_of_weights(), injection=self.model.injection(X))
 
     def injection_error(self, X: Tensor) -> float:
-        """None, of features that are taken as they are computed."""
+        """0, since the features are taken as they are computed."""
         return 0.0
 
     def enclosure_of_weights(self) -> Enclosure:
-        """With the rounding of the softmax."""
+        """The enclosure of γS, with the rounding of the softmax."""
         model, m = self.model, self.model.width
         weight = model.weight()
         error = gamma(m + softmax_units(model.A)) * frobenius(weight) + Interval(0.0, m * m * 2.0**-1000)
@@ -111,7 +111,7 @@ class LinearFacts(AffineFacts):
         )
 
     def enclosure_in_balls(self, X: Tensor) -> BallEnclosure:
-        """The softmax in balls."""
+        """The enclosure, with the softmax in balls."""
         model, flint = self.model, python_flint()
         with precision():
             columns = []
@@ -131,7 +131,7 @@ class LinearFacts(AffineFacts):
         return {"unique": (reason,), "resolvent": resolvent, "reason": reason.name}
 
     def geometry(self, instance: Instance) -> Softmax:
-        """c = A."""
+        """The geometry with the coordinate c = A."""
         g = Interval(float(self.model.gamma))
         worst = (1 - g) / Interval(self.model.width).sqrt()
         return Softmax(g=g, sigma=instance.keep("σ_min(I − γS)", lambda: _sigma(instance)), worst=worst)

@@ -56,7 +56,7 @@ class Monotonic(Geometry):
 
     @property
     def scale(self) -> float:
-        """About ‖A‖."""
+        """1 + ‖A(0)‖."""
         return 1 + Interval(self.a).hi
 
     def ball(self, delta: Number, S: Number) -> Ball:
@@ -73,7 +73,7 @@ class MonotoneFacts(AffineFacts):
     linear_injection = True
 
     def enclosure(self, X: Tensor) -> Enclosure:
-        """With the rounding of every part of W."""
+        """The enclosure, with the rounding of every part of W."""
         model = self.model
         weight = model.weight()
         # 1 − μ and three sums of what is at most |1 − μ|I + |A|ᵀ|A| + |B| + |B|ᵀ, entry by entry.
@@ -93,7 +93,7 @@ class MonotoneFacts(AffineFacts):
         )
 
     def injection_error(self, X: Tensor) -> float:
-        """Of one product, and of the sum with a bias."""
+        """The rounding of one product, and of the sum with a bias."""
         model = self.model
         shift = Interval(0.0) if model.bias is None else gamma(2) * frobenius(model.injection(X))
         return (product_rounding(X, model.U.T) + shift).hi
@@ -117,7 +117,7 @@ class MonotoneFacts(AffineFacts):
         return {"unique": (reason,), "resolvent": resolvent, "reason": "the monotone margin μ"}
 
     def geometry(self, instance: Instance) -> Monotonic:
-        """c = A."""
+        """The geometry with the coordinate c = A."""
         a, mu = Interval(instance.norm("A").hi), Interval(float(self.model.margin))
         return Monotonic(a=a, mu=mu, x=input_norm(instance, bias=self.model.bias is not None))
 
@@ -140,7 +140,7 @@ class MonotoneFacts(AffineFacts):
         return self.model.U
 
     def units(self, known: AffineBounds) -> UnitNetwork:
-        """As it stands, with its bias."""
+        """The units of the equation as it stands, with its bias."""
         return known.units(self.model.U, self.model.bias)
 
 
@@ -203,6 +203,6 @@ def _check(model: Monotone, X: Tensor, y: Tensor) -> None:
         raise ValueError("y must not be zero: there u = 0 fits already, and the radii would vanish.")
     if model.width < N or N == 0:
         raise ValueError(
-            f"the certified start needs 1 ≤ N ≤ n, at most one sample a unit of width. "
+            f"the certified start needs 1 ≤ N ≤ n, no more samples than the width. "
             f"Got N = {N} and n = {model.width} instead."
         )

@@ -53,7 +53,7 @@ class ProximalFacts(Facts):
     """What the three forms share; each says what it is in the deep form."""
 
     layered = True  # whether the condition is that of a product of layers
-    shape_hint = ""  # to who offers a Z of another shape
+    shape_hint = ""  # added to the error about a Z of another shape
 
     @cached_property
     @torch.no_grad()
@@ -184,7 +184,7 @@ class ProximalFacts(Facts):
         )
 
     def inputs_of(self, X: Tensor) -> Tensor:
-        """X beside the exact model, in float64 where it holds numbers with a point."""
+        """X on the device of the exact model, in float64 unless it holds integers."""
         X = X.detach().to(self.exact.V.device)
         return X.double() if X.is_floating_point() else X
 
@@ -246,7 +246,7 @@ class DeepOptEqFacts(ProximalFacts):
 class MultiBlockFacts(DeepOptEqFacts):
     """What is known of MultiBlockOptEq: what is known of its deep form.
 
-    L of its steps apply T to each block, from another layer on, and so contract by the same q.
+    L of its steps apply T to each block, beginning with another layer, and so contract by the same q.
     """
 
     family = "MultiBlockOptEq"
@@ -257,7 +257,7 @@ class MultiBlockFacts(DeepOptEqFacts):
         return exact.deep()
 
     def step_words(self) -> str:
-        """A step of every block makes one of T."""
+        """L steps, since one of them applies only one layer to each block."""
         return f"{len(self.model.blocks)} steps of plain iteration bring"
 
 
@@ -276,11 +276,11 @@ class ProximalReads(ReadFeatures):
             self.sizes = _sizes(self.exact)
 
     def state_error(self, X: Tensor, Z: Tensor) -> float:
-        """By ‖z − T(z)‖/(1 − q)."""
+        """≥ ‖Z − Z*‖_F, by ‖z − T(z)‖/(1 − q)."""
         return equilibria_error(self.exact, X, Z, self.q, self.sizes)
 
     def stop(self, rtol: float) -> Stop:
-        """Of layers of which a step leads a part of the way."""
+        """The tolerance of a solve: T itself is solved, whose steps go part of the way."""
         return Stop(rtol=max(rtol, tight(self.exact).rtol or 0.0), max_steps=5000)
 
 
@@ -337,10 +337,10 @@ def _norm(W: Tensor) -> Interval:
 
 
 def effective_norm(model: Network, norm: Interval) -> Interval:
-    """‖W‖ of an effective W that has this norm as computed here.
+    """‖W‖ of an effective W whose norm, as computed here, is `norm`.
 
-    An SVD gives the norm that `bound=` divides by, and with other threads it rounds otherwise. What holds of
-    a W that was scaled is ‖W‖ ≤ bound·√(μ/L_σ), and no more; one that is well below that was not scaled.
+    `bound=` divides by a norm from an SVD, which rounds differently with another number of threads. So a W
+    that was scaled is only sure to have ‖W‖ ≤ bound·√(μ/L_σ); one well below that was not scaled.
     """
     if model.bound is None:
         return norm
@@ -349,7 +349,7 @@ def effective_norm(model: Network, norm: Interval) -> Interval:
 
 
 def tight(model: Network) -> Stop:
-    """As near as float64 tells, of layers of which a step leads a part of the way."""
+    """The tightest stop in float64 for T itself, whose steps go part of the way."""
     return Stop(rtol=max(1e-13, 2 * Stop.reach(torch.float64) / model.pace), max_steps=5000)
 
 
@@ -361,7 +361,7 @@ def _sizes(model: Network) -> list[Interval]:
 def equilibria_error(
     model: Network, X: Tensor, Z: object, q: Interval, sizes: list[Interval] | None = None
 ) -> float:
-    """‖z − T(z)‖/(1 − q) with the rounding of T, layer by layer, added; `sizes`, where ‖W_l‖ are known."""
+    """≥ ‖Z − Z*‖_F: ‖Z − T(Z)‖_F/(1 − q) with the rounding of each layer added; `sizes` are ≥ ‖W_l‖."""
     assert isinstance(Z, Tensor)
     sizes = _sizes(model) if sizes is None else sizes
     Z = torch.where(torch.isfinite(Z), Z, 0.0)

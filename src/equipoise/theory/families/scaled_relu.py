@@ -44,7 +44,7 @@ class ScaledReLUFacts(ContractingFacts):
         return (gamma(2) * frobenius(weight) + Interval(0.0, weight.numel() * 2.0**-1074)).hi
 
     def injection_error(self, X: Tensor) -> float:
-        """Of one product; relu moves nothing further."""
+        """The rounding of one product, which relu does not enlarge."""
         return product_rounding(X, self.model.W).hi
 
     def in_balls(self, X: Tensor) -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ class ScaledReLUFacts(ContractingFacts):
         return W, relu_of_balls(balls(X) * balls(self.model.W))
 
     def geometry(self, instance: Instance) -> Contracting:
-        """c = γA."""
+        """The geometry with the coordinate c = γA."""
         g = Interval(float(self.model.gamma))
         return Contracting(q=inverse_gap(instance), g=g, x=input_norm(instance))
 

@@ -1,7 +1,7 @@
 """Certificates about predictions: whether answers hold on whole sets of inputs, by duality and branching.
 
-- `network`: the form in which a family is verified. `sets`, `outputs`: where, and what is wanted.
-- `bounds`: (V1), which turns any multiplier into a bound; `tighten`, `ascend`: multipliers worth having.
+- `network`: the form in which a family is verified. `sets`: of inputs. `outputs`: what is to hold of them.
+- `bounds`: (V1), which turns any multiplier into a bound; `tighten`, `ascend`: good multipliers.
 - `branch`: splitting on the signs of units. `attack`: counterexamples. `predictions`: all of it together.
 - `smoothing`: radii of the smoothed classifier of any model, true with a chosen probability.
 """

@@ -27,9 +27,9 @@ def ascended(
 ) -> Tensor:
     """ν (P, n) with the largest value that the steps came upon; a row ends as soon as it is positive.
 
-    ν = ν₀ + (I − S Wᵀ)⁻¹ (|g₀| ∘ θ), so that θ_i is about a change of the slope of unit i; `solved` is
-    what inverts, and the part (P,) of each row. Values here are not rounded outward: they choose, and prove
-    nothing.
+    ν = ν₀ + (I − S Wᵀ)⁻¹ (|g₀| ∘ θ), so that θ_i is about a change of the slope of unit i. `solved` holds
+    the Multipliers that invert, and the part (P,) of each row. Values are not rounded outward here: they
+    guide the choice, and prove nothing.
     """
     net, (solver, part) = problem.network, solved
     best, best_value = nu.clone(), torch.full_like(nu[:, 0], -torch.inf)

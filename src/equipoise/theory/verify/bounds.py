@@ -1,8 +1,8 @@
-"""min of v·h + κ·p over a set of inputs ≥ Σ τ_i + min (ν·(U x + u)): any multiplier ν proves.        (V1)
+"""min of w·h + κ·p over a set of inputs ≥ Σ τ_i + min (ν·(U x + u)), whatever the multiplier ν is.      (V1)
 
-With p = W h + U x + u, h = σ(p) and l ≤ p ≤ h known, for every ν,
+With p = W h + U x + u, h = σ(p) and low ≤ p ≤ high known, for every ν,
 
-    w·h + κ·p ≥ Σ_i τ_i + min_x ν·(U x + u),   τ_i = min over p in [l_i, h_i] of g_i σ(p) − λ_i p,
+    w·h + κ·p ≥ Σ_i τ_i + min_x ν·(U x + u),   τ_i = min over p in [low_i, high_i] of g_i σ(p) − λ_i p,
 
 with g = w + Wᵀν and λ = ν − κ, since κ·p = ν·(W h + U x + u) − λ·p. Whatever found ν is not trusted: one
 evaluation here, with every rounding subtracted, is what a bound rests on. NaN and infinity bound nothing.
@@ -24,7 +24,7 @@ from .sets import InputSets
 
 @dataclass(frozen=True)
 class Functionals:
-    """w·h + κ·p + t, one a row, with bounds of how far w and t are from the exact ones."""
+    """w·h + κ·p + t, one in each row, with bounds of how far w and t are from the exact ones."""
 
     w: Tensor  # (P, n)
     t: Tensor  # (P,)
@@ -59,17 +59,17 @@ class Problem:
     injection: Tensor  # (N, n): U x + u at the centres
     injection_error: Tensor  # (N, n)
     spread: Tensor  # (N, n): what is lost of ν·U(x − centre), as |ν| times this
-    scale: Tensor  # (N, 2): from and to what outputs are divided by, where a head normalises
+    scale: Tensor  # (N, 2): bounds of what outputs are divided by, if a head normalises
 
     @staticmethod
     def of(network: UnitNetwork, sets: InputSets) -> Problem:
-        """With the injections of the centres."""
+        """The problem, with the injections of the centres."""
         b, error = network.injection(sets.centre)
         scale = torch.ones(len(b), 2, dtype=torch.float64)
         return Problem(network, sets, b, error, network.onto_error(sets.reach), scale)
 
     def take(self, rows: Tensor) -> Problem:
-        """Of some samples."""
+        """The problem of some samples."""
         tensors: dict[str, Any] = {name: t[rows] for name, t in vars(self).items() if isinstance(t, Tensor)}
         return replace(self, sets=self.sets.take(rows), **tensors)
 
@@ -84,7 +84,7 @@ def lower_bounds(
 def both_bounds(
     problem: Problem, sample: Tensor, low: Tensor, high: Tensor, what: Functionals, nu: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The least value by ν, and the largest by −ν: the products of both are the same."""
+    """Bounds of the least value, by ν, and of the largest, by −ν, from the same products."""
     below, above = _evaluated(problem, sample, low, high, what, nu, both=True)
     return below, -above
 

@@ -21,7 +21,7 @@ from .tighten import slopes, tightened, unstable
 class Effort:
     """How much is spent on a part before it is split, and on a sample in all."""
 
-    nodes: int = 2000  # parts a sample
+    nodes: int = 2000  # parts of a sample
     rounds: int = 12  # of tightening at the root, at most
     gain: float = 1e-3  # a round must narrow the bounds by this share, or it is the last
     child_rounds: int = 2  # of tightening after a split
@@ -137,7 +137,7 @@ class Search:
         return lower_bounds(self.problem, parts.sample[node], parts.low[node], parts.high[node], what, nu)
 
     def _narrowed(self, parts: Parts, rounds: int) -> Parts:
-        """With tighter bounds, and without the parts that hold no input."""
+        """The parts with tighter bounds, without those that hold no input."""
         working = torch.arange(len(parts))
         low, high = parts.low.clone(), parts.high.clone()
         for _ in range(rounds):
@@ -157,7 +157,7 @@ class Search:
     def _open(
         self, parts: Parts, node: Tensor, target: Tensor, value: Tensor, nu: Tensor, what: Functionals
     ) -> Parts:
-        """Those with an inequality that is not shown, the worst of which says where to split."""
+        """The parts with an inequality that is not shown, the worst of which says where to split."""
         wanted = parts.wanted.clone()
         wanted[node, target] = ~(value > 0)
         table = torch.full(wanted.shape, torch.inf, dtype=torch.float64)
@@ -200,9 +200,7 @@ class Search:
             self.shown[now.sample] = closed[now.sample]
 
     def _worth(self, stack: Parts, alive: Tensor) -> Parts:
-        """Without the parts of samples that are given up: decided, beyond the limit, or with a part that is
-        neither shown nor can be split.
-        """
+        """The stack without the samples that are given up: decided, beyond the limit, or stuck."""
         self.stuck[stack.sample[stack.unit < 0]] = True
         dead = ~alive | self.stuck | (self.nodes >= self.effort.nodes)
         return stack.take(torch.nonzero(~dead[stack.sample]).flatten())

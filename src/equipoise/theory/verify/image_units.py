@@ -1,4 +1,4 @@
-"""The parts that networks of images share as units: the extractor before the core, and the head behind it."""
+"""The units that networks of images share: those of the extractor before the core, and the head behind it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Blocks:
     feed: int = 0
 
     def network(self, exact: Any, resolvent: float, reads: tuple[Chain, ...]) -> ImageNetwork:
-        """With the head of a model, which reads the core as `reads` says."""
+        """The network of these blocks, with the head of a model, which reads the core as `reads` says."""
         head, empty = ConvHead(exact), torch.zeros(0, 0, dtype=torch.float64)
         A, rows, error = head.A.unflatten(1, exact.state), [], Interval(0.0)
         for read in reads:
@@ -63,7 +63,7 @@ def image_units(model: Any) -> tuple[Any, Blocks, int]:
     if not why and not has_own_facts(model):
         why = f"{type(model).__name__} may compute otherwise than the family that is known."
     if not why and not isinstance(exact.head, ClassHead):
-        why = f"a class of the whole image is verified, and {type(exact.head).__name__} gives one a pixel."
+        why = f"a class of the whole image is verified; {type(exact.head).__name__} gives one for each pixel."
     if getattr(exact, "activation", RELU) != RELU or getattr(exact, "regulariser", None) is not None:
         why = why or "predictions are verified with relu alone, and without a regulariser."
     if why:

@@ -53,11 +53,11 @@ class Conv:
         )
 
     def norm(self) -> Interval:
-        """≥ its norm."""
+        """≥ the norm of the map."""
         return Interval(conv_norm_upper(self.kernel, self.size, self.stride, self.padding))
 
     def row_norms(self) -> Tensor:
-        """≥ the norm of a row, of every channel that it leads to."""
+        """≥ the norm of a row of the map, for every channel that it leads to."""
         K = self.kernel.transpose(0, 1) if self.back else self.kernel
         return row_norms_upper(K.flatten(1))
 
@@ -75,24 +75,24 @@ class Chain:
         return self.scale * x
 
     def transposed(self) -> Chain:
-        """Its transpose."""
+        """The transposed chain."""
         return Chain(tuple(replace(s, back=not s.back) for s in reversed(self.steps)), self.scale)
 
     def absolute(self) -> Chain:
-        """That of absolute values."""
+        """The chain of absolute values."""
         return Chain(tuple(replace(s, kernel=s.kernel.abs()) for s in self.steps), abs(self.scale))
 
     @property
     def terms(self) -> int:
-        """What its products round, as a number of operations."""
+        """≥ the number of roundings in an entry of its product."""
         return sum(s.kernel[0].numel() + s.kernel.numel() // s.kernel.shape[1] + 4 for s in self.steps) + 4
 
     def norm(self) -> Interval:
-        """≥ its norm."""
+        """≥ the norm of the chain."""
         return math.prod((s.norm() for s in self.steps), start=Interval(abs(self.scale)))
 
     def row_norms(self, channels: int) -> Tensor:
-        """≥ the norm of a row, of every channel that it leads to."""
+        """≥ the norm of a row of the chain, for every channel that it leads to."""
         rest = Chain(self.steps[:-1], self.scale).norm().hi
         last = self.steps[-1].row_norms() if self.steps else torch.ones(channels, dtype=torch.float64)
         return up(last * rest)
@@ -113,7 +113,7 @@ class ImageNetwork(UnitNetwork):
     reads: tuple[Chain, ...] = ()  # of the core's blocks: the state, whose linear readout is `readout`
 
     def written_out(self) -> ImageNetwork:
-        """With W and U as matrices where they are small: they find multipliers, and prove nothing."""
+        """The network with W and U as matrices if they are small: they find multipliers and prove nothing."""
         if self.width > DENSE:
             return self
         units, pixels = (torch.eye(n, dtype=torch.float64) for n in (self.width, self.dimension))
@@ -136,7 +136,7 @@ class ImageNetwork(UnitNetwork):
 
     @cached_property
     def rows(self) -> int:  # type: ignore[override]
-        """Functionals that are evaluated together."""
+        """How many functionals are evaluated together."""
         return max(8, (1 << 22) // self.width)
 
     # -- products ----------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class ImageNetwork(UnitNetwork):
 
     @cached_property
     def _gamma(self) -> float:
-        """Of all chains that end in one sum, and of the bounds themselves."""
+        """γ for all chains that end in one sum, and for the bounds themselves."""
         return gamma(2 * sum(c.terms for chains in self.places.values() for c in chains) + 16)
 
     # -- equilibria --------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class ImageNetwork(UnitNetwork):
         return torch.cat(found)
 
     def equilibria(self, b: Tensor, start: Tensor | None = None) -> Tensor:
-        """h = σ(W h + b): the extractor as it is, the core by forward-backward splitting."""
+        """h = σ(W h + b): the extractor block by block, the core by forward-backward splitting."""
         h = torch.zeros_like(b)
         core = self._core
         for _ in range(self.feed):
@@ -307,7 +307,7 @@ class ImageNetwork(UnitNetwork):
         return low, high, self._sizes_of_outputs(h, up(up(turned + delta) * self.state_gain))
 
     def _sizes_of_outputs(self, h: Tensor, moved: Tensor) -> Tensor:
-        """s from, to (N, 2): what the outputs are divided by, 1 where the head does not normalise."""
+        """Bounds (N, 2), below and above, of the s that divides outputs: 1 if the head does not normalise."""
         if not self.head.normalised:
             return torch.ones(len(h), 2, dtype=torch.float64)
         s, off = self._divisors(h)
@@ -354,7 +354,7 @@ class ImageNetwork(UnitNetwork):
         return part, unit[part, place]
 
     def multipliers(self, s: Tensor) -> Multipliers:
-        """By iteration, where no matrices are written out."""
+        """ν = r + s∘Wᵀν, by iteration if no matrices are written out."""
         return super().multipliers(s) if self.dense else Iterated(self, s)
 
 
@@ -365,7 +365,7 @@ class Iterated(Multipliers):
         self.net, self.s = net, s
 
     def of(self, part: Tensor, r: Tensor) -> Tensor:
-        """ν of rows r (P, n); where it is not found, what there is of it."""
+        """ν of rows r (P, n); the last iterate where the solve fails."""
         alpha, found = 1 / (1 + self.net.weight_norm / 2), []
 
         def step(nu: Tensor, r: Tensor, s: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ class Iterated(Multipliers):
         return self.of(part, F.one_hot(unit, self.net.width).double())
 
     def spread(self, part: Tensor, r: Tensor) -> Tensor:
-        """r itself: coordinates in which ascent is scaled less well, and free."""
+        """r itself: coordinates that scale the ascent less well, but cost nothing."""
         return r
 
     gathered = spread

@@ -21,14 +21,14 @@ from ...solve import RELU, Activation, AffineMap, Newton, PeacemanRachford, Pica
 if TYPE_CHECKING:
     from .bounds import Problem
 
-_TIGHT = Stop(rtol=1e-13, max_steps=300)  # what is not found is bounded as it is
+_TIGHT = Stop(rtol=1e-13, max_steps=300)  # whatever is found is then bounded
 _TENSORS = ("weight", "inputs", "offset", "readout", "shift")
 UP = 1 + 2.0**-44  # more than the rounding of a few sums and products of non-negative numbers
 LEAST = 2.0**-1060  # more than what a few products lose where they are subnormal
 
 
 def up(x: Tensor) -> Tensor:
-    """≥ a number that a few operations on non-negative floats gave as x."""
+    """≥ the exact result of a few operations on non-negative floats that gave x."""
     return x * UP + LEAST
 
 
@@ -38,7 +38,7 @@ def one_norms(rows: Tensor) -> Tensor:
 
 
 def around(p: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-    """p ∓ far, rounded outward; infinite where they are no numbers."""
+    """p ∓ far, rounded outward; infinite where they are not finite."""
     far = up(far) + p.abs() * 2.0**-50
     known = torch.isfinite(far) & torch.isfinite(p)
     return torch.where(known, p - far, -math.inf), torch.where(known, p + far, math.inf)
@@ -70,7 +70,7 @@ class Multipliers:
 
 @dataclass(frozen=True)
 class UnitNetwork:
-    """The parts of a network in float64, with bounds of how far the exact ones are."""
+    """The parts of a network in float64, with bounds of their distance to the exact ones."""
 
     weight: Tensor  # (n, n)
     weight_error: float  # ≥ ‖W − W exact‖_F
@@ -85,10 +85,10 @@ class UnitNetwork:
 
     def __post_init__(self) -> None:
         for value in (self.weight, self.inputs, self.offset, self.readout, self.shift):
-            as_float64(value, ndim=None)  # refuses where subnormal numbers are lost
+            as_float64(value, ndim=None)  # raises if subnormal numbers are lost
 
     def on_cpu(self) -> UnitNetwork:
-        """The same network where all of this is computed."""
+        """The same network on the CPU, where all of this is computed."""
         tensors: dict[str, Any] = {n: t.cpu() for n, t in vars(self).items() if isinstance(t, Tensor)}
         return replace(self, **{name: t for name, t in tensors.items() if name in _TENSORS})
 
@@ -109,7 +109,7 @@ class UnitNetwork:
 
     @property
     def dense(self) -> bool:
-        """Whether `weight` and `inputs` are there."""
+        """Whether `weight` and `inputs` are written out as matrices."""
         return True
 
     def forth(self, h: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class UnitNetwork:
         return up(gamma(self.width + 4) * up(size + LEAST * reach.sum(dim=1, keepdim=True)))
 
     def first_bounds(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-        """l ≤ p ≤ h, (N, n) each, from how far equilibria can move; and ≥ what sizes outputs, (N, 2).
+        """low ≤ p ≤ high, (N, n) each, from how far equilibria can move; and `Problem.scale`, (N, 2).
 
         |p_i(x) − p_i(x_c)| ≤ ‖W_i‖(R sup‖U(x − x_c)‖ + δ) + sup|U_i(x − x_c)|, where δ bounds the error of
         the computed equilibrium of the centre x_c.

@@ -14,7 +14,7 @@ from .network import one_norms, up
 
 @dataclass(frozen=True)
 class Wanted:
-    """T inequalities a sample: margins ŷ_y − ŷ_j > 0 of a class, the sign of one output, or a user's own."""
+    """T inequalities for each sample: margins ŷ_y − ŷ_j > 0, the sign of one output, or a user's own."""
 
     count: int  # T
     labels: Tensor | None = None  # (N,): classes, or −1 and 1 of one output
@@ -22,7 +22,7 @@ class Wanted:
     constant: Tensor | None = None  # (T,)
 
     def asked(self, N: int) -> Tensor:
-        """(N, T): which are to be shown of each sample; of its own class there is no margin."""
+        """(N, T): which inequalities are to be shown for each sample; its own class has no margin."""
         asked = torch.ones(N, self.count, dtype=torch.bool)
         if self.labels is not None and self.count > 1:
             asked[torch.arange(N), self.labels] = False

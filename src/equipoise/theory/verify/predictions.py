@@ -52,7 +52,7 @@ def verify_predictions(
         inequalities: (Q, q) in place of y, (T, k) and (T,): Q ŷ + q > 0 must hold, row by row.
         nodes: parts of its set that are bounded for a row before it is given up as unknown: by default 2000,
             or 20 of a network of images with more than 2048 units, whose matrices are not written out.
-        seconds: the same by time, which does not repeat from run to run.
+        seconds: the same limit in time, with which results may differ from run to run.
         attack: steps and starts of the search for a counterexample; (0, 1) only looks at the row itself.
         progress: called with (rows done, rows in all).
 

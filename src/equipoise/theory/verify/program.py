@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .bounds import Problem
 
-_PENALTY = 1e3  # of an input that is not there, relative to the multipliers that are known
+_PENALTY = 1e3  # the price of violating the equation, relative to the multipliers that are known
 
 
 def programmed(problem: Problem, sample: int, low: Tensor, high: Tensor, w: Tensor, nu: Tensor) -> Tensor:

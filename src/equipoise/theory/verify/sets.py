@@ -28,8 +28,8 @@ def _above(t: Tensor) -> Tensor:
 class InputSets:
     """One set of inputs for each of N samples: a box, or what a ball and a box have in common.
 
-    The exact set lies within [lower, upper]; every point of [inner_lower, inner_upper] lies in it that is
-    within the ball, where there is one.
+    The exact set lies within [lower, upper]. Every point of [inner_lower, inner_upper] that is also within
+    the ball, if there is one, lies in the exact set.
     """
 
     lower: Tensor  # (N, d)
@@ -48,7 +48,7 @@ class InputSets:
 
     @staticmethod
     def around(X: Tensor, epsilon: float | Tensor, norm: str, low: Tensor, high: Tensor) -> InputSets:
-        """‖x − X_i‖ ≤ ε in the norm "linf" or "l2", and low ≤ x ≤ high; of "linf" ε may be (N, 1)."""
+        """‖x − X_i‖ ≤ ε in the norm "linf" or "l2", and low ≤ x ≤ high; for "linf" ε may be (N, 1)."""
         lower, upper = X - epsilon, X + epsilon
         outer = torch.maximum(_below(lower), low), torch.minimum(_above(upper), high)
         inner = torch.maximum(_above(lower), low), torch.minimum(_below(upper), high)
@@ -89,9 +89,9 @@ class InputSets:
         return torch.minimum(torch.maximum(x, self.inner_lower), self.inner_upper)
 
     def fall(self, a: Tensor, sample: Tensor, both: bool) -> tuple[Tensor, Tensor]:
-        """≥ how far a·x can fall below a·centre, and rise above it where `both`, for rows a (P, d).
+        """≥ how far a·x can fall below a·centre, and with `both` rise above it, for rows a (P, d).
 
-        Of the rounding of a itself, only what products lose where they are subnormal is in it.
+        The rounding of a itself is not included, but for what subnormal products lose.
         """
         size = a.abs() + LEAST
         box = up((size * self.reach[sample]).sum(dim=1) * (1 + a.shape[1] * 2.0**-52))

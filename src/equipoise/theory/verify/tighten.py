@@ -1,4 +1,4 @@
-"""l ≤ p ≤ h of every unit, by (V1) with parallel slopes."""
+"""low ≤ p ≤ high for every unit, by (V1) with parallel slopes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .network import Multipliers, UnitNetwork
 
 
 def slopes(net: UnitNetwork, low: Tensor, high: Tensor) -> Tensor:
-    """h/(h − l) of a unit that may be on or off, 1 of one that is on, 0 of one that is off."""
+    """high/(high − low) for a unit that may be on or off, 1 for one that is on, 0 for one that is off."""
     if net.linear:
         return torch.ones_like(low)
     on = high.clamp_min(0.0)
