@@ -163,7 +163,7 @@ class Recipe:
 
     def _check_path(self) -> None:
         if self.robust is not None:
-            object.__setattr__(self, "certified", False)  # what is promised is proved of the result
+            object.__setattr__(self, "certified", False)  # the trained network is proved afterwards
         elif self.norm is not None:
             raise ValueError("norm is used only with robust: give robust too, such as 0.1.")
         if not self.certified and self.theorem is not None:

@@ -24,7 +24,7 @@ from ..files import sha256
 from ..recipe import Kind
 from .splitting import Pair, Split
 
-Check = Callable[[int, int], None]  # of the rows to train on, and the columns
+Check = Callable[[int, int], None]  # called with the numbers of training rows and of columns
 
 
 class WrongOption(ValueError):
@@ -40,7 +40,7 @@ class Asked:
     kind: str | None = None
     delimiter: str | None = None
     test: str | None = None  # a file of its own, by absolute path
-    test_share: float | None = None  # of a table without one
+    test_share: float | None = None  # held out of a table without test rows
     rows: int | None = None  # to train on, where not all
     split_seed: int | None = None
     data_dir: str | None = None

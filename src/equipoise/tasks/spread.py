@@ -21,12 +21,12 @@ from ..theory.shards import Shard, part_of, rank, ranks
 from ..train.checkpoint import Checkpoints
 from ..train.distributed import begin_together, versions
 
-PATIENCE = timedelta(minutes=30)  # that a process waits for the others before it gives up
+PATIENCE = timedelta(minutes=30)  # how long a process waits for the others before it gives up
 _ROWS = "equipoise/rows"  # in the store of the job: how many rows there are
 _NAMING = timedelta(seconds=2)  # in which the processes that are left find out which one is missing
 
-Pair = tuple[Any, Tensor]  # of a Tensor or a Shard, and its targets
-Sizes = tuple[int | tuple[int, int, int], int]  # of inputs and outputs
+Pair = tuple[Any, Tensor]  # inputs, a Tensor or a Shard, and their targets
+Sizes = tuple[int | tuple[int, int, int], int]  # of the inputs and of the outputs
 
 
 class RankLost(RuntimeError):
