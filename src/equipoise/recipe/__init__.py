@@ -253,7 +253,7 @@ class Recipe:
         known = [f.name for f in dataclasses.fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"a recipe has {', '.join(known)}. Got {name!r} besides.")
+                raise ValueError(f"a recipe has {', '.join(known)}. Got {name!r} as well.")
         earlier = "theorem" not in given and given.get("certified", True)  # written when there was no other
         return cls(**({**given, "theorem": "safeguarded"} if earlier else given))
 

@@ -295,7 +295,7 @@ def _same_classes(table: Table, other: Table) -> None:
     if strange := sorted(set(other.classes) - set(table.classes)):
         raise DataError(
             f"{other.source}: target {other.target!r} must hold classes of {table.source} "
-            f"({', '.join(table.classes[:10])}). Got {', '.join(map(repr, strange[:5]))} besides"
+            f"({', '.join(table.classes[:10])}). Got {', '.join(map(repr, strange[:5]))} as well"
         )
 
 
