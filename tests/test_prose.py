@@ -22,7 +22,7 @@ RULES = {
     "says `in words` for a message": re.compile(r"\b[Rr]efuse[sd]?\b.{0,60}, in words\b"),
 }
 LISTED = {"has text behind `Args:`": re.compile(r"\bArgs:[ \t]*\S.*")}  # seen only while lines are lines
-ALLOWED = {"runs runs", "that that", "had had", "a run a row", "a sample a row", "a dash a step"}
+ALLOWED = {"runs runs", "that that", "had had", "a sample a row", "a dash a step"}
 LONGEST = 60  # words of a sentence on a page for newcomers
 
 

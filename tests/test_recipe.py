@@ -31,7 +31,7 @@ def test_what_was_not_given_is_not_written():
 
 
 def test_unknown_keys_are_errors_that_name_the_known_ones():
-    with pytest.raises(ValueError, match=r"sigma_w2.*Got 'widht' besides"):
+    with pytest.raises(ValueError, match=r"sigma_w2.*Got 'widht' as well"):
         Recipe.from_dict({"widht": 5})
 
 

@@ -41,7 +41,7 @@ Array = NDArray[Any]
 _OPTIONS = [f for f in dataclasses.fields(Recipe) if f.name != "seed"]
 _WATCHED = {"verbose": False, "callbacks": ()}
 _DEFAULTS = {**{f.name: f.default for f in _OPTIONS}, "random_state": None, **_WATCHED}
-_SIGNATURE = {  # of the estimators: the fields of a Recipe, with scikit-learn's random_state for its seed
+_SIGNATURE = {  # the fields of a Recipe, with scikit-learn's random_state in place of its seed
     name: inspect.Parameter(
         name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD if name == "model" else inspect.Parameter.KEYWORD_ONLY,
@@ -64,7 +64,7 @@ class _EquilibriumEstimator(BaseEstimator):
     conformal_: Conformal  # the scores of the rows that calibrate, where a coverage was asked for
     coverage: float | None
     _columns: tuple[Column, ...]
-    _names: list[str] | None  # of a data frame's columns
+    _names: list[str] | None  # the columns of a data frame
     _image: tuple[int, ...]  # the shape of a row that is an image
 
     def __init__(self, model: str = "auto", **options: Any) -> None:
@@ -149,7 +149,7 @@ class _EquilibriumEstimator(BaseEstimator):
             return read_frame(X, self._columns)[0]
         if self._names is not None:
             X = np.asarray(X)
-            validate_data(self, np.zeros(X.shape), reset=False)  # which counts rows and columns
+            validate_data(self, np.zeros(X.shape), reset=False)  # to check the numbers of rows and columns
             return read_frame(X, self._columns, self._names)[0]
         finite = "allow-nan" if self._columns else True
         X, image = _flat(X)

@@ -210,7 +210,7 @@ def as_loss(which: str | Loss, **options: Any) -> Loss:
     """A Loss by name, with its options: as_loss("logistic", tau=0.1); a Loss is returned as it is."""
     if isinstance(which, Loss):
         if options:
-            raise ValueError(f"{which} has its options already. Got {', '.join(options)} besides.")
+            raise ValueError(f"{which} has its options already. Got {', '.join(options)} as well.")
         return which
     one_of("loss", which, LOSSES, " or a Loss")
     kind = LOSSES[which]

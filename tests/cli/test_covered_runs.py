@@ -57,4 +57,4 @@ def test_a_run_for_robust_answers_tells_what_is_proved_of_test_rows(tmp_path):
     assert "proved to keep the right answer" in (run / "report.html").read_text()
     wrong = call("fit", table, "--target", "species", "--norm", "linf")
     assert wrong.exit_code == 2
-    assert "--norm is that of --robust training" in wrong.output
+    assert "--norm is used only with --robust" in wrong.output

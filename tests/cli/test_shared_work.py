@@ -76,7 +76,7 @@ def test_parts_are_answered_once_and_in_order_after_a_kill(fitted, tmp_path, mon
     again = decided(stored, X, Workers(), out)
     assert len(asked) == 6 - len(done)
     assert np.array_equal(again.outputs.numpy(), whole.numpy())
-    with pytest.raises(FileExistsError, match="by its rows"):
+    with pytest.raises(FileExistsError, match="it differs in rows"):
         decided(stored, X + 1, Workers(), out)
     again.written()
     assert not list(tmp_path.iterdir())

@@ -44,4 +44,4 @@ def test_a_wrong_option_is_called_as_it_was_typed(wrong):
     options = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Recipe)]
     assert any(option in told for option in options)
     for field in dataclasses.fields(Recipe):
-        assert not re.search(rf"(?<![\w-]){field.name} (must|instead|besides)|{field.name}=", told), told
+        assert not re.search(rf"(?<![\w-]){field.name} (must|instead|as well)|{field.name}=", told), told

@@ -14,7 +14,7 @@ import typer
 from .. import __version__
 from .failures import EXIT_CODES
 
-COMMANDS = {  # by panel of the help, in the order of use
+COMMANDS = {  # panel of the help: its commands, in the order of use
     "Train": ("fit", "sweep", "predict"),
     "What is guaranteed": ("certify", "verify", "suggest", "diagnose"),
     "Look": ("report", "runs", "data", "landscape", "trajectory"),

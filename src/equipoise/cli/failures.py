@@ -174,7 +174,7 @@ def explain(error: BaseException) -> Failure:
         said = "The command was stopped before there was anything to save."
     for kind, title, advice, code in _known():
         if isinstance(error, kind):
-            said, _, own = said.partition("\n\n")  # its advice, if it brings one, is a paragraph of its own
+            said, _, own = said.partition("\n\n")  # an error may bring its own advice as a second paragraph
             return Failure(title, said, own or advice, code)
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)

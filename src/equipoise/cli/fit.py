@@ -172,7 +172,7 @@ def _go_on(
     columns = origin.columns(about["features"]) if table else ()
     sample = read(asked, partial(check_memory, recipe), columns)
     origin.check(sample.train[0].shape[1], sample.kind, sample.provenance.get("image_shape") or ())
-    origin.preparation.targets(sample.train[1])  # which refuses classes that are not the network's
+    origin.preparation.targets(sample.train[1])  # refuses classes that the network does not know
     run = _create(out, asked, recipe, sample, origin)
     train(run, recipe, sample, output, report, fresh=True)
 

@@ -21,7 +21,7 @@ from ..plain import plain, plain_json, spreadsheet_cell
 
 
 class PlainConsole(Console):
-    """A console that passes all text through `plain`, also inside of tables and panels."""
+    """A console that passes all text through `plain`, also inside tables and panels."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Words, made plain before their width is measured."""

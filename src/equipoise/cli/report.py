@@ -39,7 +39,7 @@ def report(
     from ..tasks import Run
 
     for run in runs:
-        with suppress(Damaged):  # which the page says
+        with suppress(Damaged):  # the page says what is damaged
             Run.open(run)
     if len(runs) == 1 and out is not None:
         message = f"--out says where a comparison of runs is written. Got one run only, {runs[0]}."

@@ -97,7 +97,7 @@ def reproduce(
     except KeyboardInterrupt:
         raise Failure("Interrupted", _kept(out), code=Code.INTERRUPTED) from None
     except OSError as error:
-        told = explain(error)  # that the disk is full, say
+        told = explain(error)  # for example that the disk is full
         advice = "When that is put right, the same command continues from what is stored."
         raise Failure(told.title, told.message, advice, told.code) from error
     output.say(f"\nThe gallery: {out / 'index.html'}")
@@ -204,5 +204,5 @@ class _Bar:
         from rich.text import Text
 
         where = "" if result.data_error else f"\nThe traceback: {self.out / result.key / 'error.txt'}"
-        if not self.output.json:  # which has it in its result
+        if not self.output.json:  # the JSON result holds it
             PlainConsole(stderr=True).print(Text(f"{result.key}: {result.error}{where}", style="red"))

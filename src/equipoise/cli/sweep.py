@@ -114,7 +114,7 @@ def _begun(data: str | None, out: Path | None, given: dict[str, Any], how: _How)
         raise Failure(
             "An option does not fit", str(error), "equipoise sweep --help explains each.", Code.USAGE
         ) from error
-    _sample(tuple(sorted(found.data.items(), key=str)))  # what is wrong with the data is said at once
+    _sample(tuple(sorted(found.data.items(), key=str)))  # so that wrong data are an error now
     try:
         found.save()
     except FileExistsError as error:

@@ -24,8 +24,8 @@ TYPES: tuple[Type, ...] = get_args(Type)
 TRUE, FALSE = frozenset({"true", "yes"}), frozenset({"false", "no"})
 _CLOCKS = ("", " %H:%M", " %H:%M:%S")
 _DAYS = ("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y")
-FORMS = ("iso", *(day + clock for day in _DAYS for clock in _CLOCKS))  # of dates, the first that reads all
-FEWEST = 20  # rows below which all values of a column may differ by chance
+FORMS = ("iso", *(day + clock for day in _DAYS for clock in _CLOCKS))  # the first that reads all dates
+FEWEST = 20  # in fewer rows all values of a column may differ by chance
 NEW = -1.0  # stands for a category that the column did not have when its levels were listed
 
 
@@ -33,9 +33,9 @@ class ColumnCells(NamedTuple):
     """The cells of one column: its numbers, and the words that stand among them."""
 
     numbers: Array  # (N,) float64, NaN where a cell is missing or a word
-    words: tuple[str, ...] = ()  # each different one once
-    rows: Sequence[int] = ()  # where a word stands, ascending
-    codes: Sequence[int] = ()  # which of `words` stands there
+    words: tuple[str, ...] = ()  # each distinct word once
+    rows: Sequence[int] = ()  # the rows that hold words, ascending
+    codes: Sequence[int] = ()  # the index in `words` for each of these rows
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ class Treated:
     high: float = 0.0
     fill: float = 0.0  # the median, which stands for a missing number or date
     clock: bool = False  # whether a date has a time of day
-    frequent: tuple[int, ...] = ()  # of a category: the levels that are an input each; the last is "missing"
-    rare: tuple[int, ...] = ()  # the levels that share one
+    frequent: tuple[int, ...] = ()  # levels of a category with an input each; the last is "missing"
+    rare: tuple[int, ...] = ()  # the levels that share one input
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Encoding:
         return found + [Described(name, "", "", f"dropped: {why}") for name, why in self.dropped.items()]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON holds it."""
+        """The whole encoding, as JSON holds it."""
         return {
             "rows": self.rows,
             "treated": [asdict(t) for t in self.treated],
@@ -241,7 +241,7 @@ def _statistics(transformer: Any, name: str) -> Array:
 
 
 def _frequent(transformer: Any) -> list[tuple[int, ...]]:
-    """Of each column of categories the levels that are frequent."""
+    """The frequent levels of each column of categories."""
     encoder = transformer.named_transformers_.get("categories")
     pairs = zip(encoder.categories_, encoder.infrequent_categories_, strict=True) if encoder else ()
     return [tuple(int(k) for k in known if few is None or k not in few) for known, few in pairs]

@@ -26,7 +26,7 @@ def read_image_folder(
     """
     optional("PIL.Image", "reading images")
     problems: list[str] = []
-    files: dict[str, Path] = {}  # by relative name
+    files: dict[str, Path] = {}  # relative name: path
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path).as_posix()
         if file.is_dir() or any(part.startswith(".") for part in name.split("/")):

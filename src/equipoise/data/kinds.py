@@ -22,7 +22,7 @@ from equipoise.data.dataset import Array
 
 Kind = Literal["regression", "classification"]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-MOST_CLASSES = 20  # different integers that are still taken for classes
+MOST_CLASSES = 20  # the most distinct integers that are taken for classes
 
 
 class Targets(NamedTuple):
@@ -37,7 +37,7 @@ class Targets(NamedTuple):
     text: dict[tuple[int, int], str]
 
     def take(self, rows: Array) -> Targets:
-        """Those of some rows, of the same classes."""
+        """The targets of some rows, with the same classes."""
         at = {int(i): k for k, i in enumerate(rows)} if self.text else {}
         text = {(at[i], j): cell for (i, j), cell in self.text.items() if i in at}
         return Targets(self.y[rows], self.classes, self.kind, text)

@@ -316,7 +316,7 @@ def _from_npz(path: Path, asked: _Request) -> Draft:
         require_memory(headers[pair[1]].bytes, f"{pair[1]} of {path.name}")
         targets = read_member(path, pair[1], headers[pair[1]])
         found = _array_targets(path, pair[1], targets, kind)
-        if len(found.y) == shape[0]:  # else it is refused, and nothing can be chosen
+        if len(found.y) == shape[0]:  # otherwise the file is refused below
             rows = _wanted(found, columns, asked)
             found = found.take(rows)
         y, classes, kind, text = found

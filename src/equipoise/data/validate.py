@@ -15,8 +15,8 @@ from equipoise.data.errors import DataError, DataWarning, refuse, some
 from equipoise.data.kinds import Kind
 from equipoise.memory import spans
 
-SMALLEST = 2  # rows below which nothing can be learnt
-MANY = 200_000  # rows beyond which equal ones are not looked for
+SMALLEST = 2  # with fewer rows nothing can be learnt
+MANY = 200_000  # in more rows than this equal ones are not looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ def _check_shapes(table: Table) -> None:
 
 
 def _bad_numbers(table: Table, y: Array, name: str, text: Mapping[int, str]) -> list[str]:
-    """One message for each kind of trouble in a column of targets, naming the first rows it is met in."""
+    """One message for each kind of problem in a column of targets, naming the first rows that have it."""
     words = [f"{table.place(i)} ({cell!r})" for i, cell in sorted(text.items())]
     if len(words) > 1 and not np.isfinite(y).any():
         return [f"{name} holds text, first in {words[0]}: for classes, pass --kind classification"]

@@ -29,7 +29,7 @@ from ..train.objective import as_objective
 from .trajectory import equilibria_plane
 
 Direction = Mapping[str, Tensor]  # one tensor for each parameter; a parameter that is left out stays
-Measure = Callable[[Tensor, Tensor], Tensor]  # of outputs ŷ and targets y, a scalar
+Measure = Callable[[Tensor, Tensor], Tensor]  # from outputs ŷ and targets y to a scalar
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Reading:
     reason: str = ""
 
 
-Evaluate = Callable[[nn.Module, Any], Reading]  # of a model, and the state of a neighbour or None
+Evaluate = Callable[[nn.Module, Any], Reading]  # called with a model, and the state of a neighbour or None
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def affine_loss(
         else:
             objective = as_objective(loss, model, y)
             measure = lambda yhat, y: objective.each(yhat, y).sum()
-        weight = getattr(model, "weight", None)  # which may hold products of parameters
+        weight = getattr(model, "weight", None)  # it may hold products of parameters, which overflow
         if callable(weight) and not bool(torch.isfinite(weight()).all()):
             return Reading(reason="weights not finite")
         if not _unique(model, X):

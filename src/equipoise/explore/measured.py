@@ -20,9 +20,9 @@ class Measured:
     X: Tensor  # (n, d) of the network's inputs
     y: Tensor
     of: int  # rows trained on, of which these are n
-    name: str  # of ℓ, as `fit` has it
+    name: str  # the name of ℓ in `fit`
     mean: bool
-    logged: str  # what the run calls it
+    logged: str  # the name of this series in the run
     objective: Objective
 
     def __call__(self, yhat: Tensor, y: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class TrainingPath:
 
     weights: dict[int, dict[str, Tensor]]  # by step of safeguarded training, by epoch of any other
     fitted: Fitted  # the outcome of the training when it was repeated
-    departure: float = 0.0  # of that outcome from the network whose training was repeated, relative
+    departure: float = 0.0  # its relative difference from the network whose training was repeated
 
 
 class Unrepeated(ArithmeticError):

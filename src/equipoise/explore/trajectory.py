@@ -24,7 +24,7 @@ class Plane:
 
     mean: np.ndarray  # (D,)
     axes: np.ndarray  # (2, D), orthonormal
-    shares: tuple[float, float]  # of the variance
+    shares: tuple[float, float]  # of the variance, by component
 
     def coordinates(self, points: np.ndarray | Tensor) -> np.ndarray:
         """(…, 2) of points (…, D)."""

@@ -14,7 +14,7 @@ from ..plain import plain
 from .plane import shorten
 from .style import DASHES, LIGHT, SMALL, Theme, label, linear, note, scale_axis, single, write
 
-_FAINT, _FULL = 0.06, 0.95  # of a patch's colour
+_FAINT, _FULL = 0.06, 0.95  # the least and the largest opacity of a patch
 
 
 def reliability(bins: Sequence[Mapping[str, Any]], *, title: str = "", theme: Theme = LIGHT) -> Figure:

@@ -13,7 +13,7 @@ from ..plain import plain
 from .plane import shorten
 from .style import LIGHT, SMALL, Theme, label, single, write
 
-_STRONGEST = 0.55  # of a cell's colour: numbers stay readable on it
+_STRONGEST = 0.55  # the largest opacity of a cell, on which numbers stay readable
 _MOST_NUMBERS = 16  # classes beyond which the cells are too small for numbers
 
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from .curves import Line, Panel, Series, panels
 from .style import LIGHT, Theme
 
-ROUNDING = 1e-12  # of the largest value: what is below is lost rank
+ROUNDING = 1e-12  # share of the largest value below which a value counts as 0
 
 
 def spectrum(

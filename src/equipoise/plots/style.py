@@ -31,7 +31,7 @@ FONT = "DejaVu Sans"  # comes with matplotlib: the same letters on every machine
 SMALL, NORMAL, LARGE = 9.5, 10.5, 11.5  # points
 LINE, FINE = 1.8, 0.8
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))  # told apart without colour
-_TYPE = {"family": FONT, "size": SMALL}  # of legends
+_TYPE = {"family": FONT, "size": SMALL}  # the letters of legends
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "h")
 
 

@@ -163,7 +163,7 @@ class Recipe:
 
     def _check_path(self) -> None:
         if self.robust is not None:
-            object.__setattr__(self, "certified", False)  # what is promised is proved of the result
+            object.__setattr__(self, "certified", False)  # the trained network is proved afterwards
         elif self.norm is not None:
             raise ValueError("norm is used only with robust: give robust too, such as 0.1.")
         if not self.certified and self.theorem is not None:
@@ -253,7 +253,7 @@ class Recipe:
         known = [f.name for f in dataclasses.fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"a recipe has {', '.join(known)}. Got {name!r} besides.")
+                raise ValueError(f"a recipe has {', '.join(known)}. Got {name!r} as well.")
         earlier = "theorem" not in given and given.get("certified", True)  # written when there was no other
         return cls(**({**given, "theorem": "safeguarded"} if earlier else given))
 

@@ -26,8 +26,8 @@ KERNEL_ROWS, KERNEL_SIZE = 300, 1200  # rows, and rows × outputs, of the tangen
 PLANE_ROWS = 500
 TYPICAL = 0.95  # share of those rows, the nearest to their median, that the plane is laid through
 RESIDUAL_ROWS = 500
-VALUES = 300  # of a spectrum that are kept
-MOST_CLASSES = 50  # of a confusion matrix
+VALUES = 300  # the most values of a spectrum that are kept
+MOST_CLASSES = 50  # the most classes of a confusion matrix
 
 
 def findings(

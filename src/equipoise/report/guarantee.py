@@ -158,7 +158,7 @@ def in_words(record: RunRecord) -> list[tuple[str, list[str]]]:
 
 
 def certificates(record: RunRecord) -> list[dict[str, Any]]:
-    """That of the training, and that of the network as it ended."""
+    """The certificate of the training, and that of the network as it ended."""
     found = []
     if record.certificate is not None:
         found.append(_certificate(record.certificate, record.last("movement")))

@@ -21,9 +21,9 @@ from .reading import RunRecord, part, read
 from .training import FURTHER, TRAINING, ends
 from .words import leaf, moment, number, rows, typeset
 
-LIVE = '<meta http-equiv="refresh"'  # by which the page of a run under way is known
+LIVE = '<meta http-equiv="refresh"'  # how the page of a run under way is recognised
 REFRESH = 5  # seconds after which the page of a run under way loads itself again
-_COLUMNS = 50  # of a table, that are described
+_COLUMNS = 50  # the most columns of a table that are described
 
 
 def write(run: Run | str | Path) -> Path:

@@ -32,10 +32,10 @@ class RunRecord:
     history: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, Any] = field(default_factory=dict)
     fitted: dict[str, Any] = field(default_factory=dict)  # the recipe with all choices made, and why
-    certificate: Certificate | None = None  # of the training, or of the network where nothing was promised
+    certificate: Certificate | None = None  # of the training, or of the network if nothing was promised
     wellposed: Certificate | None = None  # of the network as it ended
     missing: tuple[str, ...] = ()
-    damaged: dict[str, str] = field(default_factory=dict)  # by file, why
+    damaged: dict[str, str] = field(default_factory=dict)  # file: what is wrong with it
     unsealed: tuple[str, ...] = ()  # files in which a change would not show
 
     @property

@@ -83,7 +83,7 @@ def coverage(record: RunRecord) -> tuple[str, list[dict[str, str]]]:
 
 
 def doubt(record: RunRecord) -> str:
-    """How far the difference to the linear model could be chance, of an accuracy."""
+    """A warning if the difference in accuracy to the linear model could be chance."""
     best, linear = best_score(record), rivals(part(record.findings, "baselines")).get("linear")
     if best is None or linear is None or best[0] != "accuracy" or best[2] < 1:
         return ""

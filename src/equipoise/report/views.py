@@ -23,7 +23,7 @@ def survey_facts(found: Survey) -> dict[str, str]:
     return {
         "loss here": centre.reason or f"{number(centre.loss, 4)} ({described(found.loss)})",
         "at most twice that": f"on {percent(found.share_below_twice)} of the slice",
-        "no equilibrium shown": f"{percent(float(found.slice.masked.mean()))} of the points "
+        "no loss to show": f"{percent(float(found.slice.masked.mean()))} of the points "
         + ", ".join(f"({count} {reason})" for reason, count in found.slice.reasons.items()),
         "λ_max of the Hessian": f"about {number(sharpness.value, 4)} (an estimate, from below; "
         f"Lanczos residual {number(sharpness.residual, 1)})",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DECADES = (-6.0, 3.0)  # of λ, as a share of the mean ‖z_i‖²
+DECADES = (-6.0, 3.0)  # the range of λ in powers of ten, as a share of the mean ‖z_i‖²
 PER_DECADE = 4
 WITHIN = 1.0  # standard errors: among slacks that leave-one-out cannot tell apart, the largest
 

@@ -43,13 +43,13 @@ class Conformal:
 
     @staticmethod
     def of_classes(probabilities: Array, labels: Array) -> Conformal:
-        """From probabilities (n, C) and the places (n,) of the right classes."""
+        """Scores from probabilities (n, C) and the indices (n,) of the right classes."""
         shares = np.asarray(probabilities, dtype=np.float64)
         return Conformal(1.0 - shares[np.arange(len(labels)), np.asarray(labels)])
 
     @staticmethod
     def of_numbers(predicted: Array, y: Array) -> Conformal:
-        """From predictions and targets, (n,) or (n, k)."""
+        """Scores from predictions and targets, (n,) or (n, k)."""
         return Conformal(np.abs(np.asarray(y, dtype=np.float64) - np.asarray(predicted, dtype=np.float64)))
 
     def sets(self, probabilities: Array, coverage: float, change: float = 0.0) -> Array:
@@ -94,7 +94,7 @@ def jackknife_plus(Z: Array, y: Array, new: Array, *, ridge: float, coverage: fl
     # r and 1 − h from what λ leaves of every singular value: y − Za and 1 − z·Gz cancel where that is small.
     left = ridge / (s**2 + ridge)
     r, rest = U @ (left * (U.T @ y)), U**2 @ left
-    if n > len(s):  # what no feature reaches
+    if n > len(s):  # the part of y that no feature reaches
         r, rest = r + y - U @ (U.T @ y), rest + (1 - (U**2).sum(axis=1)).clip(0)
     left_out = r / rest  # y_i − ŷ_{−i}(x_i)
     without = (new @ a)[:, None] - (new @ G) * left_out  # (N, n): ŷ_{−i} of the new rows

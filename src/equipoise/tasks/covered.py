@@ -28,7 +28,7 @@ def scores_of(fitted: Fitted, kept: Rows) -> Conformal:
 
 
 def covered(fitted: Fitted, outputs: Any, y: Any) -> dict[str, Any]:
-    """Measure on rows that neither trained nor calibrated the share that is `covered`, and the mean `size`.
+    """On rows that neither trained nor calibrated, the share that is `covered` and the mean `size`.
 
     `size` is the number of classes in a set, or the length of an interval. `likely` is the range in which the
     share lies with a probability of 95 % if rows are exchangeable: the coverage given n scores without ties

@@ -104,7 +104,7 @@ class Run:
             raise taken
         content = to_toml(config).encode(), json.dumps(data, indent=1, ensure_ascii=False).encode()
         run._made = make_directory(run.path)
-        with locked(run.path) as got:  # of two that come here at once, one goes on
+        with locked(run.path) as got:  # if two processes come here at once, one of them continues
             if not (got and unused(run.path)):
                 raise taken
             remove_leftovers(run.path)
@@ -143,7 +143,7 @@ class Run:
         """Remove the files of a run that failed before its first step, and the directory if this made it."""
         for name in (*ORIGIN, *_ASKED, "run.json"):  # the last one says that the others are ours
             (self.path / name).unlink(missing_ok=True)
-        with suppress(OSError):  # what others have put there stays
+        with suppress(OSError):  # a directory that holds files of others stays
             (self.path / "checkpoints").rmdir()
         if self._made:
             with suppress(OSError):
@@ -208,7 +208,7 @@ class Run:
         return list(self.alterations().values())
 
     def alterations(self) -> dict[str, str]:
-        """By name, what is wrong with the files that are not what they were when they were sealed."""
+        """What is wrong with each file that is not what it was when it was sealed, by name."""
         known: dict[str, str] = self._stored().get("files", {})
         now = self._digests(tuple(known))
         changed = "damaged: it has changed since it was sealed"
@@ -306,7 +306,7 @@ class Run:
             again["changed"] = stored["changed"] | changes(stored["versions"])
         self._write(stored | again)
         self.metrics.truncate(None if latest is None else latest.seal)
-        (self.path / "report.html").unlink(missing_ok=True)  # of the run as it was
+        (self.path / "report.html").unlink(missing_ok=True)  # it shows the run as it was
 
     def finish(
         self,

@@ -36,17 +36,17 @@ class Fitted:
 
     model: EquilibriumModel
     preparation: Preparation
-    certificate: Certificate | None  # of the training, at its start; None for free training
-    wellposed: Certificate  # of the weights at the end
+    certificate: Certificate | None  # of the training, made at its start; None if it was not certified
+    wellposed: Certificate  # of the final weights
     history: History
-    recipe: Recipe  # with all choices made
+    recipe: Recipe  # with every choice filled in
     validation: dict[str, Any] = field(default_factory=dict)  # what the choices rest on
     stopped: str = ""  # why training ended early, if it did
-    advice: str = ""  # what to try, where it failed
-    conformal: Conformal | None = None  # of the rows that calibrate, where a coverage was asked for
-    kept: Rows | None = None  # these rows, in the process that fitted it
-    origin: EquilibriumModel | None = None  # what training began from, where its recipe did not build that
-    perturbation: Perturbation | None = None  # that robust training was for, in the process that fitted it
+    advice: str = ""  # what to try if it failed
+    conformal: Conformal | None = None  # scores of the calibration rows, if a coverage was asked for
+    kept: Rows | None = None  # the calibration rows, only in the process that fitted it
+    origin: EquilibriumModel | None = None  # where training began, if not at what its recipe builds
+    perturbation: Perturbation | None = None  # of robust training, only in the process that fitted it
 
     def training(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
         """The tensors that `certificate` is about, of the rows trained on.

@@ -308,7 +308,7 @@ def take_part_in_fit() -> None:
 def _train(
     model: EquilibriumModel, recipe: Recipe, rows: TrainingRows, watched: Watched, loss: Any = None
 ) -> tuple[Trainer, History]:
-    """Certify where that is asked for, and train."""
+    """Certify if the recipe asks for it, and train."""
     (A, B), certificate = rows.train, None
     if recipe.path == "anchored":
         F: dict[str, Any] = {

@@ -37,7 +37,7 @@ class Jackknife:
     def of(
         cls, fitted: Fitted, first: tuple[Array, Array], second: tuple[Array, Array], coverage: float
     ) -> Jackknife:
-        """From a network fitted on the first rows (X, y), and the second ones, which it never saw."""
+        """Made from a network fitted on the first rows (X, y), and the second ones, which it never saw."""
         Z, Y = (torch.from_numpy(part) for part in _parts(fitted, *first))
         ridge = choose_slack(Z, Y, torch.ones(len(Z), dtype=torch.float64)).slack
         return cls(*_parts(fitted, *second), ridge, coverage)

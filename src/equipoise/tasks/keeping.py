@@ -62,7 +62,7 @@ def save(fitted: Fitted, directory: str | Path) -> None:
     files = list(FILES)
     if fitted.origin is not None:
         files.append(ORIGIN[0])
-        if not (at / ORIGIN[0]).exists():  # where a run did not put it there before
+        if not (at / ORIGIN[0]).exists():  # unless a run has put it there already
             fitted.origin.save(at / ORIGIN[0])
     if fitted.conformal is not None:
         files.append(CONFORMAL)

@@ -25,7 +25,7 @@ class Decided(Fitted):
     """A network whose outputs for the rows at hand are known already."""
 
     outputs: Tensor | None = None
-    filling: Filling | None = None  # where they are kept until the answers are written
+    filling: Filling | None = None  # where outputs are kept until the answers are written
 
     def decide(self, X: Any) -> Tensor:
         """The known outputs."""

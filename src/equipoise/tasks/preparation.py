@@ -30,7 +30,7 @@ from ..memory import room, spans
 from ..recipe import Inputs, Kind
 from .arrays import LABELS, Array, as_rows, channels_first, moments, refuse_nonfinite
 
-_FORMATS = (  # of plain numbers, of encoded columns, and of images
+_FORMATS = (  # for plain numbers, for encoded columns, and for images
     "equipoise.preparation.1",
     "equipoise.preparation.2",
     "equipoise.preparation.3",

@@ -74,7 +74,7 @@ class Perturbation:
         return low, high
 
     def proved(self, fitted: Fitted, X: Any, y: Any) -> dict[str, Any]:
-        """Of test rows: the share answered right, and the share proved to stay so within ε.
+        """The share of test rows answered right, and the share proved to stay right within ε.
 
         ℓ2 by Lipschitz constants, of all rows; ℓ∞ by `verify_predictions`, of some rows.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .fitted import Fitted
 
 _UP = 1 + 2.0**-40  # more than the rounding of what follows the proved bounds
-_ROUNDED = 1 + 2.0**-36  # of exp of a number whose last digits are rounded, and of sums of these
+_ROUNDED = 1 + 2.0**-36  # more than the rounding of exp, of its rounded argument, and of sums
 NORMS = "l2", "linf"
 
 

@@ -27,7 +27,7 @@ from ..recipe import Kind
 from ..theory.shards import ranks
 from .splitting import Pair, Split
 
-Check = Callable[[int, int], None]  # of the rows to train on, and the columns
+Check = Callable[[int, int], None]  # called with the numbers of training rows and of columns
 
 
 class WrongOption(ValueError):
@@ -43,7 +43,7 @@ class Asked:
     kind: str | None = None
     delimiter: str | None = None
     test: str | None = None  # a file of its own, by absolute path
-    test_share: float | None = None  # of a table without one
+    test_share: float | None = None  # held out of a table without test rows
     rows: int | None = None  # to train on, where not all
     split_seed: int | None = None
     data_dir: str | None = None
@@ -299,7 +299,7 @@ def _same_classes(table: Table, other: Table) -> None:
     if strange := sorted(set(other.classes) - set(table.classes)):
         raise DataError(
             f"{other.source}: target {other.target!r} must hold classes of {table.source} "
-            f"({', '.join(table.classes[:10])}). Got {', '.join(map(repr, strange[:5]))} besides"
+            f"({', '.join(table.classes[:10])}). Got {', '.join(map(repr, strange[:5]))} as well"
         )
 
 

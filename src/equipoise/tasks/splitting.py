@@ -52,7 +52,7 @@ class Split:
         return np.sort(np.concatenate([self.rows, self.test]))
 
     def divide(self, X: Array, y: Array) -> tuple[Pair, Pair | None]:
-        """Of the wanted rows, those to train on and those to test with."""
+        """Divide the wanted rows into those to train on and those to test with."""
         train, test = (np.searchsorted(self.wanted, rows) for rows in (self.rows, self.test))
         some = chosen if isinstance(X, FileRows) else taken
         return (some(X, train), y[train]), (some(X, test), y[test]) if len(test) else None

@@ -24,12 +24,12 @@ from ..theory.streams import Stream
 from ..train.checkpoint import Checkpoints
 from ..train.distributed import begin_together, versions
 
-PATIENCE = timedelta(minutes=30)  # that a process waits for the others before it gives up
+PATIENCE = timedelta(minutes=30)  # how long a process waits for the others before it gives up
 _ROWS = "equipoise/rows"  # in the store of the job: how many rows there are
 _NAMING = timedelta(seconds=3)  # in which a rank that is left must answer when the others look who is
 
-Pair = tuple[Any, Tensor]  # of a Tensor, a Stream or a Shard, and its targets
-Sizes = tuple[int | tuple[int, int, int], int]  # of inputs and outputs
+Pair = tuple[Any, Tensor]  # inputs, a Tensor, a Stream or a Shard, and their targets
+Sizes = tuple[int | tuple[int, int, int], int]  # of the inputs and of the outputs
 
 
 class RankLost(RuntimeError):

@@ -78,7 +78,7 @@ class SweepTrial:
     """One configuration with one seed: a run in trials/NAME."""
 
     name: str
-    configuration: int  # its number
+    configuration: int  # the number of the configuration
     recipe: Recipe
 
 
@@ -87,7 +87,7 @@ class Sweep:
     """What was asked of a sweep, and the directory it is in."""
 
     path: Path
-    data: dict[str, Any]  # of Asked, with the share that validates
+    data: dict[str, Any]  # the fields of an Asked, with the share of validation rows
     given: dict[str, Any]  # every option that was given, its values as they were written
     seeds: int = 1
     draws: int = 8
@@ -96,7 +96,7 @@ class Sweep:
         integer("seeds", self.seeds)
         integer("draws", self.draws)
         within("validation", self.data.get("validation"), "(0, 1)")
-        _ = self.configurations  # what does not fit is said at once
+        _ = self.configurations  # so that an option that does not fit is an error now
 
     @property
     def asked(self) -> Asked:
@@ -105,7 +105,7 @@ class Sweep:
 
     @property
     def whole(self) -> Asked:
-        """All rows to train on, and those to test with."""
+        """The data with all training rows and the test rows, as the best configuration gets them."""
         return Asked(**{name: value for name, value in self.data.items() if name != "validation"})
 
     @cached_property

@@ -37,7 +37,7 @@ class VerifyTask:
     X: Tensor  # (N, d) float64, as the data have them
     y: Tensor  # (N,) classes
     classes: tuple[str, ...]
-    shape: tuple[int, ...]  # of a row, where it is an image
+    shape: tuple[int, ...]  # of a row, if it is an image
     box: tuple[float, float] | None
     prepare: Callable[[Tensor], Tensor] | None = None  # raw rows as the network takes them
     norm: str = "linf"
@@ -55,7 +55,7 @@ class VerifyTask:
         normalised: tuple[float, float] | None = None,
         data_dir: Path | None = None,
     ) -> VerifyTask:
-        """Of a finished run and rows like those it was trained on, or of a model file and a named set.
+        """The task for a finished run and rows like its own, or for a model file and a named data set.
 
         Pixels of a named set that are stored as bytes are divided by the largest of them.
         """
@@ -202,7 +202,7 @@ def as_epsilon(text: str) -> float:
 
 
 def shares(found: dict[str, Any]) -> list[dict[str, float]]:
-    """For every ε, ascending: the shares of rows proved and not refuted, and what a row cost."""
+    """For every ε, ascending: the shares of rows proved and not refuted, and the cost per row."""
     table = []
     for epsilon, at in sorted(found["epsilons"].items(), key=lambda item: float(item[0])):
         N = len(at["proved"])

@@ -136,7 +136,7 @@ def experiment(key: str) -> Experiment:
 
 
 def select(names: Iterable[str]) -> list[Experiment]:
-    """By key, by paper, or "all"."""
+    """The experiments with these names: keys, papers, or "all"."""
     found: dict[str, Experiment] = {}
     for name in names:
         some = experiments() if name == "all" else experiments(name) if name in PAPERS else [experiment(name)]
@@ -155,7 +155,7 @@ class Watcher(Protocol):
         return
 
     def unit(self, name: str, share: float) -> None:
-        """That share of a unit is done."""
+        """This share of a unit is done."""
         return
 
     def finished(self, result: Result) -> None:

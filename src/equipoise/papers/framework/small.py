@@ -86,5 +86,5 @@ def take_step(
 
 
 def moments(steps: int, most: int) -> set[int]:
-    """At most so many steps of 0, …, `steps`, evenly spread, the first and the last among them."""
+    """At most `most` of the steps 0, …, `steps`, evenly spread, the first and the last included."""
     return set(np.linspace(0, steps, min(most, steps + 1)).round().astype(int).tolist())

@@ -173,7 +173,7 @@ def _room(module: str) -> str:
 
 
 def _bare(tree: ast.Module) -> ast.Module:
-    """Without docstrings, and without what enters experiments into the registry: titles, claims, judges."""
+    """Remove docstrings, and what enters experiments into the registry: titles, claims, judges."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue

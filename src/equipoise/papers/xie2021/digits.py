@@ -81,7 +81,7 @@ def cell(alpha: float, column: str, scale: str, seeds: int) -> Measured:
 
 
 def sweep(kind: str, weight: float, scale: str, seeds: int) -> Measured:
-    """With λ = `weight` at α = 1: the mean over the entries of z^K of what λ makes small, and accuracies."""
+    """With λ = `weight` at α = 1: the mean over the entries of z^K of |z| or z², and the accuracies."""
     layer, _, small = SWEEPS[kind]
     runs = [_train(1.0, {"regulariser": layer(weight)}, seed, scale) for seed in range(seeds)]
     return {"sizes": [r[small] for r in runs], "accuracies": [r["accuracy"] for r in runs]}
