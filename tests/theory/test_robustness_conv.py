@@ -202,7 +202,7 @@ def test_what_decides_moves_by_less_than_its_bounds(outputs, weight):
         model.head.linear.weight.mul_(weight)
     network = facts(model).bounds()
     bounds = network.score_bounds()
-    here, error, scale = network.scores(X)
+    here, error, scale, _ = network.scores(X)
     assert error < 1e-7
     torch.testing.assert_close(here / scale[:, None], model(X, stop=TIGHT).detach(), rtol=1e-6, atol=1e-6)
     steepest = torch.zeros_like(bounds)
@@ -220,8 +220,8 @@ def test_equilibria_that_are_far_off_are_charged_for(normalise, monkeypatch):
     model, X = build(normalise=normalise), drawn(8, *IMAGE, seed=5)
     network, near = facts(model).bounds(), certified_radius(model, X)
     truth = network.scores(X)[0]
-    monkeypatch.setattr("equipoise.theory.conv_robustness._tight", lambda _: eq.Stop(rtol=0.05))
-    found, error, _ = network.scores(X)
+    monkeypatch.setattr("equipoise.theory.conv_robustness.tightest", lambda _: eq.Stop(rtol=0.05))
+    found, error, *_ = network.scores(X)
     off = (lambda d: (d[:, :, None] - d[:, None, :]).abs().max())(found - truth)
     assert 1e-6 < off <= error
     assert (certified_radius(model, X).radius < near.radius).all()

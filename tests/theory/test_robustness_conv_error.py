@@ -25,6 +25,7 @@ from equipoise.theory.conv_robustness import (
 )
 from equipoise.theory.conv_wellposed import images_wellposed
 from equipoise.theory.families.conv_opteq import ConvOptEqFacts
+from equipoise.theory.robustness import certified_outputs
 
 # -- the error of equilibria ---------------------------------------------------------------------------------
 
@@ -149,6 +150,29 @@ def test_a_part_that_was_exchanged_is_refused_by_name():
         lipschitz_bound(pruned)
 
 
+@pytest.mark.parametrize("normalise", [False, True])
+@torch.no_grad()
+def test_certified_outputs_are_as_near_as_they_say(normalise):
+    """Scores are outputs times an s that is known within 2⁻³⁰: that was not in the error of the outputs."""
+    model, X = build(pool=2, normalise=normalise), drawn(6, *IMAGE, seed=9)
+    model.head.linear.weight.mul_(100)
+    outputs, error = certified_outputs(model, X)
+    truth = model.readout(
+        model.solve(X, stop=eq.Stop(rtol=1e-14, atol=0.0, max_steps=5000), on_failure="accept").value
+    )
+    off = (outputs - truth).abs().amax(dim=1)
+    assert (off <= error).all()
+    assert (error <= 1e-6 * truth.abs().amax()).all()
+
+
+@torch.no_grad()
+def test_outputs_whose_scale_is_not_known_have_no_error_bound():
+    model = build(pool=2, normalise=True)
+    Z = 1e-9 * drawn(2, *model.state, seed=3)
+    assert ConvHead(model).scores(Z, Interval(1.0)).excess == math.inf
+    assert ConvHead(model).scores(Z, Interval(0.0)).excess < 1e-8
+
+
 # -- terms ---------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +184,7 @@ def test_every_rounding_of_a_head_counts(normalise):
     size, n, means = float(Z.flatten(1).norm(dim=1).max()), head.V.shape[1], head.means.hi
     assert head.error.hi == pytest.approx(gamma(n + 4 + 8) * float(head.V.norm()) * means, rel=1e-9, abs=0.0)
     for error in (0.0, 0.25):
-        y, off, scale = head.scores(Z, Interval(error))
+        y, off, scale, _ = head.scores(Z, Interval(error))
         s, s_off = torch.ones(2, dtype=Z.dtype), 0.0
         if normalise:
             M = (head.rows @ Z @ head.columns.T).flatten(1)

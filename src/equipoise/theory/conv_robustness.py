@@ -19,6 +19,7 @@ Distances between images are Euclidean, over all channels and pixels.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +38,7 @@ from ..models.proximal.properties import Proximal
 from ..solve import Stop
 from .common import not_finite
 from .conv_wellposed import images_wellposed
-from .lipschitz import Part
+from .lipschitz import Part, Scores
 from .register import has_own_facts, is_about
 
 EPSILON = 1e-5  # ε of F.layer_norm
@@ -135,16 +136,16 @@ class ConvNetwork:
         return X
 
     @torch.no_grad()
-    def scores(self, X: Tensor) -> tuple[Tensor, float, Tensor]:
-        """sŷ (N, k) for a checked X, ≥ the error of a difference of two in a row, and ≥ s (N,)."""
+    def scores(self, X: Tensor) -> Scores:
+        """sŷ (N, k) for a checked X, where s normalises the means that a row is read from, or is 1."""
         found = []
         for images in X.split(AT_ONCE):
             Z = self.model.solve(images, stop=tightest(self.model)).value
             assert isinstance(Z, Tensor)
             Z = torch.where(torch.isfinite(Z), Z, 0.0)
             found.append(self.head.scores(Z, Interval(self.error(images, Z))))
-        scores, errors, scales = zip(*found, strict=True)
-        return torch.cat(scores), max(errors), torch.cat(scales)
+        values, errors, scales, excess = zip(*found, strict=True)
+        return Scores(torch.cat(values), max(errors), torch.cat(scales), max(excess))
 
     @torch.no_grad()
     def error(self, X: Tensor, Z: Tensor, given: tuple[Tensor, Interval] | None = None) -> float:
@@ -236,7 +237,7 @@ class ConvHead:
         # 2⁻¹⁰⁰⁰ is beyond all that products lose where they are subnormal.
         self.error = (gamma(n + sum(head.grid) + 8) * frobenius(self.V)) * self.means + 2.0**-1000
 
-    def scores(self, Z: Tensor, error: Interval) -> tuple[Tensor, float, Tensor]:
+    def scores(self, Z: Tensor, error: Interval) -> Scores:
         """As `ConvNetwork.scores`, from a Z that is within `error` of the equilibria."""
         s, s_off = self.divisor(Z, error) if self.normalised else (Z.new_ones(len(Z)), Interval(0.0))
         y = Z.flatten(1) @ self.A.T + s[:, None] * self.v
@@ -244,7 +245,12 @@ class ConvHead:
         one = weight * error + self.error * size + gamma(self.A.shape[1] + 4) * size * weight
         one += Interval(float(self.v.abs().amax())) * (s_off + gamma(4) * Interval(float(s.amax())))
         one += gamma(4) * Interval(float(y.abs().amax()))
-        return y, (2 * one + 2.0**-1000).hi, (s + s_off.hi) * _UP
+        total = (2 * one + 2.0**-1000).hi
+        if not self.normalised:
+            return Scores(y, total, s)
+        scale, least = (s + s_off.hi) * _UP, float((s - s_off.hi).amin())
+        excess = float((scale / (s - s_off.hi)).amax()) * _UP - 1 if least > 0 else math.inf
+        return Scores(y, total, scale, excess)
 
     def divisor(self, Z: Tensor, error: Interval) -> tuple[Tensor, Interval]:
         """s = √(‖c‖²/n + ε) of every row, (N,), and ≥ its error."""

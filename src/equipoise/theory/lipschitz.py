@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ def no_bounds(model: object) -> TypeError:
     return TypeError(f"Lipschitz bounds know the affine families, OptEq and ConvOptEq. Got {name} instead.")
 
 
+class Scores(NamedTuple):
+    """Outputs of rows, each row times a positive number s: order and signs are those of the outputs."""
+
+    values: Tensor  # (N, k)
+    error: float  # ≥ that of a value, and of a difference of two in a row
+    scale: float | Tensor = 1.0  # ≥ s, for all rows or for each of them
+    excess: float = 0.0  # ≥ scale/s − 1
+
+
 class Bounds:
     """Lipschitz constants of outputs, from that of the state and the readout's columns."""
 
@@ -49,12 +58,8 @@ class Bounds:
         """X as `scores` takes it, and why nothing can be said of it; a ValueError if it is no input."""
         raise NotImplementedError
 
-    def scores(self, points: Any) -> tuple[Tensor, float, float | Tensor]:
-        """Scores (N, k), ≥ the error of a difference of two in a row, and their scale.
-
-        They are the outputs times a positive number ≤ scale, so that order and signs are those of the
-        outputs.
-        """
+    def scores(self, points: Any) -> Scores:
+        """The outputs, or what has their order and signs."""
         raise NotImplementedError
 
     def sharpened(self, points: Any, prediction: Tensor, margins: Tensor, radius: Tensor) -> Tensor:
@@ -208,10 +213,10 @@ class AffineBounds(Bounds):
         instance = Instance(self.original, X)
         return instance, instance.obstacle or self.obstacle
 
-    def scores(self, points: Instance) -> tuple[Tensor, float, float]:
+    def scores(self, points: Instance) -> Scores:
         """ŷ = Za, or Za + c, at the computed equilibria."""
         error = score_error(points.Z, points.equilibria.error, self.a, points.model.readout_bias)
-        return points.model.readout(points.Z).reshape(points.N, -1), error, 1.0
+        return Scores(points.model.readout(points.Z).reshape(points.N, -1), error)
 
     def sharpened(self, points: Instance, prediction: Tensor, margins: Tensor, radius: Tensor) -> Tensor:
         """max over trial radii t of min(t, margin / L(t)), L(t) on the units that can be active within t."""

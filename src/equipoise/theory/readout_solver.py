@@ -32,10 +32,10 @@ _NEAR = 0.5  # below this gap, as a share of F, preconditioners from all rows pa
 class HeldFeatures:
     """Features of all rows from one sweep, with their errors, so that readouts are tried without a solve.
 
-    Each feature is the sum of two numbers of float32; the first alone serves where nothing is proved. Those of
-    a network of float64 are found to _FINE at least, whatever `rtol` asks for: at a looser tolerance a row
-    ends an iteration earlier or later with the rows that are solved for beside it, and the number of ranks
-    decides which those are.
+    Each feature is the sum of two numbers of float32; the first alone serves where nothing is proved. The
+    features of a network of float64 are found to _FINE at least, whatever `rtol` asks for. At a looser
+    tolerance the rows beside a row decide at which iteration it ends, and the number of ranks decides which
+    rows those are.
     """
 
     def __init__(self, objective: Objective, rtol: float, starts: Tensor | None = None) -> None:

@@ -89,11 +89,14 @@ def certified_outputs(model: nn.Module, X: Tensor) -> tuple[Tensor, Tensor]:
         points, obstacle = network.checked(part)
         if obstacle:
             raise ValueError(f"outputs are certified where every input has one equilibrium. Here {obstacle}.")
-        scores, error, scale = network.scores(points)
-        size = torch.as_tensor(scale, dtype=torch.float64).expand(len(part))
-        outputs.append(scores / size[:, None])
-        rounding = 2.0**-50 * outputs[-1].abs().amax(dim=1)
-        errors.append((error / size + rounding) * (1 + 2.0**-48) + 2.0**-1000)
+        found = network.scores(points)
+        size = torch.as_tensor(found.scale, dtype=torch.float64).expand(len(part))
+        outputs.append(found.values / size[:, None])
+        # ŷ = values/s, and 1/s lies between 1/scale and (1 + excess)/scale.
+        off = outputs[-1].abs().amax(dim=1) * (found.excess + 2.0**-50) + found.error / size * (
+            1 + found.excess
+        )
+        errors.append(torch.where(off.isnan(), math.inf, off) * (1 + 2.0**-48) + 2.0**-1000)
     return torch.cat(outputs), torch.cat(errors)
 
 
@@ -117,7 +120,7 @@ def certified_radius(
     truth = None if labels is None else _checked_labels(labels, N, k)
     if obstacle:
         return _nothing(N, obstacle)
-    scores, error, scale = network.scores(points)
+    scores, error, scale, _ = network.scores(points)
     prediction, ahead = _decide(scores)
     bounds = network.score_bounds()[prediction]
     known = torch.isfinite(scores).all(dim=1, keepdim=True)  # a score that overflowed says nothing

@@ -2,8 +2,8 @@
 
 A step of training asks for less than a solver gives: here no row is judged alone, none is dropped, and
 nothing is recorded of each. On a batch of a table all that takes most of the time of a step. What a
-certificate says rests on solves at its checkpoints, and not on these. Ranks that share a batch look at all of it
-together, so that they stop at the iteration at which one process would: a look is a reduction of two numbers.
+certificate says rests on solves at its checkpoints, and not on these. Ranks that share a batch look at all of
+it together, so that they stop at the iteration at which one process would: a look sums two numbers.
 """
 
 from __future__ import annotations
