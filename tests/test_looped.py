@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -82,6 +83,24 @@ def test_each_puzzle_stops_by_itself_at_the_answer_of_the_loop():
     assert model.block.last.forward.converged.all()
     assert each[2] <= steps.sum() + 2 * len(new) < by_hand[2] + 2 * len(new)
     assert (model(new)[0] - scores).abs().max() < 20 * looped.SETTLED * scores.abs().max()
+
+
+def test_the_command_prints_the_rows_of_the_page_for_each_seed_and_their_means(monkeypatch, capsys):
+    small = looped.data(40, 20)
+    monkeypatch.setattr(looped, "data", lambda: small)
+    looped.over_seeds([0, 1], steps=1)
+    one, two, means = re.split(r"seed 1\n|means over 2 networks\n", capsys.readouterr().out)
+    rows = [
+        re.findall(r"^(\w.*?) +(\de-\d\d) +([\d.]+) +([\d.]+) +([\d.]+)(?: ± ([\d.]+))?$", part, re.M)
+        for part in (one, two, means)
+    ]
+    page = (FILE.parents[1] / "how-to" / "looped.md").read_text()
+    table = re.findall(r"^\| ((?:batch|each)[^|]*) \| (\de-\d) \|", page, re.M)
+    assert [(name, float(tolerance)) for name, tolerance in table] == [(r[0], float(r[1])) for r in rows[2]]
+    for first, second, mean in zip(*rows, strict=True):
+        for at in (2, 3, 4):
+            assert float(mean[at]) == pytest.approx((float(first[at]) + float(second[at])) / 2, abs=0.11)
+        assert float(mean[5]) == pytest.approx(abs(float(first[4]) - float(second[4])) / 2**0.5, abs=0.11)
 
 
 def test_the_distance_of_the_start_trains_the_start_alone():

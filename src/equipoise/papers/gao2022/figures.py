@@ -163,8 +163,9 @@ def _draw_curves(measured: Measured, page: Page) -> None:
     rows = measured["data"]
     by_measure = zip(*(_panels(name, curves) for name, curves in rows.items()), strict=True)
     words = (
-        f"{BAND} A curve that ends early was lost, in a seed or more: no equilibrium, or a loss that is not "
-        "finite; a test curve also where test samples have none. A norm above 1 proves none; 2 is the end."
+        f"{BAND} A curve that ends early was lost, in one seed or more: no equilibrium, or a loss that is "
+        "not finite. A test curve also ends where test samples have no equilibrium. From γ‖A‖ = 1 on no "
+        "equilibrium is proved; beyond 2 it is cut off."
     )
     for key, some in zip(("training", "test", "norm"), by_measure, strict=True):
         page.figure(key, panels(*some, one_legend=True), words)
@@ -195,9 +196,7 @@ def _panels(name: str, curves: Curves) -> list[Panel]:
     return [
         Panel(train, "epoch", "training loss / N", name, log_y=True),
         Panel(test, "epoch", "test loss / N", name, log_y=True),
-        Panel(
-            size, "epoch", "γ‖A(k)‖", name, rules={"": 1.0} if large else None
-        ),  # beyond it nothing is proved
+        Panel(size, "epoch", "γ‖A(k)‖", name, rules={"": 1.0} if large else None),
     ]
 
 

@@ -178,7 +178,6 @@ def fig4_5(context: Context) -> Measured:
     name = dataset(context)
     size = {
         **sizes(context),
-        "grid": context.pick(tiny=3, small=17, medium=21, paper=51),
         "channels": context.pick(**CHANNELS),
         "seen": context.pick(tiny=20, small=60, medium=200, paper=1024),
         "penalty": PENALTY,
