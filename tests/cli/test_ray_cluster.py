@@ -125,7 +125,7 @@ def test_a_sweep_finishes_though_a_node_is_killed(tmp_path):
     asked = Sweep.load(there)
     outcomes = [asked.outcome(trial) for trial in asked.trials]
     states = {one["trial"]: one["state"] for one in outcomes}
-    assert set(states.values()) <= {"finished", "early"}, outcomes
+    assert set(states.values()) <= {"finished", "early"}, [(one["trial"], one["reason"]) for one in outcomes]
     assert any(Run.open(asked.run_of(trial)).status["resumed"] for trial in asked.trials)
     for name, state in states.items():
         if state == "finished":
