@@ -11,11 +11,12 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import equipoise as eq
-from equipoise.tasks import Run
+from equipoise.tasks import Run, fitted, fitting
 
 from .commands import call
 
@@ -142,6 +143,53 @@ def test_two_and_four_ranks_end_where_one_does(alone, tmp_path):
             found.append((run / "model.safetensors").read_bytes())
         assert found[0] == found[1]  # the same bits at a fixed number
         assert_same_network(run, alone)
+
+
+FROM_FILE = """
+import os
+from equipoise.data import file_rows
+from equipoise.data.parquet import Groups
+from equipoise.tasks import fitted, fitting
+file_rows.LARGE = fitted.GATHERED = fitting.GATHERED = 0
+
+def counted(self, rows, columns, of):
+    counts[of] = counts.get(of, 0) + len(rows)
+    return reads[of](self, rows, columns)
+
+counts, reads = {}, {of: of.read for of in (file_rows.Mapped, Groups)}
+for of in reads:
+    of.read = lambda self, rows, columns, of=of: counted(self, rows, columns, of)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_every_rank_reads_its_own_rows_of_a_file(tmp_path, kind, monkeypatch):
+    """The first looks at all rows, to prepare them; the others read those that they train and measure on."""
+    X = np.random.default_rng(0).standard_normal((200, 4))
+    path, y = tmp_path / f"t.{kind}", X[:, 0] + X[:, 1] ** 2
+    if kind == "npz":
+        np.savez(path, x=X, y=y)
+    else:
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        gaps = [None if i % 9 == 0 else float(v) for i, v in enumerate(X[:, 3])]
+        columns = {"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "gaps": gaps, "y": y}
+        parquet.write_table(pa.table(columns), path, row_group_size=70)
+    told = (
+        f'os.environ["RANK"] == "1" and open({str(tmp_path / "read")!r}, "w").write(str([*counts.values()]))'
+    )
+    program = PROGRAM.replace("from equipoise.cli import main", FROM_FILE + "from equipoise.cli import main")
+    monkeypatch.setitem(globals(), "PROGRAM", program.replace("finally:", f"finally:\n    {told}"))
+    options = ("--theorem", "anchored", "--dtype", "float64", "--width", "8", "--epochs", "6", *QUIET)
+    for module in (fitted, fitting):  # rows that are equal are not gathered where there are many
+        monkeypatch.setattr(module, "GATHERED", 0)
+    assert call("fit", path, *options, "--out", tmp_path / "one").exit_code == 0
+    code, _, said = by_ranks(tmp_path, 2, path, *options, "--out", tmp_path / "two")
+    assert code == 0, said
+    assert json.loads((tmp_path / "read").read_text()) == [160 // 2 + 40 // 2]  # of 160 and 40 for both
+    assert_same_network(tmp_path / "one", tmp_path / "two")
+    for name in ("preparation.safetensors", "data.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -121,10 +121,11 @@ def test_a_sweep_finishes_though_a_node_is_killed(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     assert call("sweep", *ASKED, "--out", here, "-q").exit_code == 0
     command = ["sweep", *ASKED, "--engine", "ray", "--workers", 2, "--out", there, "-q"]
-    with_a_node_lost(command, "ray::", there / "trials/c0-s0/checkpoints")
+    with_a_node_lost(command, "ImplicitFunc.train", there / "trials/c0-s0/checkpoints")
     asked = Sweep.load(there)
-    states = {trial.name: asked.outcome(trial)["state"] for trial in asked.trials}
-    assert set(states.values()) <= {"finished", "early"}
+    outcomes = [asked.outcome(trial) for trial in asked.trials]
+    states = {one["trial"]: one["state"] for one in outcomes}
+    assert set(states.values()) <= {"finished", "early"}, [(one["trial"], one["reason"]) for one in outcomes]
     assert any(Run.open(asked.run_of(trial)).status["resumed"] for trial in asked.trials)
     for name, state in states.items():
         if state == "finished":

@@ -32,8 +32,8 @@ RANK = textwrap.dedent(
     model = eq.GaussianReLU(4, m, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     X, y = Shard(X[at], N), y[at]
     certificate = eq.certify(model, X, y, theorem="anchored", loss="half_square", ridge=1.0)
-    trainer = Trainer(model, "half_square", rate=1e-3, epochs=2, batch_size=32, certificate=certificate)
-    trainer.fit(X, y)
+    how = {"rate": 1e-3, "epochs": 2, "batch_size": 32, "loose": True, "rtol": 1e-2}
+    Trainer(model, "half_square", certificate=certificate, **how).fit(X, y)
     print(json.dumps(sizes), flush=True)
     """
 )
@@ -59,6 +59,7 @@ def test_a_step_reduces_the_gradients_once_and_no_reduction_grows_with_the_rows(
         plan = Plan(N=N, m=m, d=4, k=1, batch=32, epochs=2)
         of_steps = [size for size in sizes if plan.step_bytes <= size <= plan.step_bytes + 64]
         assert len(of_steps) == plan.steps + 1  # the last is of the whole objective, where the run ends
+        assert sizes.count(16) >= 2 * plan.steps  # two numbers, at least once forward and once back
         largest[N, m] = max(sizes)
         assert max(sizes) <= plan.step_bytes + 64  # those of a check are O(m²) and smaller
     assert largest[128, 12] == largest[256, 12] < largest[128, 24]

@@ -151,7 +151,7 @@ def _sample(data: tuple[tuple[str, Any], ...]) -> Sample:
 def _train(asked: Sweep, trial: SweepTrial, tell: Any = lambda measured: None) -> None:
     """Train a trial in its directory, from its last checkpoint if there is one; a failure is kept there."""
     from ..tasks import Run
-    from ..tasks.directory import NoRun
+    from ..tasks.directory import NoRun, RunBusy
     from .training import train
 
     outcome = asked.outcome(trial)
@@ -167,8 +167,8 @@ def _train(asked: Sweep, trial: SweepTrial, tell: Any = lambda measured: None) -
         train(run, trial.recipe, sample, Output(quiet=True), report=False, fresh=fresh, tell=tell)
     except Ended:
         pass  # it diverged, as its directory says
-    except Failure:
-        raise  # it was interrupted
+    except (Failure, RunBusy):
+        raise  # it was interrupted, or a process that Ray gave up for lost still works on it
     except (ArithmeticError, ValueError, RuntimeError) as error:
         _failed(asked, trial, sample, error)
 

@@ -79,8 +79,6 @@ def train(
             write_atomically(run.path / "findings.json", json.dumps(found).encode())
         except KeyboardInterrupt:
             raise _interrupted(run) from None
-        except RankLost as error:
-            raise _lost(run, error) from error
         except Exception as error:
             _failed(run, error, fresh)
             raise
@@ -165,26 +163,18 @@ def _interrupted(run: Run) -> Failure:
     return Failure("Interrupted", saved, f"Go on with: {again}", Code.INTERRUPTED)
 
 
-def _lost(run: Run, error: RankLost) -> Failure:
-    """What is said of a run that lost a process; it can be resumed from its last checkpoint or its start."""
-    at = run.checkpoints.steps()
-    saved = f"is saved up to step {at[-1]}" if at else "has no checkpoint yet and begins anew"
-    again = f"equipoise fit --resume {run.path}"
-    said = f"{error}\n\nThe run {saved}. Go on with: {again}, by any number of processes."
-    _keep(run, RankLost(said))
-    return explain(RankLost(said))
-
-
 def _failed(run: Run, error: Exception, fresh: bool) -> None:
-    """Remove a run that failed before its first step; otherwise keep it, with the reason."""
-    if fresh and not run.checkpoints.steps() and not run.metrics.path.exists():
+    """Remove a run that failed before its first step; otherwise keep it, with the reason.
+
+    One that lost a process is always kept, and the error then says where it can be resumed.
+    """
+    if isinstance(error, RankLost):
+        steps, again = run.checkpoints.steps(), f"equipoise fit --resume {run.path}"
+        saved = f"is saved up to step {steps[-1]}" if steps else "has no checkpoint yet and begins anew"
+        error.args = (f"{error}\n\nThe run {saved}. Go on with: {again}, by any number of processes.",)
+    elif fresh and not run.checkpoints.steps() and not run.metrics.path.exists():
         run.discard()
-    else:
-        _keep(run, error)
-
-
-def _keep(run: Run, error: Exception) -> None:
-    """Write down why a run failed."""
+        return
     told = explain(error)
     with suppress(OSError):  # on a full disk it will say that it was killed, and resume all the same
         run.finish("failed", f"{told.title}: {told.message}", told.advice, told.code)

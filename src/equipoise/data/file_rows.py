@@ -92,7 +92,7 @@ class Mapped:
     dtype: np.dtype
 
     def read(self, rows: Array, columns: Array) -> Array:
-        """These rows of these columns. The file is mapped only meanwhile: nothing of it stays in memory."""
+        """These rows of these columns; the file is mapped only meanwhile, so that none of it is held."""
         mapped = np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
         run = len(rows) > 0 and len(rows) == rows[-1] - rows[0] + 1 and bool((np.diff(rows) == 1).all())
         part = mapped[rows[0] : rows[-1] + 1] if run else mapped[rows]

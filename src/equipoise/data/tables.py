@@ -85,8 +85,8 @@ def read_table(
     What a file claims to hold is looked at first: one that fits neither into memory nor onto the disk is
     refused before it is read, and a large one is held in a file that is mapped into memory. With `choose`, a
     function from the targets of all rows and the number of features to the numbers of the rows that are
-    wanted, in ascending order, only these are held, and checked. With `left`, many numbers stay in a plain
-    .npz or in a Parquet file whose features are all numbers, to be read in parts: X is then `FileRows`.
+    wanted, in ascending order, only these are held, and checked. With `left` many numbers stay in their file
+    (X is `FileRows`): those of an .npz without compression, and of Parquet columns of numbers.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -106,11 +106,10 @@ def read_table(
         raise DataError(
             f"{path.name} has no named columns: leave out {', '.join(sorted(set(given.values())))}"
         )
-    draft: Draft
     if path.is_dir():
         if target is not None or kind == "regression":
             raise DataError(f"{path.name}: its sub-folders are the classes; leave out --target and --kind")
-        draft = read_image_folder(path, labelled, choose), {}, ()
+        draft: Draft = read_image_folder(path, labelled, choose), {}, ()
     elif suffix == ".npz":
         draft = _from_npz(path, asked)
     else:

@@ -16,8 +16,9 @@ from ..recipe import Kind, Recipe
 from ..theory.anchored import Anchor
 from ..theory.certify import certify
 from ..theory.register import facts
+from ..theory.streams import parts
 from .arrays import evenly, rows_at
-from .fitted import Fitted, tensors
+from .fitted import Fitted, inputs, tensors
 from .preparation import Preparation
 from .raw import Rows
 from .scores import score
@@ -44,7 +45,9 @@ def baselines(preparation: Preparation, train: tuple[Any, Any], judged: tuple[An
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # near its optimum it scores as well
         linear.fit(preparation.apply(rows_at(X, at)).flatten(1).numpy(), np.asarray(y)[at])
-    said = {"constant": constant, "linear": linear.predict(preparation.apply(judged[0]).flatten(1).numpy())}
+    pieces = parts(inputs(preparation, judged[0]))
+    linear_said = [linear.predict(piece.flatten(1).numpy()) for piece in pieces]
+    said = {"constant": constant, "linear": np.concatenate(linear_said)}
     found = {name: score(answers, judged[1], labels) for name, answers in said.items()}
     values = {name: each["accuracy" if labels else "r2"] for name, each in found.items()}
     return {name: value for name, value in values.items() if value is not None}

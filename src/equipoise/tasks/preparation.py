@@ -129,7 +129,7 @@ class Preparation:
 
     def apply(self, X: Any) -> Tensor:
         """x̃, (N, d + 1), or images (N, channels, height, width)."""
-        rows = as_rows(X, self.encoding)
+        rows = X if isinstance(X, FileRows) else as_rows(X, self.encoding)  # those were looked at before
         columns = len(self.mean) if self.encoding is None else len(self.encoding.columns)
         if rows.shape[1] != columns:
             raise DataError(f"rows must have {columns} columns, as in training. Got {rows.shape[1]} instead.")

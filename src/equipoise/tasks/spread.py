@@ -163,9 +163,10 @@ def naming() -> Iterator[None]:
         lost = _missing()
         if asked and not lost:
             raise
-        named = " and ".join(lost) or "another rank, which says why itself,"
+        named = f"{' and '.join(lost)} no longer answer{'s' * (len(lost) == 1)}"
+        named = named if lost else "another rank failed, which says why itself"
         first = "" if asked else f" The first sign of it: {str(error).splitlines()[0]}"
-        raise RankLost(f"{named} no longer answers, and the job of {ranks()} ends.{first}") from error
+        raise RankLost(f"{named}, and the job of {ranks()} ends.{first}") from error
 
 
 def _asked_to_end(*_: Any) -> None:
