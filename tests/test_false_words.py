@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 import equipoise as eq
 from equipoise.solve import error
-from false_words import KINDS, case, false_words
+from false_words import KINDS, false_words, word_of
+from false_words.layers import layer
+from false_words.settings import settings
 from references import equilibria, norms, parts
 
 FAST, SLOW = 100, 20_000
@@ -27,10 +32,20 @@ def test_no_word_is_false():
 
 @pytest.mark.parametrize("seed", [102696, 164098, 172698])
 def test_adjoint_equations_of_samples_that_depend_on_each_other_are_solved_together(seed):
-    kind, word = case(seed)  # once GMRES took the rows that Anderson had left as if they were alone
-    assert kind == "layer"
+    word = word_of(layer, seed)  # once GMRES took the rows that Anderson had left as if they were alone
     assert word.said
     assert not word.false
+
+
+@pytest.mark.parametrize("seed", [202573, 204173, 208769])
+def test_samples_seen_before_those_that_they_depend_on_had_moved_are_no_answers(seed):
+    word = word_of(settings, seed)
+    assert word.said
+    assert not word.false
+
+
+def test_samples_that_depend_on_a_masked_one_are_no_answers():
+    assert not word_of(settings, 209474).said  # it is refused
 
 
 @pytest.mark.slow
@@ -70,6 +85,34 @@ def test_gradients_of_another_network_are_found(monkeypatch):
     slope = eq.models.affine.AffineFamily.slope
     monkeypatch.setattr(eq.models.affine.AffineFamily, "slope", lambda self, P: 0.9 * slope(self, P))
     assert count_false(monkeypatch, "gradients", range(60)) > 5
+
+
+def test_a_layer_that_answers_too_soon_or_differentiates_otherwise_is_found(monkeypatch):
+    with monkeypatch.context() as m:
+        m.setattr(eq.Stop, "tolerance", lambda self, scale, floor=None: 100 * self.rtol * scale)
+        assert count_false(monkeypatch, "settings", range(40)) > 5
+    attach = eq.Phantom.attach
+    monkeypatch.setattr(eq.Phantom, "attach", lambda self, *a: attach(replace(self, steps=1), *a))
+    assert count_false(monkeypatch, "settings", range(100)) > 1
+
+
+@pytest.mark.parametrize("kind", ["proximal", "images"])
+def test_error_bounds_of_other_families_that_are_too_small_are_found(monkeypatch, kind):
+    true = eq.equilibrium_error
+    monkeypatch.setattr(eq, "equilibrium_error", lambda *a: true(*a) / 5)
+    assert count_false(monkeypatch, kind, range(20)) > 5
+
+
+def test_answers_on_smaller_sets_than_were_asked_for_are_found(monkeypatch):
+    true = eq.verify_predictions
+    smaller = lambda *a, epsilon, **how: true(*a, epsilon=epsilon / 20, **how)
+    monkeypatch.setattr(eq, "verify_predictions", smaller)
+    assert count_false(monkeypatch, "verified", range(30)) > 2
+
+
+def test_a_threshold_one_place_too_low_is_found(monkeypatch):
+    monkeypatch.setattr("equipoise.tasks.conformal.math.ceil", math.floor)
+    assert count_false(monkeypatch, "conformal", range(100)) > 20
 
 
 def test_certificates_of_altered_models_are_found(monkeypatch):

@@ -152,7 +152,9 @@ def test_a_chain_confirms_samples_that_ended_at_the_check_at_which_others_failed
     assert found.status[0] == eq.Status.coupled
 
 
-def test_what_a_second_solve_finds_coupled_is_no_longer_converged():
+def test_of_two_solves_one_after_the_other_the_second_is_the_answer():
+    """A sample that was seen to have converged before others moved has not where f mixes them."""
+
     def solution(value, *statuses):
         rows = torch.full((2,), value, dtype=torch.float64)
         status = torch.tensor([int(s) for s in statuses], dtype=torch.int8)
@@ -161,8 +163,30 @@ def test_what_a_second_solve_finds_coupled_is_no_longer_converged():
         )
 
     done, short, coupled = eq.Status.converged, eq.Status.max_steps, eq.Status.coupled
-    found = finish(solution(1.0, done, short), solution(1.0, done, done), solution(2.0, coupled, done))
-    assert found.status.tolist() == [int(coupled), int(done)]
-    assert found.value.flatten().tolist() == [2.0, 2.0]
-    kept = finish(solution(1.0, done, short), solution(1.0, done, done), solution(2.0, done, done))
-    assert kept.value.flatten().tolist() == [1.0, 2.0]
+    for first, second in ((coupled, done), (done, done), (done, short)):
+        found = finish(solution(1.0, done, short), solution(2.0, first, second))
+        assert found.status.tolist() == [int(first), int(second)]
+        assert found.value.flatten().tolist() == found.residual.tolist() == [2.0, 2.0]
+        assert found.steps.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [eq.Implicit(), eq.Phantom(3), eq.Unrolled(20), eq.Reversible(20)],
+    ids=lambda g: type(g).__name__,
+)
+def test_samples_that_depend_on_one_that_is_masked_are_neither_answered_nor_differentiated(gradient):
+    """The first is slow, and the others, which have converged, hold a little of the mean of all."""
+    rate = torch.tensor([[0.6], [0.0], [0.0], [0.0]], dtype=torch.float64)
+
+    def layer(pulled):
+        cell = lambda z, x, rate: rate * z + pulled * z.mean(dim=0) + x
+        how = {"solver": eq.Picard(), "stop": eq.Stop(rtol=1e-5, max_steps=20), "gradient": gradient}
+        return lambda x: eq.Equilibrium(cell, on_failure=OnFailure("mask", share=0.5), **how)(x, rate)
+
+    x = torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(eq.EquilibriumError, match="The cell mixes the samples"):
+        layer(1e-4)(x)
+    layer(0.0)(x).sum().backward()
+    assert x.grad[0] == 0
+    assert (x.grad[1:] - 1).abs().max() <= 1e-5

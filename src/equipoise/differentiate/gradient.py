@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..solve import Solution
+from ..solve import Solution, Status, Stop
+from ..solve.norms import row_distances, row_norms
 from .equation import Equation
 
 
@@ -53,7 +54,7 @@ class SolvedGradient(Gradient):
             return self.attach(equation, value, tensors, record)
         # Rows that failed stay out of the graph altogether: a NaN in one would spread through a sum.
         record.masked, record.graph = len(value) - len(kept), None
-        rows = tuple(t[kept] if i < equation.batched else t for i, t in enumerate(tensors))
+        rows = rows_alone(equation, value, kept, tensors, record)
         frame = torch.where(torch.isfinite(value), value, 0.0)
         return frame.index_copy(0, kept, self.attach(equation, value[kept], rows, record))
 
@@ -64,3 +65,22 @@ class SolvedGradient(Gradient):
     @abstractmethod
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
         """z with a gradient in `tensors`."""
+
+
+def rows_alone(
+    equation: Equation, z: Tensor, kept: Tensor, tensors: Sequence[Tensor], record: Record
+) -> tuple[Tensor, ...]:
+    """The tensors of the rows that are kept; an error if these depend on those that are left out."""
+    rows = tuple(t[kept] if i < equation.batched else t for i, t in enumerate(tensors))
+    solution = record.forward
+    assert solution is not None
+    with torch.no_grad(), equation.held():
+        among, alone = equation(z, *tensors)[kept], equation(z[kept], *rows)
+    # Sums over another number of rows round otherwise, and that is no dependence.
+    rounding = Stop.reach(among.dtype) * row_norms(among) + solution.tolerance[kept] / 100
+    apart = ~(row_distances(among, alone) <= rounding)
+    if bool(apart.any()):
+        status = solution.status.index_fill(0, kept[apart], int(Status.coupled))
+        record.forward = replace(solution, status=status)
+        equation.method.on_failure.judge(record.forward, equation.what)
+    return rows

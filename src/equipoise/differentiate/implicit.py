@@ -79,7 +79,7 @@ class Implicit(SolvedGradient):
             used = not seen.failed_rows or equation.method.on_failure.uses_failed
             record.graph = graph if used else None  # rows may be left out, or the batch refused
             return seen
-        return finish(seen, found, equation.solve(found.value, tensors))
+        return finish(seen, equation.solve(found.value, tensors))
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
         """z with the exact gradient in the tensors, or in those the cell closes over."""

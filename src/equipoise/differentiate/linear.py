@@ -97,7 +97,7 @@ def solve_linear_once(
         moved, extra = last(found.value * size)
         seen = confirm(found, rows.unit + moved / size)
         if bool((seen.status != found.status).any()):
-            seen = finish(seen, found, _found(rows, found.value, solver, stop))
+            seen = finish(seen, _found(rows, found.value, solver, stop))
             assert isinstance(seen.value, Tensor)
             _, extra = last(seen.value * size)
         return rows.restored(seen), extra

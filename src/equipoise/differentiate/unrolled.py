@@ -12,7 +12,7 @@ from ..solve import SAM, EquilibriumError, Picard, Solution, Solver, Status
 from ..solve.driver import verify
 from ..solve.problem import make_map
 from .equation import Equation
-from .gradient import Gradient, Record
+from .gradient import Gradient, Record, rows_alone
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _without_failures(
 ) -> Tensor:
     """z whose failed rows have no gradient: the others are recorded once more without them."""
     record.masked = len(z) - len(kept)
-    rows = [t[kept] if i < equation.batched else t for i, t in enumerate(tensors)]
+    rows = rows_alone(equation, z.detach(), kept, tensors, record)
     again = how.equilibrium(equation, start[kept], rows, Record())
     return torch.where(torch.isfinite(z), z, 0.0).detach().index_copy(0, kept, again)
 

@@ -95,23 +95,14 @@ def confirm(found: Solution, image: Tensor) -> Solution:
     return replace(found, residual=residual, scale=scale, status=status, image=image)
 
 
-def finish(seen: Solution, forecast: Solution, again: Solution) -> Solution:
-    """Confirm a forecast, and solve the rows that fell short of it again, with verification."""
-    assert isinstance(again.value, Tensor)
-    assert isinstance(seen.value, Tensor)
-    short, counts = (seen.status != forecast.status) | (again.status == Status.coupled), seen.counts
+def finish(seen: Solution, again: Solution) -> Solution:
+    """What a second, verified solve found, which went on from a forecast that fell short.
+
+    All of its rows are taken: if f mixes them, what was seen of one holds no longer once others have moved.
+    """
+    counts = seen.counts
     counts += again.counts
-    pick = lambda new, old: torch.where(short, new, old)
-    return replace(
-        seen,
-        value=torch.where(short[:, None], again.value, seen.value),
-        status=pick(again.status, seen.status),
-        residual=pick(again.residual, seen.residual),
-        scale=pick(again.scale, seen.scale),
-        steps=seen.steps + pick(again.steps, 0),
-        counts=counts,
-        image=None,
-    )
+    return replace(again, steps=seen.steps + again.steps, counts=counts, image=None)
 
 
 def _solve(
