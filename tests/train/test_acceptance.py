@@ -113,9 +113,7 @@ def test_the_share_of_an_update_that_a_limit_bears():
     assert _largest(base, 0 * change, 5.0) == math.inf
 
 
-@pytest.mark.parametrize(
-    "wrong", [[1.0], ["W"], {"W": torch.ones(2)}, {"W": torch.eye(2).log()}, {"W": 1.0}]
-)
+@pytest.mark.parametrize("wrong", [[1.0], ["W"], {"W": torch.ones(2)}, {"W": torch.eye(2).log()}, {"W": 1.0}])
 def test_directions_that_are_none_are_refused(wrong):
     with pytest.raises(ValueError, match="direction"):
         _directions(lambda gradients: wrong, {"W": torch.zeros(2, 2)})
