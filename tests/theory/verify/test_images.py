@@ -130,6 +130,15 @@ def test_proved_images_withstand_attacks(kind, normalise, norm):
     assert bool((outputs(model, found.counterexample[bad]).argmax(dim=1) != y[bad]).all())
 
 
+@pytest.mark.parametrize("name", ["A", "head.linear.bias"])
+def test_nothing_is_verified_of_weights_that_are_no_numbers(name):
+    model = conv_network("monotone")
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[1] = torch.nan
+    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+        facts(model).unit_network()
+
+
 def test_matrices_that_are_not_written_out_prove_the_same_kind_of_thing(monkeypatch):
     model, X = conv_network("monotone", normalise=True), pictures(3)
     y = outputs(model, X).argmax(dim=1)
