@@ -138,6 +138,12 @@ def test_the_error_of_a_symbol_counts_every_tap_of_every_channel():
     assert truth * (1 - 1e-15) <= _symbol_error(K).hi <= truth * (1 + 1e-12)
 
 
+def test_the_error_of_a_symbol_is_that_of_its_largest_channels():
+    K = torch.zeros(1, 2, 3, 1, 1, dtype=torch.float64)
+    K[0, 1, 2] = 3.0  # all other channels are silent
+    assert _symbol_error(K).hi >= (80 * UNIT + 2 * gamma(3)) * 3 * (1 - 1e-15)
+
+
 @pytest.mark.parametrize("odd", [{"groups": 0}, {"groups": -1}, {"size": 0}, {"stride": 0}, {"dilation": 0}])
 def test_shapes_that_no_convolution_has_are_refused(odd):
     with pytest.raises(ValueError, match=next(iter(odd))):

@@ -13,6 +13,7 @@ import equipoise as eq
 from certifiable import FAMILIES, instance
 from equipoise.linalg import Interval, gamma, norm_upper
 from equipoise.theory import equilibrium_error
+from equipoise.theory.anchored_objective import _weighed
 from equipoise.theory.claim import Claim
 from equipoise.theory.lipschitz import AffineBounds, pairs, score_error
 from equipoise.theory.robustness import _certain, certified_radius
@@ -31,6 +32,13 @@ def test_active_units_are_never_taken_for_units_that_stay_off():
     X = torch.tensor([[1.0, 5.0]], dtype=F64)
     for local in (False, True):
         assert 0.3 < float(certified_radius(model, X, local=local).radius) <= 5 / math.sqrt(101)
+
+
+def test_a_sum_of_losses_holds_what_its_rounding_lost():
+    value = torch.tensor([1.0, *[2.0**-54] * 9], dtype=torch.float64)  # whose sum is no float
+    found = _weighed(torch.ones_like(value), value, torch.zeros_like(value))
+    assert Fraction(found.lo) < 1 + Fraction(9, 2**54) < Fraction(found.hi)
+    assert found.hi - found.lo < 1e-14
 
 
 def test_labels_below_the_first_class_are_refused():

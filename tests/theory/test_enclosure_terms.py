@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -163,6 +164,16 @@ def test_a_bias_and_the_error_of_a_weight_count():
     found = facts(model).enclosure(torch.zeros(1, 1, dtype=F64))
     assert found.injection_error >= gamma(2) * 2e6
     assert found.weight_norm.hi >= frobenius(found.weight).hi + 0.5 * found.weight_error
+
+
+@pytest.mark.parametrize("family", [eq.GaussianReLU, eq.ScaledReLU, eq.Monotone])
+def test_an_injection_that_underflows_is_off_by_all_of_it(family):
+    model = family(1, 1, dtype=F64)
+    with torch.no_grad():
+        facts(model).input_map().fill_(2.0**-600)
+    found = facts(model).enclosure(torch.full((1, 1), 2.0**-500, dtype=F64))
+    assert not found.injection.any()
+    assert Fraction(2) ** -1100 <= Fraction(found.injection_error) <= 2.0**-1070
 
 
 def test_every_part_of_a_monotone_weight_is_rounded():

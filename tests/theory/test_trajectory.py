@@ -32,6 +32,10 @@ def build(family: str, outputs: int = 1, seed: int = 0):
     return model, X, y
 
 
+def test_a_run_of_which_nothing_was_recorded_is_not_proved():
+    assert not Flight((), "square").proved
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_recorded_is_true_of_a_run_by_adam(family, outputs):

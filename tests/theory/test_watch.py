@@ -106,6 +106,16 @@ def test_an_enclosure_near_a_witness_agrees_with_the_one_from_scratch(family):
             model.get_parameter(name).add_(1e-3 * random(*model.get_parameter(name).shape))
 
 
+def test_the_error_of_a_weight_counts_near_a_witness():
+    model, X, _ = instance("gao2022")
+    known, guard = facts(model.requires_grad_(False)), WeightWatch()
+    plain = known.enclosure_near(X, guard)
+    known.weight_error = lambda weight: 0.125
+    found = known.enclosure_near(X, guard)
+    assert found.weight_norm.hi >= plain.weight_norm.hi + 0.125 - 1e-12
+    assert found.resolvent.hi > plain.resolvent.hi
+
+
 def test_a_weight_beyond_one_is_seen():
     model, X, _ = instance("ling2023")
     model.requires_grad_(False)

@@ -1,5 +1,8 @@
 """`certify(ConvOptEq, images)`: proved only where plain iteration contracts, at the rate that is promised."""
 
+from fractions import Fraction
+
+import mpmath
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from equipoise.models.proximal.properties import L1, GradientStep, differentiabl
 from equipoise.models.zoo import OptEqSegmenter
 from equipoise.solve import Activation
 from equipoise.theory.conv_wellposed import images_wellposed
+from equipoise.theory.families.conv_monotone import _norms
 from equipoise.theory.xie2021 import selection
 
 IMAGE = (2, 5, 6)
@@ -31,11 +35,10 @@ def test_the_rate_is_proved_and_kept(alpha):
     found = eq.certify(net, x)
     assert found.proved
     rate = found.constants["rate"]
-    expected = 1.0
+    expected = Fraction(1)
     for norm in net.norms():
-        expected *= 1 - alpha + alpha * norm**2
-    assert rate == pytest.approx(expected, rel=1e-12)
-    assert rate >= expected * (1 - 1e-15)
+        expected *= 1 - Fraction(alpha) + Fraction(alpha) * Fraction(norm) ** 2
+    assert expected <= Fraction(rate) <= expected * (1 + Fraction(1, 10**12))
     assert found.constants["R"] == pytest.approx(1 / (1 - rate), rel=1e-12)
 
     c, weights = net.injection(x), net.shared()
@@ -136,6 +139,17 @@ def test_no_step_is_promised_where_norms_overflow():
     found = eq.certify(net, x)
     assert found.proved
     assert found.promise == "every image has exactly one equilibrium (sym(I−W) ⪰ μI)."
+
+
+def test_the_rate_of_forward_backward_splitting_is_rounded_up():
+    """ρ² ≥ 1 − (2α − α²λ)μ with λ = (√(μ + a²) + k/√μ)², in 60 digits."""
+    net = eq.ConvMonotone(IMAGE, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = eq.certify(net, images()).constants
+    with mpmath.workdps(60):
+        a, k = (mpmath.mpf(norm.hi) for norm in _norms(net))
+        mu, alpha, rate = mpmath.mpf(net.margin), mpmath.mpf(found["step_size"]), mpmath.mpf(found["rate"])
+        curvature = (mpmath.sqrt(mu + a**2) + k / mpmath.sqrt(mu)) ** 2
+        assert rate**2 >= 1 - (2 * alpha - alpha**2 * curvature) * mu
 
 
 def test_sam_on_images_has_its_hypotheses_checked():

@@ -47,6 +47,14 @@ def test_the_constants_are_the_printed_ones():
         assert got[name].hi - got[name].lo < 1e-12 * value, name
 
 
+def test_a_constant_of_two_numbers_covers_the_larger():
+    assert Theorem5(**NUMBERS | {"B_x": 5.0}).constants["C_D"].hi >= 3 * NUMBERS["B_star"]
+    eye, first = torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    rest = {n: NUMBERS[n] for n in ("iterations", "alpha", "B_star", "kappa", "L_sigma", "loss")}
+    for U, b in ((3 * eye, first), (eye, 3 * first)):
+        assert Theorem5.of_weights([eye], [U], [b], eye, eye, **rest).B_Ub.hi >= 3.0
+
+
 def test_the_certificate_is_never_proved_and_says_why(tmp_path):
     certificate = Theorem5(**NUMBERS).certificate()
     assert certificate.verdict == "hypotheses_fail"

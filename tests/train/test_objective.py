@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 import equipoise as eq
 from equipoise.models.zoo import OptEqSegmenter
-from equipoise.train.objective import CrossEntropy, scores
+from equipoise.train.objective import CrossEntropy, as_objective, scores
 
 LOSS = CrossEntropy()
 
@@ -52,6 +52,12 @@ def test_labels_that_do_not_fit_are_named():
         LOSS.each(yhat[..., 0, 0], torch.full((5,), 255))
     with pytest.raises(ValueError, match=r"y must be \(5,\), one label for each row\. Got shape \(5, 4, 6\)"):
         LOSS.each(yhat[..., 0, 0], y)
+
+
+@pytest.mark.parametrize(("loss", "off"), [("logistic", 0.0), ("smoothed_hinge", -1.0)])
+def test_one_output_is_right_where_its_sign_is_that_of_the_class(loss, off):
+    y, yhat = torch.tensor([[off], [1.0], [1.0]]), torch.tensor([[-2.0], [0.5], [-0.1]])
+    assert scores(as_objective(loss, None, y), yhat, y)["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_a_segmenter_is_trained_and_kept_well_posed():

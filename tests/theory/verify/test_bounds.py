@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from verified_networks import exact, exact_units, inputs, network
 
 import equipoise as eq
+from equipoise.linalg import gamma
 from equipoise.theory.register import facts
 from equipoise.theory.verify.bounds import Functionals, Problem, both_bounds, lower_bounds
+from equipoise.theory.verify.network import UnitNetwork
 from equipoise.theory.verify.outputs import Wanted
 from equipoise.theory.verify.sets import InputSets
 
@@ -64,6 +66,25 @@ def test_an_evaluation_is_below_the_exact_value_and_near_it(seed, size):
     minus = [-v for v in exact(nu[0])]
     want = exactly(net, *bounds, none, [-v for v in kappa], Fraction(0), minus, *box)
     assert Fraction(float(above)) >= -want
+
+
+def test_every_rounding_of_a_sum_over_many_units_counts():
+    """Σ h_i of n units with h_i = 1: n − 1 additions, in whatever order they are made."""
+    n = 256
+    one, zero = torch.ones(1, n, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    net = UnitNetwork(
+        weight=torch.zeros(n, n, dtype=torch.float64),
+        weight_error=0.0,
+        inputs=torch.zeros(n, 1, dtype=torch.float64),
+        offset=0 * one[0],
+        readout=one,
+        readout_error=0.0,
+        shift=zero,
+        resolvent=1.0,
+    )
+    problem, at = Problem.of(net, InputSets.of_box(zero[None], zero[None])), torch.zeros(1, dtype=torch.long)
+    value = lower_bounds(problem, at, one, one, Functionals(one, zero, 0 * one, zero), 0 * one)
+    assert n * (1 - Fraction(gamma(2 * n))) <= Fraction(float(value)) <= n * (1 - Fraction(gamma(n - 1)))
 
 
 def test_a_multiplier_that_is_no_number_bounds_nothing():

@@ -1,5 +1,8 @@
 """Networks of images as units: products agree, bounds hold of every image, proofs withstand attacks."""
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -38,6 +41,22 @@ def pictures(N=4, seed=1):
 def outputs(model, X):
     with torch.no_grad():
         return model(X, stop=eq.Stop(rtol=1e-12, max_steps=5000))
+
+
+@pytest.mark.parametrize("kind", ["opteq", "deep"])
+def test_the_resolvent_of_the_units_is_rounded_up(kind):
+    """R² ≥ Σ (n_l m_l + 1)² with m_l ≥ how far z_{l−1} moves where all injections move by 1, in fractions."""
+    model = conv_network(kind)
+    a, norms = Fraction(model.alpha), [Fraction(n) for n in model.norms()]
+    growth = [1 - a + a * n**2 for n in norms]
+    once = Fraction(0)
+    for g, n in zip(growth, norms, strict=True):
+        once = g * once + a * n
+    moved, total = once / (1 - math.prod(growth)), Fraction(0)
+    for g, n in zip(growth, norms, strict=True):
+        total, moved = total + (n * moved + 1) ** 2, g * moved + a * n
+    found = Fraction(facts(model).unit_network().resolvent)
+    assert total <= found**2 <= total * (1 + Fraction(1, 10**12))
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -109,6 +128,15 @@ def test_proved_images_withstand_attacks(kind, normalise, norm):
     assert bool((found.margin[rows] <= margins).all())
     bad = found.refuted
     assert bool((outputs(model, found.counterexample[bad]).argmax(dim=1) != y[bad]).all())
+
+
+@pytest.mark.parametrize("name", ["A", "head.linear.bias"])
+def test_nothing_is_verified_of_weights_that_are_no_numbers(name):
+    model = conv_network("monotone")
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[1] = torch.nan
+    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+        facts(model).unit_network()
 
 
 def test_matrices_that_are_not_written_out_prove_the_same_kind_of_thing(monkeypatch):

@@ -211,6 +211,8 @@ def test_a_radius_is_proved_and_not_much_more_is():
         ({"nodes": 0}, "nodes must be"),
         ({"box": (torch.zeros(2, 2), 1.0)}, "box must be numbers"),
         ({"y": None, "inequalities": (torch.zeros(1, 2), torch.zeros(1))}, r"Q \(T, 3\)"),
+        ({"y": None, "inequalities": ([[0.0, 1.0, torch.nan]], [0.0])}, "inequalities must be finite"),
+        ({"y": None, "inequalities": (torch.eye(3), [0.0, 0.0, torch.inf])}, "inequalities must be finite"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_words(change, words):
