@@ -34,7 +34,7 @@ class Equilibrium(EquilibriumModel):
             which those before it failed.
         gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`.
         stop: the stopping test; by default that of the dtype.
-        on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
+        on_failure: "raise" (default), "warn", "mask", "count", "accept", or an `OnFailure`.
         precision: "mixed" solves in float32 first, then finishes and verifies in float64; "native" does not,
             nor does the default for a cell, "auto".
         jacobian: the weight γ of `jacobian_penalty`, 0 by default. In training mode each backward pass
