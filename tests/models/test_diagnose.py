@@ -126,6 +126,7 @@ def test_a_map_without_equilibria():
     d = diagnose(Equilibrium(lambda z, x: -2 * z - torch.where(z >= 0, 1, -1) * x.exp()), inputs(4, 2))
     assert not any(one.converged for one in d.trials)
     assert not d.at_equilibrium
+    assert said(d, "on_failure='count'")
     assert d.spectral_radius_estimate == pytest.approx(2, rel=1e-6)
     assert d.audit is None
     assert said(d, "The gradient was not audited: no sample has an equilibrium to differentiate")

@@ -51,8 +51,8 @@ class Implicit(SolvedGradient):
 
     @classmethod
     def truncated(cls, stop: Stop) -> Implicit:
-        """A quarter of the steps of a solve: where an adjoint may not exist, more are of little use."""
-        return cls(Anderson(), replace(stop, max_steps=-(-stop.max_steps // 4)))
+        """An eighth of the steps of a solve: where an adjoint may not exist, more are of little use."""
+        return cls(Anderson(), replace(stop, max_steps=-(-stop.max_steps // 8)))
 
     def stop_for(self, equation: Equation) -> Stop:
         """The tolerance of the adjoint: its own, or that of the equation it differentiates."""

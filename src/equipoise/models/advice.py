@@ -69,7 +69,7 @@ def _on_tolerance(d: Diagnosis, best: Trial) -> list[str]:
             f"The residuals were still falling, by a factor of about {q:.3f} a Picard step, when max_steps="
             f"{d.solution.stop.max_steps} was reached: a larger one may do."
         ]
-    return []
+    return ["To train such a cell as it is, on_failure='count' uses and counts the samples that fail."]
 
 
 def _on_map(d: Diagnosis) -> list[str]:

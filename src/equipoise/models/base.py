@@ -32,7 +32,7 @@ from .saving import Saved
 _TOLD = {
     "masked": "had no equilibrium (or no adjoint) {}: on_failure='mask' gave them no gradient.",
     "used": "did not converge {}: on_failure='count' used what was reached.",
-    "cut": "had a truncated gradient {}: on_failure='count' gives the adjoint a quarter of the steps.",
+    "cut": "had a truncated gradient {}: on_failure='count' gives the adjoint an eighth of the steps.",
 }
 Start = Any  # a state (a tensor or a tuple of tensors), an earlier Solution, or None
 

@@ -34,9 +34,9 @@ class Equilibrium(EquilibriumModel):
             which those before it failed.
         gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`.
         stop: the stopping test; by default that of the dtype.
-        on_failure: "raise" (default), "warn", "mask", "accept", or an `OnFailure`.
-        precision: "mixed" solves in float32 first, then finishes and verifies in float64. "native" does not;
-            nor does "auto", the default, if f is a cell.
+        on_failure: "raise" (default), "warn", "mask", "count", "accept", or an `OnFailure`.
+    precision: "mixed" solves in float32 first, then finishes and verifies in float64. "native" does not;
+        nor does "auto", the default, if f is a cell.
         jacobian: the weight γ of `jacobian_penalty`, 0 by default. In training mode each backward pass
             through the layer then adds the gradient of γ · penalty to that of your loss, whatever the scale
             of the loss. A cell whose solves grow long in training then needs fewer steps, and what is

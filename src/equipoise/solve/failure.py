@@ -31,7 +31,7 @@ class OnFailure:
     - `count`: the last iterates are used, if they are finite. The rows that failed are counted and reported
       as by `mask`, and in eval mode the first call with such rows warns at once. This is for cells of which
       many rows fail, so a call of a cell takes at most `steps` steps, in training and in eval mode alike.
-      Unless you name a gradient, its adjoint takes a quarter as many, to the same tolerance. A row whose
+      Unless you name a gradient, its adjoint takes an eighth as many, to the same tolerance. A row whose
       adjoint needs more has a truncated gradient, and is counted too.
     - `accept`: the last iterates are used without a warning. The status of each row is in `layer.last`.
     """

@@ -38,7 +38,7 @@ from ..models.proximal.properties import Proximal
 from ..solve import Stop
 from .common import not_finite
 from .conv_wellposed import images_wellposed
-from .lipschitz import Part, Scores
+from .lipschitz import Part, RowScores
 from .register import has_own_facts, is_about
 
 EPSILON = 1e-5  # ε of F.layer_norm
@@ -136,7 +136,7 @@ class ConvNetwork:
         return X
 
     @torch.no_grad()
-    def scores(self, X: Tensor) -> Scores:
+    def scores(self, X: Tensor) -> RowScores:
         """sŷ (N, k) for a checked X, where s normalises the means that a row is read from, or is 1."""
         found = []
         for images in X.split(AT_ONCE):
@@ -145,7 +145,7 @@ class ConvNetwork:
             Z = torch.where(torch.isfinite(Z), Z, 0.0)
             found.append(self.head.scores(Z, Interval(self.error(images, Z))))
         values, errors, scales, excess = zip(*found, strict=True)
-        return Scores(torch.cat(values), max(errors), torch.cat(scales), max(excess))
+        return RowScores(torch.cat(values), max(errors), torch.cat(scales), max(excess))
 
     @torch.no_grad()
     def error(self, X: Tensor, Z: Tensor, given: tuple[Tensor, Interval] | None = None) -> float:
@@ -237,7 +237,7 @@ class ConvHead:
         # 2⁻¹⁰⁰⁰ is beyond all that products lose where they are subnormal.
         self.error = (gamma(n + sum(head.grid) + 8) * frobenius(self.V)) * self.means + 2.0**-1000
 
-    def scores(self, Z: Tensor, error: Interval) -> Scores:
+    def scores(self, Z: Tensor, error: Interval) -> RowScores:
         """As `ConvNetwork.scores`, from a Z that is within `error` of the equilibria."""
         s, s_off = self.divisor(Z, error) if self.normalised else (Z.new_ones(len(Z)), Interval(0.0))
         y = Z.flatten(1) @ self.A.T + s[:, None] * self.v
@@ -247,10 +247,10 @@ class ConvHead:
         one += gamma(4) * Interval(float(y.abs().amax()))
         total = (2 * one + 2.0**-1000).hi
         if not self.normalised:
-            return Scores(y, total, s)
+            return RowScores(y, total, s)
         scale, least = (s + s_off.hi) * _UP, float((s - s_off.hi).amin())
         excess = float((scale / (s - s_off.hi)).amax()) * _UP - 1 if least > 0 else math.inf
-        return Scores(y, total, scale, excess)
+        return RowScores(y, total, scale, excess)
 
     def divisor(self, Z: Tensor, error: Interval) -> tuple[Tensor, Interval]:
         """s = √(‖c‖²/n + ε) of every row, (N,), and ≥ its error."""

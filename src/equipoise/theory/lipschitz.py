@@ -37,7 +37,7 @@ def no_bounds(model: object) -> TypeError:
     return TypeError(f"Lipschitz bounds know the affine families, OptEq and ConvOptEq. Got {name} instead.")
 
 
-class Scores(NamedTuple):
+class RowScores(NamedTuple):
     """Outputs of rows, each row times a positive number s: order and signs are those of the outputs."""
 
     values: Tensor  # (N, k)
@@ -58,7 +58,7 @@ class Bounds:
         """X as `scores` takes it, and why nothing can be said of it; a ValueError if it is no input."""
         raise NotImplementedError
 
-    def scores(self, points: Any) -> Scores:
+    def scores(self, points: Any) -> RowScores:
         """The outputs, or what has their order and signs."""
         raise NotImplementedError
 
@@ -213,10 +213,10 @@ class AffineBounds(Bounds):
         instance = Instance(self.original, X)
         return instance, instance.obstacle or self.obstacle
 
-    def scores(self, points: Instance) -> Scores:
+    def scores(self, points: Instance) -> RowScores:
         """ŷ = Za, or Za + c, at the computed equilibria."""
         error = score_error(points.Z, points.equilibria.error, self.a, points.model.readout_bias)
-        return Scores(points.model.readout(points.Z).reshape(points.N, -1), error)
+        return RowScores(points.model.readout(points.Z).reshape(points.N, -1), error)
 
     def sharpened(self, points: Instance, prediction: Tensor, margins: Tensor, radius: Tensor) -> Tensor:
         """max over trial radii t of min(t, margin / L(t)), L(t) on the units that can be active within t."""

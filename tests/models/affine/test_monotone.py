@@ -99,6 +99,7 @@ def test_the_scalar_model_on_which_picard_cycles_converges_by_splitting():
     model = Monotone(1, 1, margin=0.5, dtype=torch.float64)
     with torch.no_grad():
         model.A.fill_(2.0)  # W = 0.5 − 4 = −3.5
+        model.B.zero_()
         model.U.fill_(1.0)
     X = torch.ones(1, 1, dtype=torch.float64)
     assert model.weight().item() == -3.5

@@ -37,7 +37,7 @@ from ..claim import Claim
 from ..common import FEATURES, declared, not_finite, unknown_layer
 from ..enclosure import SVD, margin_of, product_rounding
 from ..facts import Facts
-from ..lipschitz import Bounds, Scores, score_error
+from ..lipschitz import Bounds, RowScores, score_error
 from ..read_features import ReadFeatures
 from ..register import facts_of, has_own_facts
 from ..verify.network import UnitNetwork
@@ -322,11 +322,11 @@ class OptEqBounds(Bounds):
         return X, self.obstacle
 
     @torch.no_grad()
-    def scores(self, X: Tensor) -> Scores:
+    def scores(self, X: Tensor) -> RowScores:
         """ŷ (N, k) of a checked X, ≥ the error of a difference of two of a row's, and their scale."""
         Z = self.model.solve(X, stop=tight(self.model)).value
         assert isinstance(Z, Tensor)
-        return Scores(Z @ self.a, score_error(Z, equilibria_error(self.model, X, Z, self.q), self.a))
+        return RowScores(Z @ self.a, score_error(Z, equilibria_error(self.model, X, Z, self.q), self.a))
 
 
 # -- pieces of the certificate and of the bounds -------------------------------------------------------------
