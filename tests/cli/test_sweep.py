@@ -92,6 +92,7 @@ def test_wrong_usage_is_said(made, tmp_path):
     assert run("sweep", "--resume", made[0], "--width", "3").exit_code == 2
     assert run(*SMALL, "--out", made[0]).exit_code == 2
     assert run("sweep", "digits", "--engine", "dask", "--out", tmp_path / "s").exit_code != 0
+    assert "No such option: --from" in run("sweep", "digits", "--from", made[0]).output
     assert not (tmp_path / "s").exists()
 
 

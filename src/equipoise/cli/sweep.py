@@ -39,7 +39,7 @@ def _options() -> list[inspect.Parameter]:
     found = []
     for p in inspect.signature(fit).parameters.values():
         about = p.annotation.__metadata__[0]
-        if about.rich_help_panel == "Data":
+        if about.rich_help_panel == "Data" and p.name != "from_":  # trials begin anew
             found.append(p)
         elif p.name in OPTIONS or p.name == "uncertified":
             several = p.name not in ("uncertified", "seed")
