@@ -71,7 +71,8 @@ def rows_alone(
 ) -> tuple[Tensor, ...]:
     """The tensors of the rows that are kept; an error if these depend on those that are left out."""
     rows = tuple(t[kept] if i < equation.batched else t for i, t in enumerate(tensors))
-    assert (found := record.forward) is not None
+    found = record.forward
+    assert found is not None
     with torch.no_grad(), equation.held():
         among, alone = equation(z, *tensors)[kept], equation(z[kept], *rows)
     # Sums over another number of rows round otherwise, and that is no dependence.
