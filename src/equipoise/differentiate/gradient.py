@@ -72,15 +72,14 @@ def rows_alone(
 ) -> tuple[Tensor, ...]:
     """The tensors of the rows that are kept; an error if these depend on those that are left out."""
     rows = tuple(t[kept] if i < equation.batched else t for i, t in enumerate(tensors))
-    solution = record.forward
-    assert solution is not None
+    found = record.forward
+    assert found is not None
     with torch.no_grad(), equation.held():
         among, alone = equation(z, *tensors)[kept], equation(z[kept], *rows)
     # Sums over another number of rows round otherwise, and that is no dependence.
-    rounding = Stop.reach(among.dtype) * row_norms(among) + solution.tolerance[kept] / 100
-    apart = ~(row_distances(among, alone) <= rounding)
-    if bool(apart.any()):
-        status = solution.status.index_fill(0, kept[apart], int(Status.coupled))
-        record.forward = replace(solution, status=status)
+    rounding = Stop.reach(among.dtype) * row_norms(among) + found.tolerance[kept] / 100
+    apart = kept[~(row_distances(among, alone) <= rounding)]
+    if len(apart):
+        record.forward = replace(found, status=found.status.index_fill(0, apart, int(Status.coupled)))
         equation.method.on_failure.judge(record.forward, equation.what)
     return rows
