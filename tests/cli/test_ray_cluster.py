@@ -62,16 +62,18 @@ PROGRAM = textwrap.dedent(
 
     seen = set()
 
-    def working(second):
+    def of_node(second):
         for place in Path("/proc").glob("[0-9]*"):
             try:
-                name, session = (place / "cmdline").read_text(), os.getsid(int(place.name))
+                if os.getsid(int(place.name)) == second.pid:
+                    yield int(place.name), (place / "cmdline").read_text().rstrip(chr(0))
             except (OSError, ProcessLookupError):
-                continue
-            if name.startswith("ray::") and session == second.pid:  # Ray calls a worker by what it does
-                seen.add(name.rstrip(chr(0)))
-                if asked["task"] in name:
-                    return True
+                pass
+
+    def working(second):  # Ray calls a worker by what it does
+        names = [name for _, name in of_node(second) if name.startswith("ray::")]
+        seen.update(names)
+        return any(asked["task"] in name for name in names)
 
     head = node("--head", "--port", "6379", "--node-ip-address", "127.0.0.2", "--include-dashboard", "false",
                 "--temp-dir", asked["place"])
@@ -84,7 +86,8 @@ PROGRAM = textwrap.dedent(
     begun = lambda: len(list(Path(asked["within"]).glob(asked["files"]))) >= asked["many"]
     until(lambda: command.poll() is not None or (begun() and working(second)))
     assert command.poll() is None, f"the command ended before the node was to be killed, seen: {seen}"
-    os.killpg(second.pid, signal.SIGKILL)
+    for number, _ in list(of_node(second)):  # its workers too, as when a machine goes down
+        os.kill(number, signal.SIGKILL)
     code = command.wait()
     until(lambda: alive() == 1)
     print(json.dumps({"code": code, "alive": alive()}))
