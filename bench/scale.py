@@ -26,6 +26,8 @@ class Plan:
     single: float = 2e13  # float32 operations per second and rank
     double: float = 1e13  # float64 operations per second and rank
     network: float = 2.5e10  # bytes per second and rank
+    disk: float = 2e9  # bytes per second and rank
+    passes: int = 8  # over the features of a check, to solve for the readout and to enclose F there
 
     @property
     def parameters(self) -> float:
@@ -52,11 +54,17 @@ class Plan:
         """Steps of all epochs."""
         return self.epochs * -(-self.N // self.batch)
 
+    @property
+    def feature_bytes(self) -> float:
+        """What each rank holds at a check, on its disk: every feature, as two numbers of float32."""
+        return 8 * self.N * self.m / self.ranks
+
     def hours(self) -> dict[str, float]:
         """By what they are spent on; a ring sends each number about twice."""
         return {
             "training": self.training_flops / (self.ranks * self.single) / 3600,
             "checks": self.check_flops / (self.ranks * self.double) / 3600,
+            "features": self.checks * (1 + self.passes) * self.feature_bytes / self.disk / 3600,
             "reductions": 2 * self.steps * self.step_bytes / self.network / 3600,
         }
 
@@ -66,6 +74,7 @@ class Plan:
         return [
             f"| training | {self.training_flops:.2g} flops | {hours['training']:.1f} h |",
             f"| {self.checks} checks | {self.check_flops:.2g} flops | {hours['checks']:.1f} h |",
+            f"| features on a rank's disk | {self.feature_bytes:.2g} bytes | {hours['features']:.1f} h |",
             f"| {self.steps:.3g} reductions | {each} | {hours['reductions']:.1f} h |",
             f"| rows on a rank | {4 * self.N * self.d / self.ranks:.2g} bytes | |",
         ]

@@ -62,16 +62,18 @@ PROGRAM = textwrap.dedent(
 
     seen = set()
 
-    def working(second):
+    def of_node(second):
         for place in Path("/proc").glob("[0-9]*"):
             try:
-                name, session = (place / "cmdline").read_text(), os.getsid(int(place.name))
+                if os.getsid(int(place.name)) == second.pid:
+                    yield int(place.name), (place / "cmdline").read_text().rstrip(chr(0))
             except (OSError, ProcessLookupError):
-                continue
-            if name.startswith("ray::") and session == second.pid:  # Ray calls a worker by what it does
-                seen.add(name.rstrip(chr(0)))
-                if asked["task"] in name:
-                    return True
+                pass
+
+    def working(second):  # Ray calls a worker by what it does
+        names = [name for _, name in of_node(second) if name.startswith("ray::")]
+        seen.update(names)
+        return any(asked["task"] in name for name in names)
 
     head = node("--head", "--port", "6379", "--node-ip-address", "127.0.0.2", "--include-dashboard", "false",
                 "--temp-dir", asked["place"])
@@ -81,9 +83,11 @@ PROGRAM = textwrap.dedent(
     command = subprocess.Popen(
         [sys.executable, "-m", "equipoise", *asked["command"]], env=os.environ | {"RAY_ADDRESS": address}
     )
-    until(lambda: command.poll() is not None or (working(second) and Path(asked["after"]).exists()))
+    begun = lambda: len(list(Path(asked["within"]).glob(asked["files"]))) >= asked["many"]
+    until(lambda: command.poll() is not None or (begun() and working(second)))
     assert command.poll() is None, f"the command ended before the node was to be killed, seen: {seen}"
-    os.killpg(second.pid, signal.SIGKILL)
+    for number, _ in list(of_node(second)):  # its workers too, as when a machine goes down
+        os.kill(number, signal.SIGKILL)
     code = command.wait()
     until(lambda: alive() == 1)
     print(json.dumps({"code": code, "alive": alive()}))
@@ -100,11 +104,12 @@ pytestmark = [
 ]
 
 
-def with_a_node_lost(command: list[object], task: str, after: Path) -> None:
-    """Give a command to a cluster of two nodes, of which one dies once this file exists and it has a task."""
+def with_a_node_lost(command: list[object], task: str, within: Path, files: str, many: int) -> None:
+    """Give a command to a cluster of two nodes; one dies once there are so many files and it has a task."""
     paths = {"PYTHONPATH": str(Path(eq.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="r") as place:
-        asked = {"command": [*map(str, command)], "task": task, "after": str(after), "place": place}
+        asked = {"command": [*map(str, command)], "task": task, "place": place}
+        asked |= {"within": str(within), "files": files, "many": many}
         done = subprocess.run(
             [*ALONE, sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(asked)],
             env=os.environ | paths | {"HOME": place},
@@ -121,7 +126,7 @@ def test_a_sweep_finishes_though_a_node_is_killed(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     assert call("sweep", *ASKED, "--out", here, "-q").exit_code == 0
     command = ["sweep", *ASKED, "--engine", "ray", "--workers", 2, "--out", there, "-q"]
-    with_a_node_lost(command, "ImplicitFunc.train", there / "trials/c0-s0/checkpoints")
+    with_a_node_lost(command, "ImplicitFunc.train", there, "trials/*/metrics.jsonl", 2)
     asked = Sweep.load(there)
     outcomes = [asked.outcome(trial) for trial in asked.trials]
     states = {one["trial"]: one["state"] for one in outcomes}
@@ -139,7 +144,7 @@ def test_reproductions_finish_though_a_node_is_killed(tmp_path):
     small = ("--scale", "tiny", "--seeds", "1")
     assert call("reproduce", *KEYS, *small, "--out", here, "--jobs", 1, "-q").exit_code == 0
     command = ["reproduce", *KEYS, *small, "--engine", "ray", "--jobs", 2, "--out", there, "-q"]
-    with_a_node_lost(command, "_ray_task", there)
+    with_a_node_lost(command, "_ray_task", tmp_path, "there", 1)
     for key in KEYS:
         one, two = (json.loads((at / key / "measured.json").read_text()) for at in (here, there))
         assert one == two

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.tasks import Run
+from equipoise.cli import sweep
+from equipoise.tasks import Asked, Run, RunBusy, read
 from equipoise.tasks.sweep import EARLY, Sweep
 from processes import finish, start, start_signalled
 
@@ -114,6 +115,20 @@ def test_a_trial_that_fails_is_kept_and_the_others_go_on(tmp_path, monkeypatch):
     none = run("sweep", "digits", "--rows", "80", "--width", "4", "--out", tmp_path / "none")
     assert none.exit_code == 1
     assert "no number is left" in none.output
+
+
+def test_a_trial_that_another_process_still_holds_is_left_alone(tmp_path):
+    """Such as one on a node that Ray gave up for lost."""
+    asked = Sweep(tmp_path / "s", Asked.of("digits", validation=0.2, rows=80).to_dict(), {"width": "4"})
+    asked.save()
+    (trial,) = asked.trials
+    config = {"data": asked.data, "recipe": trial.recipe.to_dict()}
+    run = Run.create(asked.run_of(trial), config, read(asked.asked).provenance)
+    with run.working():
+        before = (run.path / "run.json").read_bytes()
+        with pytest.raises(RunBusy):
+            sweep._train(asked, trial)
+        assert (run.path / "run.json").read_bytes() == before
 
 
 def test_without_ray_the_engine_says_how_it_is_installed(tmp_path, monkeypatch):

@@ -55,7 +55,8 @@ SCRIPT = textwrap.dedent(
     history = trainer.fit(
         X, y, validation=(X, y), checkpoints=checkpoints, record=lambda facts: told.append(facts["epoch"])
     )
-    print(json.dumps({"rank": rank, "stopped": history.stopped, "told": told, "loss": history.loss.tolist()}))
+    said = {"rank": rank, "stopped": history.stopped, "told": told, "loss": history.loss.tolist()}
+    sys.stdout.write(json.dumps(said) + chr(10))  # at once: print would end its line in a write of its own
     if rank == 0:
         torch.save(model.state_dict(), out)
     if mode != "alone":
