@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from certifiable import network
 from convex_references import exact_loss, exact_slope, targets
-from equipoise.linalg import Interval
+from equipoise.linalg import Interval, gamma
 from equipoise.theory.anchored_objective import Objective, SampleRows, Terms
 from equipoise.theory.convex_losses import CONVEX
 from equipoise.theory.read_features import FeatureBlock, normalised
@@ -120,3 +120,16 @@ def test_penalties_beyond_the_range_of_the_network_neither_break_a_run_nor_its_p
         found = trainer.fit(X, y)
     assert found.anchored["F_end"][1] <= certificate.constants["F_start"]
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_every_entry_that_is_normalised_counts_in_its_rounding():
+    """The mean and the mean square of n entries add up n terms each."""
+    M = torch.tensor([[1.0, -1.0]], dtype=torch.float64).repeat(1, 500)
+    Phi, error = normalised(M, Interval(0.0))
+    assert error >= (gamma(1000) + gamma(2000)) * float(Phi.norm())
+
+
+@pytest.mark.parametrize("y", [[2.0, -1.0], [0.25, 0.25], [float("nan"), 1.0]])
+def test_targets_that_are_no_probabilities_are_refused(y):
+    with pytest.raises(ValueError, match="probabilities"):
+        CONVEX["cross_entropy"].targets(torch.tensor([[0.5, 0.5], y]), 2)

@@ -246,11 +246,12 @@ def test_labels_and_what_is_not_proved():
     concave = build(regulariser=GradientStep(inverse_norm()))
     assert lipschitz_bound(concave) == math.inf
     assert "not known to be nonexpansive" in certified_radius(concave, X).uncertified[0]
-    broken = build()
-    with torch.no_grad():
-        broken.layers[0].b[0] = math.nan
-    assert lipschitz_bound(broken) == math.inf
-    assert "layers.0.b" in certified_radius(broken, X).uncertified[0]
+    for name in ("W", "b"):
+        broken = build()
+        with torch.no_grad():
+            broken.layers[0].get_parameter(name).view(-1)[0] = math.nan
+        assert lipschitz_bound(broken) == math.inf
+        assert f"layers.0.{name} holds NaN" in certified_radius(broken, X).uncertified[0]
 
 
 @pytest.mark.parametrize(

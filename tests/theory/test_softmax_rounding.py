@@ -75,3 +75,8 @@ def test_the_bound_of_a_weight_that_underflows_is_not_relative_to_it():
     bound, size, error = weight_and_error(torch.tensor([[0.0, 1.0], [2.0, 0.0]], dtype=F64), 7e-323)
     assert error > 1e-3 * size
     assert error < bound
+
+
+def test_the_column_that_spreads_most_counts():
+    A = torch.tensor([[0.0, 0.0], [0.0, 500.0]], dtype=F64)
+    assert softmax_units(A) == softmax_units(A.flip(1)) >= 1000 + 6

@@ -325,7 +325,7 @@ def _obstacle(model: ConvOptEq, exact: ConvOptEq) -> str:
         return why
     if exact.regulariser is not None and not exact.regulariser.nonexpansive:
         return f"{exact.regulariser} is not known to be nonexpansive: R is not convex, or the step too long."
-    return not_finite(exact, exact.layers[0].W)
+    return not_finite(exact, exact.layers[0].W.new_zeros(1))
 
 
 def refuse_unknown(model: nn.Module) -> None:

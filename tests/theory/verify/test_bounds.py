@@ -87,6 +87,15 @@ def test_every_rounding_of_a_sum_over_many_units_counts():
     assert n * (1 - Fraction(gamma(2 * n))) <= Fraction(float(value)) <= n * (1 - Fraction(gamma(n - 1)))
 
 
+def test_what_is_wanted_is_off_by_the_rounding_of_its_constant():
+    net = replace(facts(network("monotone")).unit_network(), shift=torch.tensor([1e9, 2e9, 4e9]).double())
+    X = inputs(3, 1)
+    problem, at = Problem.of(net, InputSets.of_box(X, X)), torch.zeros(1, dtype=torch.long)
+    Q, q = torch.ones(1, 3, dtype=torch.float64), torch.full((1,), 1e9, dtype=torch.float64)
+    found = Wanted(1, matrix=Q, constant=q).functionals(problem, at, at)
+    assert float(found.t_error) >= gamma(4) * 8e9  # three products, and their sum with q
+
+
 def test_a_multiplier_that_is_no_number_bounds_nothing():
     net = facts(network("gaussian")).unit_network()
     X = inputs(3, 1)

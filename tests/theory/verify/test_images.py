@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.linalg import gamma
 from equipoise.theory.register import facts
 from equipoise.theory.verify import images
 from equipoise.theory.verify.attack import attacked
@@ -128,6 +129,15 @@ def test_proved_images_withstand_attacks(kind, normalise, norm):
     assert bool((found.margin[rows] <= margins).all())
     bad = found.refuted
     assert bool((outputs(model, found.counterexample[bad]).argmax(dim=1) != y[bad]).all())
+
+
+def test_every_term_of_a_chain_of_convolutions_is_rounded():
+    """Aᵀ⋆(A⋆z) adds up 2·9 products, twice."""
+    net = facts(conv_network("monotone")).unit_network()
+    h = torch.ones(1, net.width, dtype=torch.float64)
+    sizes = net._between(h, net._sizes)  # of the absolute values of all terms
+    assert bool((sizes > 0).any())
+    assert bool((net.forth_error(h) >= gamma(36) * sizes).all())
 
 
 @pytest.mark.parametrize("name", ["A", "head.linear.bias"])

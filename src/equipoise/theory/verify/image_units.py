@@ -59,7 +59,7 @@ def image_units(model: Any) -> tuple[Any, Blocks, int]:
     """The model in float64, the blocks of its extractor, and the number of the first one of the core."""
     refuse_unknown(model)
     exact = solved_double(model)
-    why = altered(model, outside=()) or not_finite(exact, next(exact.parameters()))
+    why = altered(model, outside=()) or not_finite(exact, next(exact.parameters()).new_zeros(1))
     if not why and not has_own_facts(model):
         why = f"{type(model).__name__} may compute otherwise than the family that is known."
     if not why and not isinstance(exact.head, ClassHead):
