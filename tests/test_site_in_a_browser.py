@@ -125,9 +125,7 @@ def test_every_link_leads_to_a_page_and_a_place(read):
 def test_the_search_finds_a_page_without_a_network(show, words, found):
     page = show("learn/first-layer")
     page.keyboard.press("/")  # the search is reached by the keyboard
-    page.keyboard.insert_text(
-        words
-    )  # at once: of half a word, “well-”, the theme complains that it is no query
+    page.keyboard.insert_text(words)  # at once: “well-” is no query to the theme, which complains
     page.locator(".md-search-result__item a").first.wait_for(timeout=20_000)
     results = [a.get_attribute("href") for a in page.locator(".md-search-result__item a").all()]
     assert any(re.search(rf"/{found}\b", result) for result in results), results
