@@ -263,9 +263,9 @@ class Recipe:
         """The recipe with the options that the size of the data decides; the slack is chosen later.
 
         In batches the width grows with the cube root of the rows from 64 to 400, batches from 32 to 256, and
-        epochs fall from 60 to 12, so that time grows with the rows. Adam has a cosine schedule and the loss
-        of maximum likelihood. With every row at each step there are N/2 units, from 512 to 1024, or 4N if
-        that is less; steps go on until the readout has left a twentieth of the residual.
+        epochs fall from 60 to 12, of images to 6, so that time grows with the rows. Adam has a cosine
+        schedule and the loss of maximum likelihood. With every row at each step there are N/2 units, from 512
+        to 1024, or 4N if that is less; steps go on until the readout has left a twentieth of the residual.
         """
         family = self.built
         chosen: dict[str, Any] = {"model": self.family}
@@ -281,9 +281,11 @@ class Recipe:
             likelihood = "logistic" if classes == 2 else "cross_entropy"
             usual = {"loss": "half_square" if kind == "regression" else likelihood, **USUAL}
             usual["width"] = max(SMALLEST, 8 * round(min(400, 64 * (rows / 150) ** (1 / 3)) / 8))
-            usual["batch_size"] = int(min(256, max(32, 2 ** round(math.log2(max(rows, 2) / 20)))))
+            usual["batch_size"] = int(min(256, max(32, 2 ** round(math.log2(max(rows, 2) / 10)))))
             usual["epochs"] = round(min(60, max(12, 20 * (5000 / rows) ** 0.3)))
             usual["dtype"] = "float32"
+            if family.images:  # an epoch of many images takes long
+                usual["epochs"] = min(usual["epochs"], max(6, round(20 * (5000 / rows) ** 0.5)))
             usual |= family.usual
             if self.robust is not None:
                 usual |= {"loss": "cross_entropy", "clip": 10.0}
