@@ -110,7 +110,7 @@ CEILINGS = {
     "files that name GaussianReLU": 5,
     "public functions without a docstring": 0,
 }
-LINES = 56_696
+LINES = 56_819
 
 
 @pytest.mark.parametrize("count", COUNTS)
