@@ -77,7 +77,7 @@ def test_sizes_are_chosen_from_the_rows():
     whole = Recipe(theorem="safeguarded")
     assert [whole.resolved(n).width for n in (2, 50, 128, 1500, 9999)] == [64, 200, 512, 750, 1024]
     assert [Recipe().resolved(n).width for n in (2, 150, 5000, 60_000)] == [64, 64, 208, 400]
-    assert [Recipe().resolved(n).batch_size for n in (2, 1000, 60_000)] == [32, 64, 256]
+    assert [Recipe().resolved(n).batch_size for n in (2, 1000, 60_000)] == [32, 128, 256]
     assert [Recipe().resolved(n).epochs for n in (2, 5000, 60_000)] == [60, 20, 12]
     assert Recipe(width=7).resolved(5000).width == 7
     assert Recipe("linear").resolved(50).width is None

@@ -264,8 +264,9 @@ class Recipe:
 
         Training in batches is by Adam, with a cosine schedule and the loss of maximum likelihood. With the
         number of rows the width grows from 64 to 400, as their cube root, and the batches from 32 to 256;
-        epochs fall from 60 to 12, so that the time still grows. Training with all N rows at each step has N/2
-        units, from 512 to 1024, or 4N if that is less, and ends when a twentieth of the residual is left.
+        epochs fall from 60 to 12, of images to 6, so that the time still grows. Training with all N rows at
+        each step has N/2 units, from 512 to 1024, or 4N if that is less, and ends when a twentieth of the
+        residual is left.
         """
         family = self.built
         chosen: dict[str, Any] = {"model": self.family}
@@ -281,9 +282,11 @@ class Recipe:
             likelihood = "logistic" if classes == 2 else "cross_entropy"
             usual = {"loss": "half_square" if kind == "regression" else likelihood, **USUAL}
             usual["width"] = max(SMALLEST, 8 * round(min(400, 64 * (rows / 150) ** (1 / 3)) / 8))
-            usual["batch_size"] = int(min(256, max(32, 2 ** round(math.log2(max(rows, 2) / 20)))))
+            usual["batch_size"] = int(min(256, max(32, 2 ** round(math.log2(max(rows, 2) / 10)))))
             usual["epochs"] = round(min(60, max(12, 20 * (5000 / rows) ** 0.3)))
             usual["dtype"] = "float32"
+            if family.images:  # an epoch of many images takes long
+                usual["epochs"] = min(usual["epochs"], max(6, round(20 * (5000 / rows) ** 0.5)))
             usual |= family.usual
             if self.robust is not None:
                 usual |= {"loss": "cross_entropy", "clip": 10.0}

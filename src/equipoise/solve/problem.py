@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .activation import Activation, as_activation
 from .autocast import full_precision
-from .solution import Counts, State
+from .solution import Counts, State, Unsolvable
 
 
 class RowMap(ABC):
@@ -56,7 +56,7 @@ class AffineMap(RowMap):
             torch.isfinite(weight.sum()) or torch.isfinite(weight).all()
         ):  # the sum is the quick test
             i, j = torch.nonzero(~torch.isfinite(weight))[0].tolist()
-            raise ValueError(f"weight must be finite. Got {float(weight[i, j])} at [{i}, {j}] instead.")
+            raise Unsolvable(f"weight must be finite. Got {float(weight[i, j])} at [{i}, {j}] instead.")
         self.weight = weight.detach()
         self.bias = bias.detach()
         self.activation = as_activation(activation)

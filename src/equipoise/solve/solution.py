@@ -201,6 +201,10 @@ class EquilibriumError(RuntimeError):
         return type(self), (self.args[0], self.solution)
 
 
+class Unsolvable(ValueError):
+    """Weights that are not finite, or so large that the dtype cannot resolve the tolerance."""
+
+
 @dataclass(frozen=True)
 class Solution:
     """The equilibrium of every sample, or the reason why it has none.

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval
-from ..solve import EquilibriumError
 from ..theory.anchored import TIGHT, Anchor, Anchored, outputs_of
 from ..theory.anchored_objective import EnclosedLoss, Objective, SampleRows
 from ..theory.certificate import Certificate
@@ -26,6 +25,7 @@ from ..theory.register import facts
 from ..theory.shards import largest
 from ..theory.verification import relied_on
 from .distributed import any_rank_failed, sum_over_ranks
+from .early_end import LOST
 from .last_good import LastGood
 
 if TYPE_CHECKING:
@@ -137,6 +137,14 @@ class Anchoring:
             why = objective.reads.obstacle or "; ".join(str(c) for c in objective.reads.claims if not c.holds)
             return self.refuse(f"one equilibrium for every input is not proved: {why}")
         limit = (Interval(state.F[0]) * (1 - Interval(self.run.trainer.decrease))).lo
+        try:
+            return self._judged(objective, limit)
+        except LOST as error:
+            return self.refuse(str(error))
+
+    def _judged(self, objective: Objective, limit: float) -> bool:
+        """Keep a candidate of which bounds can be computed, if they say so."""
+        state = self.state
         if self.run.at_last_epoch:
             return self._accept_held(objective, limit, TIGHT)
         found = self._decided(objective, limit)
@@ -230,14 +238,16 @@ class Anchoring:
 
     def finish(self, best: dict[str, Tensor], epoch: int) -> None:
         """Leave the model at the best of the weights that were kept, or at the last."""
-        if not (self.state.fresh or best):  # a callback ended the run between two checkpoints
-            self.check()
-        entries = [c for c in self.state.checkpoints if c["accepted"] and c["epoch"] == epoch]
-        if best and entries and epoch != self.run.epoch:
+        state, known = self.state, self.certificate.constants
+        if best and epoch != self.run.epoch:
+            start = {"F": [known["F_least"], known["F_start"]], "data": [0.0, known["data_start"]]}
+            kept = [c for c in state.checkpoints if c["accepted"] and c["epoch"] <= epoch]
             self.model.load_state_dict(best)
             self.good.take()
-            last = entries[-1]
-            self.state.F, self.state.data, self.state.settled = last["F"], last["data"], False
+            last = kept[-1] if kept else start
+            state.F, state.data, state.fresh, state.settled = last["F"], last["data"], True, False
+        elif not state.fresh:  # a callback ended the run between two checkpoints
+            self.check()
         self.settle()
 
     def settle(self) -> None:
@@ -278,7 +288,7 @@ class Anchoring:
         for first in range(0, int(largest(len(rows))[0]), size):
             try:
                 run.differentiate(rows[first : first + size], -(-N // every))
-            except EquilibriumError:
+            except LOST:
                 lost = True
         if any_rank_failed(lost):
             return math.nan

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..solve import EquilibriumError
+from ..solve.solution import Unsolvable
 
 if TYPE_CHECKING:
     from .training_run import TrainingRun
+
+LOST = EquilibriumError, Unsolvable  # what solves raise where the weights have gone wrong
 
 
 def slower(run: TrainingRun) -> str:
@@ -25,8 +28,10 @@ def lost_advice(run: TrainingRun) -> str:
     return f"{projected}{slower(run)} A solver with more steps helps where the reason says max_steps."
 
 
-def lost(error: EquilibriumError, mine: Tensor) -> str:
+def lost(error: Exception, mine: Tensor) -> str:
     """Which samples have no equilibrium: rows of the training set, then the error, with rows of the batch."""
+    if not isinstance(error, EquilibriumError):
+        return str(error)
     at = [int(mine[i]) for i in error.solution.failed_rows if i < len(mine)]
     more = f" and {len(at) - 5} more" if len(at) > 5 else ""
     return f"no equilibrium of {', '.join(f'row {i}' for i in at[:5])}{more}. In the batch: {error}"

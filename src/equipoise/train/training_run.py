@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..history import History
-from ..solve import EquilibriumError
 from ..theory.shards import Shard, gathered, largest, part_of, rank, ranks, total, whole
 from ..theory.streams import Input
 from .anchoring import Anchoring, penalties
@@ -22,7 +21,7 @@ from .augment import augmented
 from .batches import Batches
 from .checkpoint import Checkpoints
 from .distributed import sum_over_ranks
-from .early_end import lost, lost_advice, slower
+from .early_end import LOST, lost, lost_advice, slower
 from .loose import LooseSolves
 from .objective import Custom, as_objective, weights_of
 from .training_state import save
@@ -110,7 +109,7 @@ class TrainingRun:
         self.kept = [self.weights()]
         try:
             loss = self._loss() if self.anchoring is None else self.anchoring.mean_loss()
-        except EquilibriumError as error:
+        except LOST as error:
             self._stop(f"no equilibrium at the start. {error}", "draw other weights, or project them first")
             loss = math.nan
         self._note(loss, {"forward_steps": self._solver_steps("forward")})
@@ -166,7 +165,7 @@ class TrainingRun:
             try:
                 if self._sane(self._loss()):
                     return
-            except EquilibriumError:
+            except LOST:
                 continue
 
     def _loss(self) -> float:
@@ -193,7 +192,7 @@ class TrainingRun:
         value, error = 0.0, None
         try:
             value = self.differentiate(mine, count, trainer.augment)
-        except EquilibriumError as caught:
+        except LOST as caught:
             error = caught
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         value, failed = sum_over_ranks(parameters, value, float(error is not None))
@@ -273,7 +272,7 @@ class TrainingRun:
                 judged = self._validate(k)
             if self._due(k) and not self.failed:
                 self._measure(k)
-        except EquilibriumError as error:
+        except LOST as error:
             self._stop(f"no equilibrium when measured. {error}", lost_advice(self))
         if self.failed or self.trainer.patience is None:
             return

@@ -14,6 +14,7 @@ from ...differentiate import Equation, Method
 from ...solve import Activation, Stop
 from ...solve.autocast import compute_dtype
 from ...solve.problem import Layout
+from ...solve.solution import Unsolvable
 from ..draws import Draws
 from ..norms import spectral_norm
 from .activations import KNOWN, monotone_activation
@@ -104,7 +105,7 @@ def pace(alpha: float, layers: int) -> float:
 def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
     """The tolerance of T itself, whose step goes only the part `pace` of the way: smaller by that factor.
 
-    Raise a ValueError if products with `weight`, in its dtype, cannot reach it.
+    Raise Unsolvable if products with `weight`, in its dtype, cannot reach it.
     """
     if pace == 1:
         return stop
@@ -112,7 +113,7 @@ def tightened(stop: Stop, alpha: float, pace: float, weight: Tensor) -> Stop:
     asked, reach = stop.resolve(dtype), Stop.reach(dtype)
     assert asked.rtol is not None
     if asked.rtol >= reach > pace * asked.rtol:
-        raise ValueError(
+        raise Unsolvable(
             f"rtol must be at least {reach / pace:.1e} in {dtype} with α = {alpha:g}: a step leads "
             f"{pace:.1e} of the way. Got {asked.rtol:g}: ask for less, or use float64."
         )
