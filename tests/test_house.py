@@ -110,7 +110,7 @@ CEILINGS = {
     "files that name GaussianReLU": 4,
     "public functions without a docstring": 0,
 }
-LINES = 57_440
+LINES = 57_474
 
 
 @pytest.mark.parametrize("count", COUNTS)
