@@ -65,6 +65,6 @@ def as_data(X: Any, y: Any) -> tuple[Input, Any]:
 
 
 def parts(X: Input, size: int = _AT_ONCE) -> Iterator[Tensor]:
-    """All rows, one part after the other."""
-    for i in range(0, len(X), size):
+    """All rows, one part after the other; where there are none, one part without rows."""
+    for i in range(0, max(len(X), 1), size):
         yield X[i : i + size]
