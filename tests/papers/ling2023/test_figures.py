@@ -132,7 +132,7 @@ def test_a_lost_run_is_a_word_and_a_curve_ends_at_the_number_of_the_table(tmp_pa
     measured, page = fig1(seeds, seeds), Page(tmp_path)
     draw_fig1(measured, page)
     columns, rows = page.tables[0]["columns"], page.tables[0]["rows"]
-    ends = [line.get_ydata()[-1] for line in kept["curves"].axes[0].get_lines()]
+    ends = [line.get_ydata()[-1] for line in kept["curves-x"].axes[0].get_lines()]
     assert [f"{v:.4g}" for v in ends] == [row[columns.index("loss / N, one η for all")] for row in rows]
     deviations = [row[columns.index("± sd, one η for all")] for row in rows]
     assert deviations == ["0.1414", "0.2828", "0.07071"]

@@ -258,11 +258,7 @@ def _draw_training(measured: Measured, page: Page) -> None:
         for kind, path in sorted(zip(run["labels"], moment["paths"], strict=False), key=lambda pair: pair[0]):
             line, colour = np.array(path, dtype=float), LIGHT.colour(kind)
             ax.plot(line[:, 0], line[:, 1], linewidth=0.6, alpha=0.35, color=colour)
-            mark: dict[str, Any] = {
-                "marker": MARKERS[kind % len(MARKERS)],
-                "markersize": 5,
-                "linestyle": "none",
-            }
+            mark: Any = {"marker": MARKERS[kind % len(MARKERS)], "markersize": 5, "linestyle": "none"}
             ax.plot(*line[-1], color=colour, alpha=0.85, label=str(kind), **mark)
         words = f"after epoch {moment['epoch']}" if moment["epoch"] else "before training"
         _frame(ax, moment["shares"], words)

@@ -213,7 +213,7 @@ def _draw_fig1(measured: Measured, page: Page) -> None:
     rows = measured["data"]
     words = f"{BAND} λₘᵢₙ(G) is left out where it is 0, up to rounding, as for m < n."
     for name, row in rows.items():
-        page.figure(name, panels(*_panels(name, row), one_legend=True), words)
+        page.figure(f"curves-{name}", panels(*_panels(name, row), one_legend=True), words)
     page.table(
         "final",
         [_row(name, label, row) for name, row in rows.items() for label in row["same"]],
