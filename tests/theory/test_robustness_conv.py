@@ -220,7 +220,7 @@ def test_equilibria_that_are_far_off_are_charged_for(normalise, monkeypatch):
     model, X = build(normalise=normalise), drawn(8, *IMAGE, seed=5)
     network, near = facts(model).bounds(), certified_radius(model, X)
     truth = network.scores(X)[0]
-    monkeypatch.setattr("equipoise.theory.conv_robustness._tight", lambda _: eq.Stop(rtol=0.05))
+    monkeypatch.setattr("equipoise.theory.conv_robustness.tightest", lambda _: eq.Stop(rtol=0.05))
     found, error, _ = network.scores(X)
     off = (lambda d: (d[:, :, None] - d[:, None, :]).abs().max())(found - truth)
     assert 1e-6 < off <= error
