@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from certifiable import FAMILIES, network
-from equipoise.solve import EquilibriumError
 from equipoise.theory.register import facts
 from equipoise.train.anchoring import LearnedNothing
+from equipoise.train.early_end import LOST
 from equipoise.train.projection import Projection
 
 LOSSES = {
@@ -104,7 +104,7 @@ class Drawn:
         exact = copy.deepcopy(self.model).double()
         try:
             found = exact.solve(self.X.double(), stop=eq.Stop(rtol=1e-12, max_steps=9999)).raise_if_failed()
-        except EquilibriumError:
+        except LOST:
             return None
         q, readout = exact.readout(found.value), facts(exact).reads().readout_of(exact)
         each = LOSSES[self.name](q, self.y if self.name == "cross_entropy" else self.y.double())
