@@ -169,8 +169,8 @@ def _draw_basins(measured: Measured, page: Page) -> None:
     page.figure(
         "landscapes",
         draw_slices(rows, top),
-        f"Loss around the trained weights (+) of the first seed, a column a pair of directions, cut at "
-        f"{top:.1f}. The line is at {LEVEL:.2f}; crosses on grey: an image's equilibrium was not found.",
+        f"Loss around the trained weights (+) of the first seed, one column for each pair of directions, "
+        f"cut at {top:.1f}. The line is at {LEVEL:.2f}; crosses on grey: an image's equilibrium was not found.",
     )
     _draw_shares(measured, page)
     page.table(
@@ -205,8 +205,9 @@ def _draw_shares(measured: Measured, page: Page) -> None:
     ax.set_xlim(-0.3, len(models) + 0.2)  # room for the legend
     finish(figure, ax, y=f"share with a loss ≤ {LEVEL:.2f}", title=measured["data"])
     ax.set_xticks(places, list(models))
-    words = "The share of small loss by model, a line a seed. Bars: up to where every open point were low."
-    page.figure("shares", figure, words)
+    words = "The share of small loss by model, one line for each seed."
+    bars = "A bar ends where the share would be if every open point were low."
+    page.figure("shares", figure, f"{words} {bars}")
 
 
 @register(

@@ -209,7 +209,7 @@ def _draw_convergence(measured: Measured, page: Page) -> None:
         "losses",
         panels(panel(left), panel(right), height=3.6),
         f"{measured['kind']} data, y = −x + .1 noise in R¹⁰: DELMs by start (left), linear ResNets (right; "
-        "a colour a depth, a dash a step size).",
+        "one colour for each depth, one dash for each step size).",
     )
     ends = [(name, loss[-1], None) for name, loss in measured["loss"].items()]
     ends += [(_name(r), r["loss"][-1], r["rest"]) for r in runs]
