@@ -12,8 +12,10 @@ import equipoise as eq
 from certifiable import instance
 from equipoise.linalg import Interval, frobenius, gamma
 from equipoise.theory import ling2023
+from equipoise.theory.common import relative_movement
 from equipoise.theory.convex_losses import _UNITS, CONVEX
 from equipoise.theory.enclosure import product_rounding
+from equipoise.theory.instance import Instance
 from equipoise.theory.register import facts
 from equipoise.theory.two_timescale import _SHARE, TwoTimescale
 
@@ -91,3 +93,35 @@ def test_the_sizes_of_a_cross_entropy_hold_what_their_own_sum_lost(seed):
     (error,) = CONVEX["cross_entropy"].rows(q, y).value_error.tolist()
     size = 1 - sum(a * b for a, b in zip(_exact(y)[0], _exact(q)[0], strict=True))  # log Σ e^q is 0 here
     assert Fraction(gamma(4 * 7 + _UNITS)) * size <= Fraction(error)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_scaled_weight_is_within_its_error_of_the_exact_one(seed):
+    model = eq.ScaledReLU(2, 3, gamma=0.3, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        model.A += torch.rand(3, 3, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    W = model.weight().detach()
+    found = facts(model).iteration(W, torch.zeros_like(W)).weight_error
+    off = Fraction(0)
+    for row, stored in zip(_exact(model.A.T), _exact(W), strict=True):
+        off += sum((Fraction(model.gamma) * a - w) ** 2 for a, w in zip(row, stored, strict=True))
+    assert 0 < off <= Fraction(found.lo) ** 2
+
+
+def test_the_rate_of_splitting_is_that_of_the_largest_resolvent():
+    model, X, y = instance("hieu2022")
+    at = Instance(model, X, y)
+    rates = []
+    for least in (0.5, 1.0):
+        at.__dict__["enclosure"] = dataclasses.replace(
+            at.enclosure, resolvent=Interval(least, 2.0), contraction=None
+        )
+        rates.append(facts(model).rate(at)[0])
+    assert rates[0] == rates[1] < 1.0
+
+
+def test_the_movement_is_a_share_of_the_smallest_equilibria():
+    model, X, y = instance("ling2023")
+    at = Instance(model, X, y)
+    share = relative_movement(at, Interval(1.0, 2.0))
+    assert Fraction(share) >= 2 / Fraction(at.equilibria.frobenius.lo)
