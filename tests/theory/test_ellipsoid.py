@@ -4,13 +4,15 @@ import itertools
 import math
 from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.linalg import norm_upper, symmetric_part_margin_lower
+from equipoise.linalg import gamma, norm_upper, symmetric_part_margin_lower
+from equipoise.theory import lipschitz
 from equipoise.theory.lipschitz import ellipsoid_bounds
 
 
@@ -80,3 +82,26 @@ def test_pairs_and_radii_use_it_where_it_is_better():
         W, a = model.weight(), model.u.detach()
     plain = (a[:, 0] - a[:, 1]).norm() * norm_upper(model.U.detach()) / symmetric_part_margin_lower(W)
     assert float(eq.theory.pairwise_lipschitz(model)[0, 1]) < 0.95 * float(plain)
+
+
+def test_the_symmetric_part_is_off_by_the_rounding_of_its_diagonal(monkeypatch):
+    """1 − 2⁻⁵⁴ is no float: S is off by 2⁻⁵⁴ on the diagonal, however small W is."""
+    n, seen = 4, []
+    monkeypatch.setattr(lipschitz, "_squared_norm", lambda S, off, *rest: seen.append((S, off)) or math.inf)
+    eye = torch.eye(n, dtype=torch.float64)
+    ellipsoid_bounds(2.0**-54 * eye, 0.0, eye, eye)
+    ((S, off),) = seen
+    assert torch.equal(S, eye)
+    assert off.lo >= 2.0**-54 * math.sqrt(n)
+
+
+def test_the_residual_of_a_solve_is_rounded():
+    """‖v − Sy‖ ≤ γ(n + 1)(‖v‖ + ‖y‖‖S‖_F) where it is computed as 0: here S = I, y = v and U = v."""
+    n = 256
+    eye = torch.eye(n, dtype=torch.float64)
+    (bound,) = ellipsoid_bounds(torch.zeros_like(eye), 0.0, eye[:, :1], eye[:1]).tolist()
+    rest = gamma(n + 1) * (1 + math.sqrt(n))
+    with mpmath.workdps(40):
+        steep = mpmath.sqrt(1 + mpmath.mpf(2) ** -40)  # of ‖S^{−½}U‖, which is rounded up as much
+        assert bound >= (1 + rest + mpmath.sqrt(1 + mpmath.mpf(rest)) * steep) / 2
+    assert bound <= 1 + 1e-11
