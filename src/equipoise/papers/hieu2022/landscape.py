@@ -169,8 +169,8 @@ def _draw_basins(measured: Measured, page: Page) -> None:
     page.figure(
         "landscapes",
         draw_slices(rows, top),
-        f"Loss around the trained weights (+) of the first seed, one column for each pair of directions, "
-        f"cut at {top:.1f}. The line is at {LEVEL:.2f}; crosses on grey: an image's equilibrium was not found.",
+        "Loss around the trained weights (+) of the first seed, one column for each pair of directions, cut "
+        f"at {top:.1f}. The line is at {LEVEL:.2f}; crosses on grey: an image's equilibrium was not found.",
     )
     _draw_shares(measured, page)
     page.table(

@@ -225,7 +225,7 @@ def _row(seed: int, run: Measured) -> Measured:
 
 
 def _draw_monotone(measured: Measured, page: Page) -> None:
-    caption = "One colour for each seed from the ordinary start: the loss, what governs its rate, and how far K moves."
+    caption = "One colour for each seed: the loss from the ordinary start, its rate, and how far K moves."
     page.figure("kernel", panels(*_panels(measured)), caption)
     page.table(
         "rates",
