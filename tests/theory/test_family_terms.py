@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +14,21 @@ import torch
 import equipoise as eq
 from certifiable import instance
 from equipoise.linalg import Interval, frobenius, gamma
+from equipoise.linalg.convolution import conv_norm_upper
+from equipoise.models.images.parts import transposed_kernel
+from equipoise.models.proximal.properties import GradientStep, differentiable
 from equipoise.theory import ling2023
+from equipoise.theory.anchored import Anchored
 from equipoise.theory.common import relative_movement
+from equipoise.theory.conv_wellposed import images_wellposed
 from equipoise.theory.convex_losses import _UNITS, CONVEX
-from equipoise.theory.enclosure import product_rounding
+from equipoise.theory.enclosure import margin_of, product_rounding
+from equipoise.theory.families.conv_monotone import _norms
+from equipoise.theory.families.linear import softmax_units
+from equipoise.theory.geometry import inverse_gap
 from equipoise.theory.instance import Instance
+from equipoise.theory.lipschitz import AffineBounds
+from equipoise.theory.read_features import AffineReads
 from equipoise.theory.register import facts
 from equipoise.theory.two_timescale import _SHARE, TwoTimescale
 
@@ -125,3 +138,104 @@ def test_the_movement_is_a_share_of_the_smallest_equilibria():
     at = Instance(model, X, y)
     share = relative_movement(at, Interval(1.0, 2.0))
     assert Fraction(share) >= 2 / Fraction(at.equilibria.frobenius.lo)
+
+
+def test_units_of_a_softmax_are_no_fewer_than_the_spread_needs():
+    A = torch.tensor([[0.0, 1.0], [2.5, 1.0]], dtype=F64)
+    assert softmax_units(A) >= 2 * 2.5 + 24
+
+
+def test_a_square_of_one_output_is_off_by_three_roundings():
+    q, y = torch.randn(2, 300, 1, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = CONVEX["half_square"].rows(q, y)
+    for a, b, value, off in zip(
+        _exact(q), _exact(y), found.value.tolist(), found.value_error.tolist(), strict=True
+    ):
+        assert abs((a[0] - b[0]) ** 2 / 2 - Fraction(value)) <= Fraction(off)
+
+
+def test_a_monotone_weight_moves_by_the_largest_norm_it_may_have(monkeypatch):
+    model, X, y = instance("hieu2022")
+    at = Instance(model, X, y)
+    monkeypatch.setattr(at, "norm", lambda name: Interval(1.0, 2.0))
+    assert facts(model).geometry(at).a.lo == 2.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_resolvent_of_stacked_units_is_rounded_up(seed):
+    model = eq.ScaledReLU(
+        2, 3, gamma=0.1 * (seed + 1), dtype=F64, generator=torch.Generator().manual_seed(seed)
+    )
+    known = AffineBounds(model)
+    below = known.units(model.W.T.detach()).resolvent
+    above = Fraction(facts(model).units(known).resolvent)
+    assert (above - 1) ** 2 >= 2 * Fraction(below) ** 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_resolvent_of_images_is_rounded_up(seed):
+    made = {"limit": 0.9, "norm": 0.9, "dtype": F64, "generator": torch.Generator().manual_seed(seed)}
+    model = eq.ConvOptEq((1, 5, 5), 3, (4,), 2, **made)
+    found = eq.certify(model, torch.ones(1, 1, 5, 5, dtype=F64)).constants
+    assert Fraction(found["R"]) * (1 - Fraction(found["rate"])) >= 1
+
+
+def test_the_factor_of_a_safeguarded_run_is_no_smaller_than_its_rate_squared():
+    for seed in range(3):
+        model, X, y = instance("ling2023", seed=seed)
+        found = eq.certify(model, X, y, theorem="safeguarded")
+        assert Fraction(found.factor) >= Fraction(found.constants["rate"]) ** 2
+
+
+def test_facts_of_a_user_keep_what_they_believe(monkeypatch):
+    at = facts(instance("ling2023")[0])
+    monkeypatch.setattr(at, "hypotheses", ("the sun shines",), raising=False)
+    monkeypatch.setattr(sys.modules["equipoise.theory.facts"], "family_of", lambda kind: None)
+    assert "the sun shines" in at.rests_on
+    assert len(at.rests_on) == 2
+
+
+def test_weights_of_samples_are_finite():
+    for bad in (math.inf, math.nan, -1.0):
+        with pytest.raises(ValueError, match="sample_weight must be"):
+            Anchored(sample_weight=(1.0, bad))
+
+
+def test_differences_of_kernels_are_rounded():
+    model = eq.ConvMonotone((1, 5, 5), 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    _, k = _norms(model)
+    B = model.B.detach()
+    K = B - transposed_kernel(B)
+    plain = conv_norm_upper(K, model.state[1:], 1, K.shape[-1] // 2)
+    assert k.hi >= plain + 2.0**-53 * K.shape[-1] * frobenius(K).lo * (1 - 1e-3)
+
+
+def test_a_property_that_may_expand_has_no_contraction():
+    concave = GradientStep(differentiable(lambda z: -z.square().sum(1), lipschitz=2.0, convex=False))
+    model = eq.ConvOptEq((1, 5, 5), 3, (4,), 2, limit=0.9, norm=0.9, dtype=F64, regulariser=concave)
+    found = images_wellposed(model)
+    assert (found.verdict, found.contraction) == ("inconclusive", math.inf)
+
+
+def test_the_error_of_a_weight_lowers_its_margin():
+    W = torch.zeros(3, 3, dtype=F64)
+    assert margin_of(W, 0.25) <= 0.75 <= margin_of(W, 0.0)
+
+
+def test_features_with_an_obstacle_are_not_unique():
+    reads = object.__new__(AffineReads)
+    for obstacle, claims in (("why", ()), ("", ()), ("why", (SimpleNamespace(holds=True),))):
+        reads.obstacle, reads.claims = obstacle, claims
+        assert not reads.unique
+
+
+@pytest.mark.parametrize("R", [1.3, 3.7, 47.1])
+def test_the_gap_of_a_resolvent_is_rounded_up(R):
+    found = inverse_gap(SimpleNamespace(enclosure=SimpleNamespace(resolvent=Interval(1.0, R))))
+    assert Fraction(found.lo) >= 1 - 1 / Fraction(R)
+
+
+def test_what_a_head_reads_of_a_property_that_may_expand_is_not_proved():
+    concave = GradientStep(differentiable(lambda z: -z.square().sum(1), lipschitz=2.0, convex=False))
+    model = eq.ConvOptEq((1, 5, 5), 3, (4,), 2, limit=0.9, norm=0.9, dtype=F64, regulariser=concave)
+    assert "not known to be nonexpansive" in facts(model).reads().obstacle

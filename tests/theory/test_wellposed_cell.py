@@ -84,6 +84,7 @@ OPEN = {
     "mean of the batch": (lambda c, z, x: 0.1 * z.mean(0) + c.U(x), "mean"),
     "product": (lambda c, z, x: torch.tanh(c.W(z)) * torch.sigmoid(c.U(x)), "mul"),
     "spread": (lambda c, z, x: c.W(z)[:, :1] * 0.5 + c.U(x), "getitem"),
+    "moved bias": (lambda c, z, x: F.linear(c.U(x), c.W.weight, 2 * z), "linear"),
     "in place": (lambda c, z, x: F.relu(c.W(z), inplace=True) + c.U(x), "relu"),
     "keyword": (lambda c, z, x: torch.add(c.U(x), c.W(z), alpha=3), "add"),
     "random": (lambda c, z, x: 0.5 * z + torch.rand(1, dtype=F64) + c.U(x), "another answer"),

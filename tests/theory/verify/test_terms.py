@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.linalg import gamma
-from equipoise.theory.verify import smoothing
+from equipoise.theory.verify import sets, smoothing
 from equipoise.theory.verify.bounds import Functionals, Problem, lower_bounds
 from equipoise.theory.verify.network import UnitNetwork
 from equipoise.theory.verify.outputs import Wanted
@@ -67,3 +67,29 @@ def test_a_constant_far_above_the_scores_is_rounded_when_they_are_added():
     wanted = Wanted(1, matrix=torch.ones(1, 1, dtype=F64), constant=torch.ones(1, dtype=F64))
     value, size = wanted.margins(torch.full((1, 1), 2.0**-54, dtype=F64), torch.zeros(1, 1, dtype=F64))
     assert abs(1 + Fraction(1, 2**54) - Fraction(float(value))) <= Fraction(float(size))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sum_over_columns_is_as_near_as_it_is_said_to_be(seed):
+    g = torch.Generator().manual_seed(seed)
+    W, nu = torch.randn(5, 5, dtype=F64, generator=g), torch.randn(1, 5, dtype=F64, generator=g)
+    units = net(5, weight=W)
+    found, error, off = units.back(nu)[0].tolist(), units.back_error(nu)[0].tolist(), []
+    for column, value, most in zip(W.T.tolist(), found, error, strict=True):
+        exact = sum(Fraction(p) * Fraction(q) for p, q in zip(column, nu[0].tolist(), strict=True))
+        off.append(abs(exact - Fraction(value)))
+        assert off[-1] <= Fraction(most)
+    assert max(off) > 0
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.05, 0.3])
+def test_a_class_that_every_copy_has_is_no_likelier_than_alpha_allows(alpha):
+    """P(n hits of n) = pⁿ ≤ α exactly."""
+    for draws in range(1, 40):
+        p = smoothing.least_probability(draws, draws, alpha)
+        assert Fraction(p) ** draws <= Fraction(alpha)
+
+
+def test_a_box_reaches_as_far_as_its_farther_side():
+    lower, upper, centre = (torch.tensor([row], dtype=F64) for row in ([-1.0, -4.0], [2.0, 1.0], [0.0, 0.0]))
+    assert bool((sets._reach(lower, upper, centre) >= torch.tensor([2.0, 4.0])).all())
