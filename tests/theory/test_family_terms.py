@@ -10,19 +10,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import equipoise as eq
 from certifiable import instance
-from equipoise.linalg import Interval, frobenius, gamma
+from equipoise.linalg import Interval, frobenius, gamma, norm_upper
 from equipoise.linalg.convolution import conv_norm_upper
 from equipoise.models.images.parts import transposed_kernel
 from equipoise.models.proximal.properties import GradientStep, differentiable
 from equipoise.theory import ling2023
 from equipoise.theory.anchored import Anchored
 from equipoise.theory.common import relative_movement
+from equipoise.theory.conv_robustness import _resize_norm
 from equipoise.theory.conv_wellposed import images_wellposed
 from equipoise.theory.convex_losses import _UNITS, CONVEX
 from equipoise.theory.enclosure import margin_of, product_rounding
+from equipoise.theory.families import contracting
 from equipoise.theory.families.conv_monotone import _norms
 from equipoise.theory.families.linear import softmax_units
 from equipoise.theory.geometry import inverse_gap
@@ -239,3 +242,43 @@ def test_what_a_head_reads_of_a_property_that_may_expand_is_not_proved():
     concave = GradientStep(differentiable(lambda z: -z.square().sum(1), lipschitz=2.0, convex=False))
     model = eq.ConvOptEq((1, 5, 5), 3, (4,), 2, limit=0.9, norm=0.9, dtype=F64, regulariser=concave)
     assert "not known to be nonexpansive" in facts(model).reads().obstacle
+
+
+def test_the_margin_near_a_witness_is_less_by_the_error_of_the_weight(monkeypatch):
+    model, X, _ = instance("gao2022")
+    seen = []
+    monkeypatch.setattr(contracting, "reasons", lambda claim, margin: seen.append(margin) or {"unique": ()})
+    at = facts(model)
+    for error in (0.1, 0.01, 0.7):
+        monkeypatch.setattr(at, "weight_error", lambda weight, e=error: e)
+        watch = SimpleNamespace(norm=lambda W: Interval(0.5), margin=lambda W: 0.3)
+        monkeypatch.setattr(at, "_enclosed", lambda *args: None)
+        at.enclosure_near(X, watch)
+        assert Fraction(seen[-1]) <= Fraction(0.3) - Fraction(error)
+
+
+@pytest.mark.parametrize("theorem", ["safeguarded", "two_timescale", "ling2023"])
+def test_an_obstacle_keeps_every_theorem_from_speaking(theorem, monkeypatch):
+    monkeypatch.setattr(Instance, "obstacle", "why")
+    found = eq.certify(*instance("ling2023"), theorem=theorem)
+    assert (found.obstacle, found.claims) == ("why", ())
+
+
+def test_nothing_is_promised_of_a_layer_that_may_expand():
+    model = eq.OptEq(3, 4, 4, dtype=F64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(50)
+    found = eq.certify(model, torch.ones(2, 3, dtype=F64))
+    assert (found.proved, set(found.constants)) == (False, {"reason"})
+
+
+def test_the_weights_of_an_interpolation_are_rounded():
+    """Three pixels become seven, with weights in fourteenths."""
+    R = F.interpolate(torch.eye(3, dtype=F64)[None], 7, mode="linear", align_corners=False)[0]
+    off = Fraction(0)
+    for i in range(7):
+        at = min(max((Fraction(2 * i + 1, 2) * 3) / 7 - Fraction(1, 2), 0), 2)
+        for j in range(3):  # the row of R that is about pixel j
+            off += (max(1 - abs(at - j), 0) - Fraction(R[j, i].item())) ** 2
+    assert 0 < off <= (Fraction(_resize_norm(3, 7).hi) - Fraction(norm_upper(R))) ** 2
