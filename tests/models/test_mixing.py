@@ -202,8 +202,6 @@ def test_one_row_that_failed_among_many_is_not_passed_over(policy):
     if policy == "mask":
         assert judge(found).tolist() == [0]
     else:
-        ends = (
-            pytest.raises(eq.EquilibriumError) if policy == "raise" else pytest.warns(eq.EquilibriumWarning)
-        )
-        with raises if policy == "raise" else warns:
+        ends = {"raise": pytest.raises(eq.EquilibriumError), "warn": pytest.warns(eq.EquilibriumWarning)}
+        with ends[policy]:
             judge(found)
