@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import sys
 from fractions import Fraction
@@ -18,14 +19,14 @@ from equipoise.linalg import Interval, frobenius, gamma, norm_upper
 from equipoise.linalg.convolution import conv_norm_upper
 from equipoise.models.images.parts import transposed_kernel
 from equipoise.models.proximal.properties import GradientStep, differentiable
-from equipoise.theory import ling2023
+from equipoise.theory import ling2023, pl
 from equipoise.theory.anchored import Anchored
-from equipoise.theory.common import relative_movement
+from equipoise.theory.common import FEATURES, relative_movement
 from equipoise.theory.conv_robustness import _resize_norm
 from equipoise.theory.conv_wellposed import images_wellposed
 from equipoise.theory.convex_losses import _UNITS, CONVEX
 from equipoise.theory.enclosure import margin_of, product_rounding
-from equipoise.theory.families import contracting
+from equipoise.theory.families import contracting, conv_monotone
 from equipoise.theory.families.conv_monotone import _norms
 from equipoise.theory.families.linear import softmax_units
 from equipoise.theory.geometry import inverse_gap
@@ -282,3 +283,60 @@ def test_the_weights_of_an_interpolation_are_rounded():
         for j in range(3):  # the row of R that is about pixel j
             off += (max(1 - abs(at - j), 0) - Fraction(R[j, i].item())) ** 2
     assert 0 < off <= (Fraction(_resize_norm(3, 7).hi) - Fraction(norm_upper(R))) ** 2
+
+
+def test_a_weight_stored_in_float32_is_off_by_what_storing_lost():
+    model = eq.ScaledReLU(2, 3, gamma=0.3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    W = model.weight().detach()
+    stored = W.float().double()
+    found = facts(model).iteration(stored, stored - W).weight_error
+    rows = zip(_exact(model.A.T), _exact(stored), strict=True)
+    off = [abs(Fraction(model.gamma) * a - w) for row, kept in rows for a, w in zip(row, kept, strict=True)]
+    assert 2.0**-40 < max(off) <= Fraction(found.lo)  # no entry of a matrix exceeds its norm
+
+
+def test_the_size_of_a_cross_entropy_holds_the_logarithm_of_its_classes():
+    found = CONVEX["cross_entropy"].rows(torch.zeros(1, 9, dtype=F64), torch.eye(9, dtype=F64)[:1])
+    assert float(found.value_error) >= gamma(4 * 9 + _UNITS) * (1 + math.log(9)) * (1 - 1e-12)
+
+
+def test_a_ball_of_weights_moves_equilibria_as_far_as_its_upper_end():
+    model, X, y = instance("ling2023")
+    at = Instance(model, X, y)
+    for radius in (1e-3, 1.7e-3, 3e-3):
+        geometry = facts(model).geometry(at)
+        R, K, _ = geometry.ball(geometry.moved(radius), Interval(at.equilibria.spectrum.norm.hi))
+        assert pl._movement(at, radius).lo >= (R * K.sqrt() * radius).hi
+
+
+def test_features_of_a_map_are_said_to_be_taken_as_they_are():
+    model = eq.LinearEquilibrium(2, dtype=F64, feature_map=torch.nn.Identity())
+    assert FEATURES in facts(model).reads().hypotheses
+
+
+def test_every_product_with_a_kernel_counts_in_the_error_of_a_state(monkeypatch):
+    model = eq.ConvMonotone((1, 5, 5), 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    X, found = torch.rand(1, 1, 5, 5, dtype=F64), []
+    reads = facts(model).reads()
+    Z = torch.zeros(1, *model.state, dtype=F64)
+    reads.given(X)
+    for lost in (0.0, 1.0):
+        monkeypatch.setattr(conv_monotone, "conv_rounding", lambda K, Z, lost=lost: Interval(lost))
+        found.append(reads.state_error(X, Z))
+    assert found[1] - found[0] >= ((3 + reads.a) * reads.factor).lo * (1 - 1e-9)  # of U, A, Aᵀ and B − Bᵀ
+
+
+def test_the_weight_of_stacked_layers_is_within_its_error_of_the_exact_one():
+    """κ_i = (α/μ)(1 − α)^i/(1 − (1 − α)^L) times W_l W_jᵀ, where the last W is far smaller."""
+    model = eq.DeepOptEq(2, 2, [2, 2], alpha=0.6, dtype=F64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.blocks[1].W.mul_(2.0**-30)
+    units = facts(model).unit_network()
+    alpha, mu = Fraction(model.alpha), Fraction(model.mu)
+    share = [alpha / mu * (1 - alpha) ** i / (1 - (1 - alpha) ** 2) for i in range(2)]
+    W = [_exact(w) for w in model.weights()]
+    found, off = _exact(units.weight), Fraction(0)
+    for before, i, j, k in itertools.product(range(2), repeat=4):  # unit i of a layer reads unit k of layer j
+        exact = share[(before - 1 - j) % 2] * sum(a * b for a, b in zip(W[before][i], W[j][k], strict=True))
+        off += (exact - found[2 * before + i][2 * j + k]) ** 2
+    assert 0 < off <= Fraction(units.weight_error) ** 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from fractions import Fraction
 
@@ -17,6 +18,7 @@ from equipoise.theory.verify import image_units, sets, smoothing
 from equipoise.theory.verify.bounds import Functionals, Problem, lower_bounds
 from equipoise.theory.verify.network import UnitNetwork
 from equipoise.theory.verify.outputs import Wanted
+from equipoise.theory.verify.result import VerifiedPredictions
 from equipoise.theory.verify.sets import InputSets
 
 F64 = torch.float64
@@ -143,3 +145,24 @@ def test_convolutions_that_are_not_plain_are_not_verified(how):
     model.extractor[at] = nn.Conv2d(2, 2, 3, **{"padding": 1} | how, dtype=F64)
     with pytest.raises(ValueError, match="plain square convolutions"):
         facts(model).unit_network()
+
+
+def test_means_of_a_state_are_rounded():
+    model = conv()
+    reads = facts(model).reads()
+    Z = torch.rand(1, *model.state, dtype=F64, generator=torch.Generator().manual_seed(0))
+    M, off = reads.head.rows @ Z @ reads.head.columns.T, Fraction(0)
+    rows, columns = reads.head.rows.tolist(), reads.head.columns.tolist()
+    for c, i, j in itertools.product(*map(range, M.shape[1:])):
+        z = Z[0, c].tolist()
+        sides = itertools.product(enumerate(rows[i]), enumerate(columns[j]))
+        exact = sum(Fraction(a) * Fraction(z[p][q]) * Fraction(b) for (p, a), (q, b) in sides)
+        off += (exact - Fraction(M[0, c, i, j].item())) ** 2
+    assert 0 < off <= Fraction(reads.read(Z, 0.0)[1]) ** 2
+
+
+def test_a_row_that_is_proved_is_not_unknown():
+    rows = torch.zeros(3)
+    proved, refuted = torch.tensor([True, False, False]), torch.tensor([False, True, False])
+    found = VerifiedPredictions(proved, refuted, rows, rows, rows, rows)
+    assert found.unknown.tolist() == [False, False, True]
