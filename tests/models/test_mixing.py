@@ -190,3 +190,18 @@ def test_samples_that_depend_on_one_that_is_masked_are_neither_answered_nor_diff
     layer(0.0)(x).sum().backward()
     assert x.grad[0] == 0
     assert (x.grad[1:] - 1).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn", "mask"])
+def test_one_row_that_failed_among_many_is_not_passed_over(policy):
+    """z = 3z + x of the second row runs away, and z = z/2 + x of the first does not."""
+    slope, start = torch.tensor([[0.5], [3.0]], dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
+    found = eq.fixed_point(lambda z: slope * z + 1, start, solver=eq.Picard())
+    assert found.converged.tolist() == [True, False]
+    judge = OnFailure(policy, share=1.0).judge
+    if policy == "mask":
+        assert judge(found).tolist() == [0]
+    else:
+        ends = {"raise": pytest.raises(eq.EquilibriumError), "warn": pytest.warns(eq.EquilibriumWarning)}
+        with ends[policy]:
+            judge(found)

@@ -15,6 +15,7 @@ from equipoise.linalg import Interval, gamma, norm_upper
 from equipoise.theory import equilibrium_error
 from equipoise.theory.anchored_objective import _weighed
 from equipoise.theory.claim import Claim
+from equipoise.theory.instance import Instance
 from equipoise.theory.lipschitz import AffineBounds, pairs, score_error
 from equipoise.theory.robustness import _certain, certified_radius
 from equipoise.theory.verification import _AGREES, _alike, _same, _same_claim
@@ -129,3 +130,12 @@ def test_a_claim_with_another_end_is_another_claim(end):
     assert _same_claim(claim(ends), claim(ends), _AGREES)
     ends[end] += 0.25
     assert not _same_claim(claim(ends), claim([1.0, 2.0, 8.0, 9.0]), _AGREES)
+
+
+def test_units_that_are_off_rise_as_fast_as_the_error_of_a_weight_lets_them():
+    model, X, _ = instance("ling2023", width=4)
+    bounds = AffineBounds(model)
+    points = Instance(model, X)
+    slow = bounds._off_units(points)[1]
+    points.enclosure = dataclasses.replace(points.enclosure, weight_error=0.5)
+    assert bool((bounds._off_units(points)[1] >= slow + 0.499 * bounds.state_bound()).all())

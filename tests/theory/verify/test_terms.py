@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
+from torch import nn
 
-from equipoise.linalg import gamma
-from equipoise.theory.verify import sets, smoothing
+import equipoise as eq
+from equipoise.linalg import Interval, gamma
+from equipoise.theory.conv_robustness import ConvHead, solved_double
+from equipoise.theory.register import facts
+from equipoise.theory.verify import image_units, sets, smoothing
 from equipoise.theory.verify.bounds import Functionals, Problem, lower_bounds
 from equipoise.theory.verify.network import UnitNetwork
 from equipoise.theory.verify.outputs import Wanted
+from equipoise.theory.verify.result import VerifiedPredictions
 from equipoise.theory.verify.sets import InputSets
 
 F64 = torch.float64
@@ -93,3 +99,71 @@ def test_a_class_that_every_copy_has_is_no_likelier_than_alpha_allows(alpha):
 def test_a_box_reaches_as_far_as_its_farther_side():
     lower, upper, centre = (torch.tensor([row], dtype=F64) for row in ([-1.0, -4.0], [2.0, 1.0], [0.0, 0.0]))
     assert bool((sets._reach(lower, upper, centre) >= torch.tensor([2.0, 4.0])).all())
+
+
+def conv(**more):
+    g = torch.Generator().manual_seed(0)
+    at = {"outputs": 3, "pool": 2, "dtype": F64, "generator": g}
+    return eq.ConvOptEq((1, 5, 5), 2, [3], **{"features": 2, "extractor": (2,)} | at | more)
+
+
+def test_the_injection_of_images_is_rounded():
+    units = facts(conv()).unit_network()
+    X = torch.rand(2, 25, dtype=F64, generator=torch.Generator().manual_seed(0))
+    _, error = units.injection(X)
+    assert bool((error >= units._gamma * units._entered(X, units._sizes) * (1 - 2.0**-40)).all())
+    assert float(units._gamma) > 0
+
+
+def test_the_error_of_a_head_is_that_of_the_readout_of_its_images(monkeypatch):
+    class Off(image_units.ConvHead):
+        def __init__(self, model):
+            super().__init__(model)
+            self.error = Interval(1.0)
+
+    model, reads = conv(), []
+    monkeypatch.setattr(image_units, "ConvHead", Off)
+    network = image_units.Blocks.network
+    monkeypatch.setattr(
+        image_units.Blocks, "network", lambda self, *given: reads.extend(given[2]) or network(self, *given)
+    )
+    found = facts(model).unit_network().readout_error
+    assert found >= sum(read.norm().lo for read in reads) > 0
+
+
+def test_scores_of_images_are_off_by_the_head_and_the_state_together():
+    head = ConvHead(solved_double(conv()))
+    Z = torch.zeros(1, *conv().state, dtype=F64)
+    head.error = Interval(1.0)
+    assert head.scores(Z, Interval(1.0)).error >= 2 * (1 + float(head.A.norm(dim=1).max()))
+
+
+@pytest.mark.parametrize("how", [{"dilation": 2, "padding": 2}, {"padding": (1, 2)}, {"groups": 2}])
+def test_convolutions_that_are_not_plain_are_not_verified(how):
+    model = conv(extractor=(2, 2))
+    at = max(i for i, layer in enumerate(model.extractor) if isinstance(layer, nn.Conv2d))
+    model.extractor[at] = nn.Conv2d(2, 2, 3, **{"padding": 1} | how, dtype=F64)
+    with pytest.raises(ValueError, match="plain square convolutions"):
+        facts(model).unit_network()
+
+
+def test_means_of_a_state_are_rounded():
+    model = conv(normalise=False)
+    reads = facts(model).reads()
+    Z = torch.rand(1, *model.state, dtype=F64, generator=torch.Generator().manual_seed(0))
+    M, off = reads.head.rows @ Z @ reads.head.columns.T, Fraction(0)
+    rows, columns = reads.head.rows.tolist(), reads.head.columns.tolist()
+    for c, i, j in itertools.product(*map(range, M.shape[1:])):
+        z = Z[0, c].tolist()
+        sides = itertools.product(enumerate(rows[i]), enumerate(columns[j]))
+        exact = sum(Fraction(a) * Fraction(z[p][q]) * Fraction(b) for (p, a), (q, b) in sides)
+        off += (exact - Fraction(M[0, c, i, j].item())) ** 2
+    assert not reads.head.normalised
+    assert 0 < off <= Fraction(reads.read(Z, 0.0)[1]) ** 2
+
+
+def test_a_row_that_is_proved_is_not_unknown():
+    rows = torch.zeros(3)
+    proved, refuted = torch.tensor([True, False, False]), torch.tensor([False, True, False])
+    found = VerifiedPredictions(proved, refuted, rows, rows, rows, rows)
+    assert found.unknown.tolist() == [False, False, True]
