@@ -92,6 +92,8 @@ def test_verify_judges_without_moving():
     assert judged.status.tolist() == [Status.converged, Status.max_steps, Status.converged]
     assert torch.equal(judged.value, z)
     assert judged.counts.evaluations == 1
+    ones = eq.verify(torch.ones_like, torch.tensor([[float("nan")], [1.0]]))  # f(z) is finite, and z is not
+    assert ones.status.tolist() == [Status.nonfinite, Status.converged]
 
 
 @pytest.mark.parametrize(

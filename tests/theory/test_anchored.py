@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import mpmath
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from certifiable import FAMILIES, instance, network
 from convex_references import exact_loss, exact_slope, targets
+from equipoise.linalg import Interval
 from equipoise.theory import Certificate, readout_solver
 from equipoise.theory.anchored import Anchor, Anchored
 from equipoise.theory.anchored_objective import Objective, SampleRows, Terms
@@ -289,6 +291,28 @@ def test_targets_must_fit_the_outputs():
     model, X, _ = instance("ling2023", outputs=2)
     with pytest.raises(ValueError, match=r"classes \(10,\) in 0…1"):
         eq.certify(model, X, torch.arange(10), theorem="anchored")
+
+
+def test_rows_must_match_and_be_there():
+    terms, none = Terms(CONVEX["half_square"], 1.0), torch.zeros(0, 2)
+    for X, y in ((none, none), (torch.zeros(3, 2), torch.zeros(2, 2))):
+        with pytest.raises(ValueError, match="at least one"):
+            SampleRows(X, y, terms, 2)
+
+
+def test_the_factor_holds_for_the_least_f_without_a_readout(monkeypatch):
+    """F without a readout lies in an interval, and its smaller end makes the larger factor."""
+    model, X, y = instance("ling2023", outputs=2)
+    true = Anchor.of
+
+    def wide(*args):
+        found = true(*args)
+        return replace(found, zero=Interval(found.zero.lo, 2 * found.zero.hi))
+
+    factor = eq.certify(model, X, y, theorem="anchored").factor
+    monkeypatch.setattr(Anchor, "of", wide)
+    assert 0 < factor < 1
+    assert eq.certify(model, X, y, theorem="anchored").factor == factor
 
 
 def test_pixels_and_strange_networks_are_refused_in_words():

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -234,6 +235,11 @@ def test_the_certified_start_says_what_it_needs():
         certified_start(model, X, 0 * y)
     with pytest.raises(ValueError, match=r"independent equilibria"):
         certified_start(model, X[[0, 1, 1, 2]], y)
+    flat = copy.deepcopy(model)
+    with torch.no_grad():
+        flat.A.zero_()
+    with pytest.raises(ValueError, match=r"A ≠ 0"):
+        certified_start(flat, X, y)
     small, _ = draw(n=3)
     with pytest.raises(ValueError, match=r"Got N = 4 and n = 3"):
         certified_start(small, X, y)
