@@ -13,6 +13,7 @@ from equipoise.solve import error
 from false_words import KINDS, false_words, word_of
 from false_words.layers import layer
 from false_words.settings import settings
+from false_words.solves import affine_maps
 from references import equilibria, norms, parts
 
 FAST, SLOW = 100, 20_000
@@ -46,6 +47,12 @@ def test_samples_seen_before_those_that_they_depend_on_had_moved_are_no_answers(
 
 def test_samples_that_depend_on_a_masked_one_are_no_answers():
     assert not word_of(settings, 209474).said  # it is refused
+
+
+def test_a_zero_equilibrium_is_as_near_in_mixed_precision_as_the_users_start_asks():
+    word = word_of(affine_maps, 473815)  # once the image of the state where float64 began took its place
+    assert word.said
+    assert not word.false
 
 
 @pytest.mark.slow

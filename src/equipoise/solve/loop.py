@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .norms import norm_dtype, row_distances, row_norms
 from .problem import Map
-from .progress import Progress
+from .progress import Progress, size_at
 from .solution import Point, Status, Stop, Trace
 from .solver import Solver
 
@@ -81,6 +81,7 @@ class LoopOptions:
     ahead: bool = False  # the answer will be verified elsewhere: a row may end with an unchecked step
     ours: bool = False  # nobody else holds the start: it may become the answer itself
     rate: float = 1.0  # factor by which residuals are known to fall in each step
+    begun: Tensor | None = None  # (N,) the size of the image of the user's start, if this solve has another
     rescue: bool = False  # later solvers take over rows that stalled or grew, within max_steps in all
 
 
@@ -91,8 +92,8 @@ def run_chain(
     if before is None:
         outcome = iterate(f, z, chain[0], stop, run)
     else:
-        z = before.value
-        known = replace(run, ahead=False, ours=True, rate=before.rate)
+        begun, z = _begun(f, z), before.value
+        known = replace(run, ahead=False, ours=True, rate=before.rate, begun=begun)
         outcome = iterate(f, z, chain[0], stop, known)
         outcome.steps += before.steps
     previous, limit = chain[0], stop.max_steps
@@ -123,6 +124,13 @@ def run_chain(
         outcome.dropped |= some.dropped or len(failed) < len(z)
         previous = solver
     return outcome
+
+
+def _begun(f: Map, z: Tensor) -> Tensor | None:
+    """The size of f(z) at the user's start; None if it is not asked for, since the size of f(0) is known."""
+    if f.affine is not None and bool((row_norms(f.affine.start()) > 0).all()):
+        return None
+    return size_at(z, row_norms(f(z)))
 
 
 def iterate(
@@ -158,7 +166,7 @@ class _Iteration:
         self.rows = torch.arange(z.shape[0], device=z.device)
         self.names = self.rows if names is None else names
         self.state: Any = None  # from the first step on: a start that is already good enough needs none
-        self.progress = Progress.begin(f, z, run.rate)
+        self.progress = Progress.begin(f, z, run.rate, run.begun)
         self.kept: Tensor | None = None  # the rows that the last check left at work, if it dropped some
 
     def run(self) -> None:

@@ -31,18 +31,19 @@ class Progress:
     done: Tensor  # (n,)
     recent: Tensor | None = None  # (n,) lowest residual since progress was last noted
     start: Tensor | None = None  # (n,) ‖f(z)‖ at the start, while the size of f(0) is not known
+    begun: Tensor | None = None  # (n,) the same at the user's start, where a solve goes on from another one
     excess: float = math.inf  # worst residual over tolerance at the last check
     checked: int = 0
     rate: float = 1.0  # measured factor of the excess in each step
     lowest: float = 0.0  # no more than the least of `first`
 
     @classmethod
-    def begin(cls, f: Map, z: Tensor, rate: float) -> Progress:
-        """Nothing known yet but the rate that was given."""
+    def begin(cls, f: Map, z: Tensor, rate: float, begun: Tensor | None = None) -> Progress:
+        """Nothing known yet but the rate and the size at the user's start, where they are given."""
         inf = torch.full((z.shape[0],), math.inf, dtype=norm_dtype(z), device=z.device)
         zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
         floor = torch.full_like(inf, torch.finfo(f.rounding or z.dtype).tiny)
-        return cls(floor, inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate)
+        return cls(floor, inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate, begun=begun)
 
     def take(self, rows: Tensor) -> Progress:
         """What is known of some of the rows."""
@@ -58,7 +59,7 @@ class Progress:
         the size of the image of the start takes its place, or that of the start.
         """
         if k == 0 and stop.atol is None:
-            image = scale if bool((scale > 0).all()) else torch.where(scale > 0, scale, row_norms(z))
+            image = size_at(z, scale) if self.begun is None else self.begun
             if f.affine is not None:
                 self._measure(_size(f.affine, image), image)
             elif not bool(z.any()):
@@ -153,6 +154,11 @@ class Progress:
             return 1
         predicted = math.log(self.excess) / -math.log(self.rate)
         return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
+
+
+def size_at(z: Tensor, scale: Tensor) -> Tensor:
+    """‖f(z)‖ of each row, which is `scale`, or ‖z‖ where that is 0."""
+    return scale if bool((scale > 0).all()) else torch.where(scale > 0, scale, row_norms(z))
 
 
 def _size(affine: AffineMap, image: Tensor) -> Tensor:
