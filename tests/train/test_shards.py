@@ -216,6 +216,16 @@ def together(place, ranks):
         return [json.loads(process.communicate(timeout=300)[0]) for process in processes]
 
 
+@pytest.fixture
+def one_thread():
+    """As in every rank: a run that goes on with another number of threads says so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_and_certify_as_one_process_and_one_that_dies_loses_nothing(tmp_path, ranks):
     said = together(tmp_path, ranks)
