@@ -223,3 +223,14 @@ def test_the_rigorous_tier_knows_no_cell():
     layer, _ = certified(PROVED["tanh"][0])
     with pytest.raises(ValueError, match="knows no cell"):
         eq.certify(layer, rows(), tier="rigorous")
+
+
+@pytest.mark.parametrize(("threshold", "proved"), [(0.1, False), (19, False), (20, True)])
+def test_a_softplus_that_steps_down_at_its_threshold_contracts_nothing(threshold, proved):
+    layer = eq.Equilibrium(Parts(lambda c, z, x: c.act(c.W(z) + c.U(x))), state=(M,))
+    layer.cell.act = act = nn.Softplus(threshold=threshold)
+    found = eq.certify(layer, rows())
+    assert found.proved == proved
+    assert proved or "act (Softplus)" in found.claims[0].remedy
+    below, above = act(torch.tensor([threshold, math.nextafter(threshold, 99)], dtype=F64))
+    assert proved == bool(below - above < 3e-9)  # how far it falls over one rounding

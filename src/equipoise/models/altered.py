@@ -51,7 +51,7 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool 
         tensors = [n for n, value in vars(module).items() if isinstance(value, Tensor)]
         if parametrize.is_parametrized(module):
             first = next(iter(module.parametrizations))
-            what = f"a parametrised weight, which changes the parameter parametrizations.{first},"
+            what = f"a parametrised weight (parametrizations.{first})"
             remedy = "parametrize.remove_parametrizations(…)"
         elif made := [n for n in tensors if any(n + end in module._parameters for end in _SOURCES)]:
             what, remedy = f"{made[0]} computed at each call", "remove_spectral_norm(…) or prune.remove(…)"
@@ -61,7 +61,7 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool 
         elif module._forward_pre_hooks or module._forward_hooks:
             what, remedy = "a hook around forward", "handle.remove()"
         elif own := [n for n in vars(module) if callable(getattr(type(module), n, None))]:
-            what = f"an attribute {own[0]} in place of its method, which changes {own[0]},"
+            what = f"an attribute {own[0]} in place of its method {own[0]}"
             remedy = f"del model.{own[0]}"
         elif changed := list(dict.fromkeys(_overridden(module))):
             kind, family = type(module).__name__, family_of(type(module)).__name__

@@ -37,7 +37,7 @@ _RECORDED = (
 _SMALLER = "smaller weights: the bound is made of the norms of the parts of the cell"
 # ≥ the largest slope of functions that act entry by entry, or on each sample with this Lipschitz constant.
 _SLOPES: dict[type[nn.Module], float] = {
-    **dict.fromkeys((nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softplus, nn.Hardtanh, nn.Softsign), 1.0),
+    **dict.fromkeys((nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Softsign), 1.0),
     **dict.fromkeys((nn.Tanhshrink, nn.Softshrink, nn.LogSigmoid), 1.0),
     nn.GELU: 1.14,
     nn.Sigmoid: 0.25,
@@ -274,6 +274,10 @@ def _slope(layer: nn.Module, v: Tensor) -> float | Interval | None:
             return max(1.0, abs(layer.negative_slope))
         case nn.ELU() if type(layer) is nn.ELU:
             return max(1.0, abs(layer.alpha))
+        case nn.Softplus() if type(layer) is nn.Softplus:
+            # Above `threshold` torch takes t for softplus(t). From 20 on both differ by rounding, less than
+            # 2e-9/beta; a lower threshold is a step down, over which no constant holds.
+            return 1.0 if layer.beta > 0 and layer.threshold >= 20 else None
         case nn.Flatten() if type(layer) is nn.Flatten and layer.start_dim == 1:
             return 1.0
         case nn.Dropout() if type(layer) is nn.Dropout and not layer.training:
