@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-
 JOBS   ?= 2
 
-.PHONY: help demo test pytest browser test-all lint format bench docs oldest wheel clean
+.PHONY: help demo test pytest browser test-all lint format bench docs versioned-site oldest wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,8 @@ help:
 	@echo "make format     format the code"
 	@echo "make bench      install the peers and measure side by side (minutes)"
 	@echo "make docs       install the builder and build the documentation into site/"
+	@echo "make versioned-site VERSION=0.2"
+	@echo "                commit the site of a release to the local branch gh-pages, beside the earlier ones"
 	@echo "make oldest     try the oldest dependencies that are allowed"
 	@echo "make wheel      build and check the wheel, and try it in an empty environment"
 	@echo "make clean      remove $(VENV) and caches"
@@ -71,6 +73,12 @@ $(STAMP)docs: pyproject.toml | $(BIN)/python
 docs: $(STAMP)docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+# Nothing is pushed. `latest` is the newest release, to which the bare address of the site leads.
+versioned-site: $(STAMP)docs
+	@test -n "$(VERSION)" || { echo "Say which release it is: make versioned-site VERSION=0.2"; exit 2; }
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike set-default latest
 
 bench: $(STAMP)bench
 	$(BIN)/python -m bench

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from html.parser import HTMLParser
 from importlib.util import find_spec
-from pathlib import Path
-from urllib.parse import unquote, urldefrag, urljoin
 
 import pytest
 
 import browser as chromium
+from built_site import built
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("mkdocs") is None, reason="the extra `docs` is not installed"),
 ]
-ROOT = Path(__file__).parent.parent
 PAGES = [
     "index",
     "when",
@@ -31,39 +25,9 @@ PAGES = [
 ]
 
 
-class Links(HTMLParser):
-    """What a page points to, what it loads, and the names of its places."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.targets: list[str] = []
-        self.loads: list[str] = []
-        self.places: set[str] = {""}
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.places.add(found.get("id", ""))
-        if tag == "a" and "href" in found:
-            self.targets.append(found["href"])
-        if tag in ("script", "img", "link", "iframe") and found.get("rel") != "canonical":
-            self.loads += [found[key] for key in ("src", "href") if key in found]
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    path = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(path)]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement, which `make docs` leaves out too
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=quiet)
-    assert ended.returncode == 0, ended.stderr
-    assert "WARNING" not in ended.stderr
-    return path
-
-
-@pytest.fixture(scope="module")
-def read(site):
-    return {page: Links(page.read_text()) for page in sorted(site.rglob("*.html")) if page.name != "404.html"}
+    return built(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")
@@ -92,31 +56,6 @@ def show(browser, site):
     yield opened
     for context in contexts:
         context.close()
-
-
-def test_formulas_are_drawn_without_a_script(site):
-    assert "<math" in (site / "index.html").read_text()
-    assert "arithmatex" not in (site / "theory.html").read_text()
-
-
-def test_nothing_is_loaded_from_elsewhere(read):
-    assert len(read) > 20
-    for page, links in read.items():
-        for address in links.loads:
-            assert not re.match(r"(https?:)?//", address), f"{page.name} loads {address}"
-
-
-def test_every_link_leads_to_a_page_and_a_place(read):
-    places = {page.as_uri(): links.places for page, links in read.items()}
-    for page, links in read.items():
-        for target in links.targets:
-            address, place = urldefrag(urljoin(page.as_uri(), target))
-            if not address.startswith("file:"):
-                continue
-            path = Path(unquote(address.removeprefix("file://")))
-            assert path.is_file(), f"{page.name} points to {target}"
-            if address in places:
-                assert unquote(place) in places[address], f"{page.name} points to {target}"
 
 
 @pytest.mark.parametrize(
