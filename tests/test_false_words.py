@@ -10,7 +10,9 @@ import torch
 
 import equipoise as eq
 from equipoise.solve import error
+from equipoise.theory.families import cell
 from false_words import KINDS, false_words, word_of
+from false_words.composed import composed
 from false_words.layers import layer
 from false_words.settings import settings
 from false_words.solves import affine_maps
@@ -53,6 +55,11 @@ def test_a_zero_equilibrium_is_as_near_in_mixed_precision_as_the_users_start_ask
     word = word_of(affine_maps, 473815)  # once the image of the state where float64 began took its place
     assert word.said
     assert not word.false
+
+
+@pytest.mark.parametrize("seed", [181, 219, 302, 312, 378])
+def test_of_cells_that_change_what_they_made_nothing_is_said(seed):
+    assert not word_of(composed, seed).false
 
 
 @pytest.mark.slow
@@ -108,6 +115,13 @@ def test_error_bounds_of_other_families_that_are_too_small_are_found(monkeypatch
     true = eq.equilibrium_error
     monkeypatch.setattr(eq, "equilibrium_error", lambda *a: true(*a) / 5)
     assert count_false(monkeypatch, kind, range(20)) > 5
+
+
+def test_slopes_of_parts_that_are_too_small_are_found(monkeypatch):
+    true = cell._slope
+    half = lambda *a: None if (slope := true(*a)) is None else slope * 0.5
+    monkeypatch.setattr(cell, "_slope", half)
+    assert count_false(monkeypatch, "composed", range(100)) > 5
 
 
 def test_answers_on_smaller_sets_than_were_asked_for_are_found(monkeypatch):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from .answers import conformal, verified
+from .composed import composed
 from .draw import Draw, Word
 from .families import altered, bounds, gradients, runs
 from .images import images
@@ -24,8 +25,8 @@ from .settings import settings
 from .solves import affine_maps, cells
 
 # Kinds of cases, and how many of a hundred they are: the cheap ones more often.
-KINDS = {affine_maps: 30, cells: 20, gradients: 16, settings: 12, altered: 7, bounds: 4, layer: 4}
-KINDS |= {proximal: 2, conformal: 2, images: 1, verified: 1, runs: 1}
+KINDS = {affine_maps: 27, cells: 20, gradients: 16, settings: 12, altered: 7, bounds: 4, layer: 4}
+KINDS |= {proximal: 2, conformal: 2, images: 1, verified: 1, runs: 1, composed: 3}
 _WHEEL = [kind for kind, often in KINDS.items() for _ in range(often)]
 
 

@@ -201,6 +201,66 @@ def test_slopes_are_at_least_those_of_the_functions():
         assert float(slope.abs().max()) <= cells._slope(kind, x) == bound
 
 
+def in_place(c, z, x):
+    """torch.fx records a new tensor where the cell changes one that is read again."""
+    h = c.W(z)
+    kept = h
+    h += 50 * F.relu(z - 10)  # zero where the cell was recorded
+    return kept + c.U(x)
+
+
+def counting(c, z, x):
+    c.batch.num_batches_tracked += 1
+    return (0.5 if int(c.batch.num_batches_tracked) < 5 else 5.0) * z + c.U(x)
+
+
+@pytest.mark.parametrize("make", [in_place, counting])
+def test_a_cell_that_changes_tensors_in_place_is_not_what_was_recorded(make):
+    layer, found = certified(make)
+    assert found.verdict == "inconclusive"
+    assert "in place (add_)" in found.claims[0].remedy
+    z = torch.full((1, M), 20.0, dtype=F64)
+    for _ in range(5):
+        with torch.no_grad():
+            moved = layer.cell(z + 1, rows(1)) - layer.cell(z, rows(1))
+    assert float(moved.norm()) > 2 * math.sqrt(M)  # a factor above 2
+
+
+def test_narrow_integers_are_as_large_as_they_are():
+    for number, q in ((-128, math.inf), (3, 0.75)):
+        layer = eq.Equilibrium(Parts(lambda c, z, x: 0.25 * (z * c.narrow) + c.U(x)), state=(M,))
+        layer.cell.register_buffer("narrow", torch.tensor([number], dtype=torch.int8))
+        found = eq.certify(layer, rows())
+        assert found.proved == (q < 1)
+        assert found.claims[0].left.hi == pytest.approx(min(q, 32))
+
+
+@pytest.mark.parametrize("part", [nn.LeakyReLU(math.nan), nn.ELU(math.nan)])
+def test_a_slope_that_is_no_number_proves_nothing(part):
+    layer = eq.Equilibrium(Parts(lambda c, z, x: c.act(c.W(z) + c.U(x) + 100)), state=(M,))
+    layer.cell.act = part  # NaN below zero alone, where it was not recorded
+    assert not eq.certify(layer, rows()).proved
+
+
+@pytest.mark.parametrize(("dim", "alone"), [(0, False), (-2, False), (1, True), (-1, True), (None, False)])
+def test_a_softmax_over_the_batch_gives_an_input_another_equilibrium_in_another_batch(dim, alone):
+    layer = eq.Equilibrium(Parts(lambda c, z, x: torch.tanh(c.W(z) + c.soft(c.U(x)))), state=(M,))
+    layer.cell.soft = nn.Softmax(dim)
+    X = rows()
+    if dim is None:
+        assert not eq.certify(layer, X).proved
+        return
+    assert eq.certify(layer, X).proved == alone
+    with torch.no_grad():
+        assert torch.allclose(layer(X)[:1], layer(X[:1])) == alone
+
+
+def test_a_single_number_that_is_not_finite_is_named():
+    layer = eq.Equilibrium(Parts(lambda c, z, x: c.gain * z + c.U(x)), state=(M,))
+    layer.cell.gain = nn.Parameter(torch.tensor(math.nan, dtype=F64))
+    assert "cell.gain holds NaN" in eq.certify(layer, rows()).obstacle
+
+
 def test_a_certificate_of_a_cell_is_saved_and_verified(tmp_path):
     layer, found = certified(PROVED["tanh"][0])
     found.save(tmp_path / "certificate.json")

@@ -206,7 +206,7 @@ def not_finite(model: nn.Module, X: Tensor) -> str:
     """The data or the weight that is NaN or infinite; empty if none is."""
     for name, value in (("X", X), *model.state_dict().items()):
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            rows = torch.nonzero(~torch.isfinite(value).reshape(len(value), -1).all(dim=1)).flatten()
-            where = f" in row {int(rows[0])}" if name == "X" else ""
+            bad = torch.nonzero(~torch.isfinite(value))
+            where = f" in row {int(bad[0, 0])}" if name == "X" else ""
             return f"{name} holds NaN or infinity{where}: nothing can be said of it."
     return ""

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...linalg import Interval, conv_norm_upper, norm_upper
-from ...models.altered import OUTSIDE, altered, double
+from ...models.altered import altered, double
 from ...models.cell import Equilibrium
 from ..certificate import FLOAT64_TIER, Certificate, fingerprint
 from ..claim import Claim
@@ -32,7 +33,9 @@ from ..lipschitz import Bounds
 from ..register import facts_of, has_own_facts
 
 _RECORDED = (
-    "the cell does at each call what was recorded of one: it depends on nothing but z, x and its tensors"
+    "the cell does at each call what was recorded of one in float64, in the mode that it was in: it depends "
+    "on nothing but z, x and its tensors, and activations are their functions (torch takes t for softplus(t) "
+    "above its threshold, a step of up to 1e-10 of t)"
 )
 _SMALLER = "smaller weights: the bound is made of the norms of the parts of the cell"
 # ≥ the largest slope of functions that act entry by entry, or on each sample with this Lipschitz constant.
@@ -61,7 +64,7 @@ _MATRIX_PRODUCTS = (operator.matmul, torch.matmul, "matmul")
 _TRANSPOSES = ("t", torch.t)
 # Of these no constant is known, but they act on each sample alone and answer the same at each call.
 _OF_THE_INPUT = (
-    *(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Embedding, nn.Softmax),
+    *(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Embedding),
     *(nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
 )
 
@@ -106,7 +109,7 @@ class CellFacts(Facts):
             "tier": tier,
             "fingerprint": fingerprint(model, X),
         }
-        altered_or_nan = altered(model, [name for name in OUTSIDE if name != "cell"]) or not_finite(model, X)
+        altered_or_nan = altered(model) or not_finite(model, X)
         if altered_or_nan:
             return Certificate(claims=(), obstacle=altered_or_nan, **frame)
         reason, method, remedy = "the cell contracts in z", "the Lipschitz constants of its parts", _SMALLER
@@ -163,9 +166,24 @@ class CellFacts(Facts):
         moved = _Walk(graph).run(_Moved(z, one, zero), _Moved(x, zero, one))
         if not isinstance(moved, _Moved) or moved.value.shape != z.shape:
             raise _Unknown("the cell does not return a tensor that is shaped like the state.")
-        if not torch.equal(moved.value, cell(z, x)):
+        with _Unchanging():
+            again = cell(z, x)
+        if not torch.equal(moved.value, again):
             raise _Unknown("the cell gives another answer than the operations that were recorded of it.")
         return moved
+
+
+class _Unchanging(TorchDispatchMode):
+    """Refuses what a recording cannot show: h += z, taken for h = h + z, and random numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operation of torch, as it is run."""
+        name = func.overloadpacket.__name__
+        if func._schema.is_mutable:
+            raise _Unknown(f"the cell changes a tensor in place ({name}): h = h + z makes a new one.")
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _Unknown(f"the cell draws at random ({name}): it gives another answer at each call.")
+        return func(*args, **(kwargs or {}))
 
 
 class _Walk(fx.Interpreter):
@@ -188,7 +206,7 @@ class _Walk(fx.Interpreter):
         if not isinstance(v, _Moved):
             raise _Unknown(f"nothing is known of {name} with these arguments.")
         factor = _slope(layer, v.value)
-        if factor is None and type(layer) in _OF_THE_INPUT and v.with_z.hi == 0:
+        if factor is None and _alone(layer, v.value) and v.with_z.hi == 0:
             return _Moved(layer(v.value), v.with_z, Interval(math.inf))
         if factor is None or v.value.ndim < 2:
             raise _Unknown(_nothing_of(name))
@@ -251,12 +269,26 @@ def _of_two(target: Any, args: tuple, value: Tensor) -> _Moved | None:
         return _Moved(value, with_z, sum((v.with_x for v in moved), Interval(0.0)))
     if len(moved) == 1 and target in (*_PRODUCTS, *_QUOTIENTS):
         (v,), (other,) = moved, [a for a in args if not isinstance(a, _Moved)]
-        size = float(other.abs().amax()) if isinstance(other, Tensor) else abs(float(other))
+        if isinstance(other, Tensor) and other.is_complex():
+            return None
+        # In float64, for |−128| is −128 in int8.
+        size = float(other.double().abs().amax()) if isinstance(other, Tensor) else abs(float(other))
         if target in _PRODUCTS:
             return v.times(value, size)
         if v is args[0] and not isinstance(other, Tensor) and size:
             return v.times(value, 1 / Interval(size))
     return None
+
+
+def _alone(layer: nn.Module, v: Tensor) -> bool:
+    """Whether a layer of which no constant is known acts on each sample alone."""
+    if type(layer) is nn.Softmax:
+        return layer.dim is not None and layer.dim % v.ndim > 0
+    return type(layer) in _OF_THE_INPUT
+
+
+def _at_least_one(slope: float) -> float:
+    return 1.0 if abs(slope) <= 1 else abs(slope)  # NaN stays NaN, of which nothing is proved
 
 
 def _slope(layer: nn.Module, v: Tensor) -> float | Interval | None:
@@ -271,9 +303,9 @@ def _slope(layer: nn.Module, v: Tensor) -> float | Interval | None:
             size, how = tuple(v.shape[2:]), (layer.stride, padding, layer.dilation, layer.groups)
             return conv_norm_upper(layer.weight.detach(), size, *how)  # type: ignore[arg-type]
         case nn.LeakyReLU() if type(layer) is nn.LeakyReLU:
-            return max(1.0, abs(layer.negative_slope))
+            return _at_least_one(layer.negative_slope)
         case nn.ELU() if type(layer) is nn.ELU:
-            return max(1.0, abs(layer.alpha))
+            return _at_least_one(layer.alpha)
         case nn.Softplus() if type(layer) is nn.Softplus:
             # Above `threshold` torch takes t for softplus(t). From 20 on both differ by rounding, less than
             # 2e-9/beta; a lower threshold is a step down, over which no constant holds.
