@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 from .failures import Code, DataDir, Ended, Failure, RunPath, command, option
@@ -94,4 +95,5 @@ def named_theorem(name: str, **constants: Any) -> None:
     try:
         make_theorem(name, **constants)
     except (ValueError, TypeError) as error:
-        raise Failure("No such theorem", str(error), code=Code.USAGE) from error
+        said = re.sub(r"^theorem must", "--theorem must", str(error))
+        raise Failure("No such theorem", said, code=Code.USAGE) from error

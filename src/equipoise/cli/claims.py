@@ -18,7 +18,9 @@ def claims(
     paper: Annotated[
         str | None,
         typer.Argument(
-            help="kawaguchi2021, gao2022, ling2023, hieu2022 or xie2021; all by default.", show_default=False
+            help="kawaguchi2021, gao2022, ling2023, hieu2022 or xie2021; all by default.",
+            metavar="PAPER",
+            show_default=False,
         ),
     ] = None,
     check: Annotated[

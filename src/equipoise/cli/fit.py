@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from ..tasks import Asked, Run, Sample
     from ..tasks.origin import Origin
 
-_ANY = "A name ([cyan]equipoise data[/cyan] lists them), a file .csv .tsv .parquet .npz, or a folder."
+_ANY = (
+    "The name of a data set ([cyan]equipoise data[/cyan] lists them), a file (.csv, .tsv, .parquet or .npz), "
+    "or a folder of images."
+)
 _FREELY = "Train without a guarantee; afterwards the command says what can be proved of the result."
 _OPTIONS = [
     flag("uncertified", _FREELY, "--uncertified", panel=p.annotation.__metadata__[0].rich_help_panel)
@@ -77,10 +80,12 @@ def fit(
 
     The data are checked first. If something is wrong with them, the rows and columns are named and nothing is
     written. By default all settings are chosen for you and training is certified: before the first step a
-    theorem is proved for this network and these data, and every step of the training keeps to it.
+    theorem is proved for this network and these data, and nothing is kept of the training that breaks its
+    promise.
 
-    A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C, --resume continues it. The
-    results are the same, bit for bit, if threads, processor and versions are; if not, it tells you.
+    A run is a directory. After a crash, a full disk, a closed terminal or Ctrl-C, --resume continues it. With
+    the same number of threads, processor and versions the results are the same, bit for bit; otherwise the
+    command says what differs.
     """
     if given.pop("uncertified"):
         given["certified"] = False

@@ -39,20 +39,21 @@ def predict(
     delimiter: Annotated[str | None, option("Separator of cells; by default ',' (a tab in .tsv).")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Predict new rows with a trained network: a label with probabilities, or a number, for each.
+    """Predict new rows with a trained network: for each a label with probabilities, or a number.
 
     If DATA also holds the targets, the predictions are scored. The column p(CLASS) holds the probability of a
     class; it is called probability(CLASS) if the target itself is called p(CLASS).
 
-    The columns set(CLASS) of a run with a coverage say whether a class is in the row's set; TARGET low and
-    TARGET high are the ends of its interval. They hold the truth as often as was asked for, on average over
-    rows like those of the run.
+    If the run was trained with --coverage, the columns set(CLASS) say whether a class is in the row's set,
+    and TARGET low and TARGET high are the ends of its interval. On average over rows like those of the run,
+    sets and intervals hold the truth as often as was asked for.
 
     In CSV an apostrophe is put before text that a spreadsheet would run as a formula (text that begins with
     =, +, − or @ and is not a number). In .npz the characters that a file name cannot hold, and %, are written
     as in %2F.
 
-    With --workers processes share the rows; with --out too, the same command continues if it was killed.
+    With --workers several processes share the rows. With --out as well, the same command continues where a
+    killed one stopped.
     """
     import numpy as np
 

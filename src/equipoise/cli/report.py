@@ -18,7 +18,9 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Directory of a run, finished or not. Give several to compare them.", show_default=False
+            help="Directory of a run, finished or not. Give several to compare them.",
+            metavar="RUN",
+            show_default=False,
         ),
     ],
     out: Annotated[

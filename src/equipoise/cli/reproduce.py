@@ -51,7 +51,7 @@ def reproduce(
         list[str],
         typer.Argument(
             help="Keys such as gao2022.fig1, a paper such as gao2022, or all. With list nothing is run.",
-            metavar="WHAT…",
+            metavar="WHAT",
         ),
     ],
     scale: Annotated[

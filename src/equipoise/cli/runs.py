@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 runs experiments --sort score""")
 def runs(
     output: Output,
-    directory: Annotated[Path, typer.Argument(help="A directory of runs.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(help="A directory of runs.", metavar="DIRECTORY")] = Path(
+        "runs"
+    ),
     sort: Annotated[str | None, option("Sort by score, loss or seconds; by default by age.")] = None,
 ) -> None:
     """List the runs of a directory and compare them. Damaged runs are named, and the exit code is then 5."""

@@ -195,7 +195,7 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
     network = f"{type(model).__name__}({model.extra_repr()})"  # without the modules inside
     facts = {"network": network, **_scores(results["scores"])}
     if results["score"] is not None:
-        facts["beside it"] = beside(results["score_name"], results["score"], results["baselines"])
+        facts["comparison"] = beside(results["score_name"], results["score"], results["baselines"])
     if robust := results.get("robust"):
         facts["near inputs"] = held(robust)
     if covered := results.get("coverage"):

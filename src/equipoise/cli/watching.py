@@ -61,7 +61,7 @@ class Watch:
     def begin(self, expected: Forecast) -> None:
         """Say what the training will take, as it was estimated from a few steps."""
         self.console.quiet = not self.shown
-        self.console.print(f"about {duration(expected.seconds)} and {amount(expected.bytes)} of memory")
+        self.console.print(f"takes about {duration(expected.seconds)} and {amount(expected.bytes)} of memory")
         self._began = self._told = time.monotonic()
 
     def progress(self, step: int, loss: float) -> None:
@@ -124,5 +124,5 @@ def _numbers(record: Mapping[str, Any]) -> str:
         parts.append(f"rate {number(rate, 2)}")
     steps = [number(record[n]) for n in ("forward_steps", "adjoint_steps") if n in record]
     if steps:
-        parts.append(f"solver {'+'.join(steps)}")
+        parts.append(f"solver steps {'+'.join(steps)}")
     return "  ".join(parts)

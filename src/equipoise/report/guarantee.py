@@ -25,7 +25,7 @@ _RESTS = "It rests on: "  # the line of an explanation that the page sets as a l
 
 
 def promise(record: RunRecord) -> Drawn | None:
-    """What was promised of the training, and what came."""
+    """What was promised of the training, and what happened."""
     if record.certificate is not None and not record.certificate.proved:
         return None
     return _anchored(record) or _rate(record)
@@ -63,14 +63,14 @@ def _anchored(record: RunRecord) -> Drawn | None:
     )
     caption = (
         f"F is the loss of all training rows plus a penalty on the size of the weights. It began at "
-        f"{number(start, 4)}, the untrained network with its best readout, and ended at {number(end, 4)}, "
-        f"{percent(end / start)} of that. The dashed line only falls: at a checkpoint the weights are kept "
-        f"where F is proved to be lower, and undone otherwise "
+        f"{number(start, 4)}, with the best readout of the untrained network, and ended at {number(end, 4)}, "
+        f"{percent(end / start)} of that. The dashed line can only fall: a checkpoint keeps the weights if F "
+        f"is proved to be lower there, and otherwise undoes the steps since the last one "
         f"({len(good)} of {count(len(entries), 'checkpoint')} were kept). At the end no other readout of the "
         f"trained features would lower F by more than {number(float(told['gap']))}."
     )
     alt = f"F falls from {number(start, 4)} to {number(end, 4)} over {count(len(good), 'kept checkpoint')}."
-    return Drawn("What was promised, and what came", figure, caption, alt)
+    return Drawn("What was promised, and what happened", figure, caption, alt)
 
 
 def least_loss(record: RunRecord) -> float:
@@ -116,7 +116,7 @@ def _rate(record: RunRecord) -> Drawn | None:
     alt = (
         f"The {name} on a logarithmic axis, from 1 to {number(end)} over {steps}, beside the promised bound."
     )
-    return Drawn("What was promised, and what came", figure, caption, alt)
+    return Drawn("What was promised, and what happened", figure, caption, alt)
 
 
 def _violations(measured: Pair, promised: Pair) -> int:

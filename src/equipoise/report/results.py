@@ -92,8 +92,8 @@ def doubt(record: RunRecord) -> str:
     if abs(p - linear) >= 2 * error:
         return ""
     return (
-        f"On {count(n, 'row')} a difference of {percent(abs(p - linear))} to the linear model may be chance: "
-        f"it is below {percent(2 * error)}, two standard errors."
+        f"On {count(n, 'row')} a difference of {percent(abs(p - linear))} from the linear model may be "
+        f"chance: it is below two standard errors, {percent(2 * error)}."
     )
 
 
@@ -106,13 +106,15 @@ def confusion(record: RunRecord) -> Drawn | None:
     figure = plots.confusion(counts, found["names"])
     wrong = int(counts.sum() - np.trace(counts))
     caption = (
-        f"Rows are what the {number(int(counts.sum()))} {found['part']} samples are, columns what the "
-        f"network said. Right answers lie on the diagonal, and {number(wrong)} wrong ones beside it."
+        f"Each row is a true class and each column an answer of the network, for "
+        f"{number(int(counts.sum()))} {found['part']} samples. Right answers lie on the diagonal; "
+        f"{count(wrong, 'answer is', 'answers are')} wrong."
     )
     if wrong:
         off = counts - np.diag(np.diag(counts))
         i, j = np.unravel_index(int(off.argmax()), off.shape)
-        caption += f" Most often, {found['names'][i]} was taken for {found['names'][j]} ({int(off[i, j])})."
+        answered = f"answer {found['names'][j]} where {found['names'][i]} is true"
+        caption += f" The most frequent mistake is to {answered} ({count(int(off[i, j]), 'time')})."
     alt = f"Confusion matrix of {len(counts)} classes, {wrong} errors."
     return Drawn("Right and wrong answers", figure, caption, alt)
 
@@ -126,9 +128,9 @@ def residuals(record: RunRecord) -> Drawn | None:
     last = list(found)[-1]
     off = np.array(found[last]["target"], dtype=float) - np.array(found[last]["predicted"], dtype=float)
     caption = (
-        f"What is left of the targets after the prediction, in the targets' own unit. It should look like "
-        f"noise around the line at 0: a slope, a bend or a funnel is structure that the network has missed. "
-        f"The dashed lines stand at the root mean square of the {last} rows; half of these are off by less "
+        f"What remains of each target when its prediction is subtracted, in the target's own unit. It "
+        f"should look like noise around the line at 0: a slope, a bend or a funnel is structure that the "
+        f"network has missed. The dashed lines stand at the root mean square of the {last} rows; half of these are off by less "
         f"than {number(float(np.median(np.abs(off))))}."
     )
     return Drawn("What the predictions miss", figure, caption, "Residuals against predictions.")
@@ -144,11 +146,11 @@ def reliability(record: RunRecord) -> Drawn | None:
     right = sum(b["count"] * b["right"] for b in bins) / sum(b["count"] for b in bins)
     leaning = "less sure than it could be" if said < right else "too sure of itself"
     caption = (
-        f"Of the answers that are given with a certain probability, this share is right, on the "
-        f"{found['part']} rows. Bars that end at the dashed line are probabilities to be trusted; a bar with "
-        f"few rows tells little. The two differ by {percent(error)} on average (the expected calibration "
-        f"error); on the whole the network is {leaning}: it says {percent(said)}, and {percent(right)} are "
-        f"right."
+        f"Each bar collects the {found['part']} rows whose answers were given with about the same "
+        f"probability, and shows how many of them are right. A bar that ends at the dashed line can be taken "
+        f"at its word; one of few rows tells little. On average the two differ by {percent(error)} (the "
+        f"expected calibration error). On the whole the network is {leaning}: it is {percent(said)} sure, "
+        f"and {percent(right)} of its answers are right."
     )
     alt = f"Reliability diagram of {len(bins)} ranges, expected calibration error {percent(error)}."
     return Drawn("Can the probabilities be trusted?", plots.reliability(bins), caption, alt)
@@ -191,9 +193,9 @@ def _pictured(found: dict[str, Any]) -> Drawn:
     grid = np.array(found["rises"], dtype=float).reshape(found["grid"])
     i, j = np.unravel_index(int(grid.argmax()), grid.shape)
     caption = (
-        f"Where in the picture the answers come from: the darker a patch, the less sure of the right answer "
-        f"the network gets when that patch is exchanged between images "
-        f"({count(int(found['rows']), found['part'] + ' row')}). Blank patches make no difference."
+        f"The darker a patch, the more the answers depend on it: if its pixels are exchanged between images, "
+        f"the network becomes less sure of the right answer "
+        f"({count(int(found['rows']), found['part'] + ' row')}). White patches make no difference."
     )
     alt = f"Importance of {grid.shape[0]} × {grid.shape[1]} patches, largest in row {i + 1}, column {j + 1}."
     return Drawn("Where the network looks", plots.patches(grid), caption, alt)

@@ -87,7 +87,7 @@ def scores(record: RunRecord) -> Drawn | None:
     _, values = next(iter(lines.values()))
     said = number if numbers else percent
     end, best = said(float(values[-1])), said(float(np.nanmax(values)))
-    caption = f"It ends at {end}; its best is {best}. No theorem speaks of this: it is measured on {rows}."
+    caption = f"It ends at {end}; its best is {best}. No theorem promises this: it is measured on {rows}."
     return Drawn("Score during training", figure, caption, f"{y} ({name}), {end} at the end.")
 
 

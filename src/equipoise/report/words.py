@@ -52,15 +52,15 @@ def simpler(name: str, baselines: Mapping[str, Any]) -> str:
         return ""
     if name == "accuracy":
         says = (
-            f"The most frequent class is right for {percent(known['constant'])} of them, a linear model for "
-            f"{percent(known['linear'])}."
+            f"On the same rows a linear model is right for {percent(known['linear'])}, and always answering "
+            f"the most frequent class for {percent(known['constant'])}."
         )
     elif known["linear"] > 0:
-        says = f"A linear model explains {percent(known['linear'])}."
+        says = f"On the same rows a linear model explains {percent(known['linear'])}."
     else:
-        says = "A linear model explains none of it."
+        says = "On the same rows a linear model explains none of it."
     if "frozen" in known:
-        says += f" With its hidden layer untrained the network reaches {percent(known['frozen'])}."
+        says += f" The same network reaches {percent(known['frozen'])} if its hidden layer is not trained."
     return says
 
 

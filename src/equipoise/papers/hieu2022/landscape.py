@@ -51,7 +51,7 @@ def sizes(context: Context) -> dict[str, Any]:
     return {
         "rows": context.pick(tiny=100, small=1000, medium=4000),
         "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
-        "grid": context.pick(tiny=3, small=9, medium=21, paper=51),
+        "grid": context.pick(tiny=3, small=25, paper=51),
         "rate": context.pick(**RATES),
     }
 
@@ -215,7 +215,7 @@ def _draw_shares(measured: Measured, page: Page) -> None:
     "Figure 4.4: the landscape of a DEQ and of weight-tied networks",
     _judge_basins,
     _draw_basins,
-    minutes=3,
+    minutes=7,
 )
 def fig4_4(context: Context) -> Measured:
     """Around the minimiser the region of small loss grows with the number of repeats, up to the DEQ."""

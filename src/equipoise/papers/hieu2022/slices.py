@@ -42,7 +42,8 @@ class Slice:
             if float(values.min()) < LEVEL < float(values.max()):
                 ax.contour(axis, axis, values, levels=[LEVEL], colors=LIGHT.series[1], **how)
         S, T = np.meshgrid(axis, axis)
-        ax.scatter(S[hidden], T[hidden], marker="x", s=16, linewidths=1.0, color=LIGHT.ink, clip_on=False)
+        size = 16 if len(axis) < 16 else 5  # crosses of a fine grid do not touch
+        ax.scatter(S[hidden], T[hidden], marker="x", s=size, linewidths=0.8, color=LIGHT.ink, clip_on=False)
         ax.plot(0, 0, "+", color=LIGHT.ink, markersize=9)
         ax.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1), aspect="equal")
         label(ax, "first direction", "second direction", self.title)
