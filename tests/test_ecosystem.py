@@ -31,7 +31,8 @@ def test_there_are_such_examples():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the peers' own
 @pytest.mark.parametrize(("peer", "code"), BLOCKS)
-def test_a_peer_runs_as_printed(peer, code, capsys):
+def test_a_peer_runs_as_printed(peer, code, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # an example may write files
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip(peer, reason=f"{peer} is not installed")

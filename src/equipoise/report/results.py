@@ -130,8 +130,8 @@ def residuals(record: RunRecord) -> Drawn | None:
     caption = (
         f"What remains of each target when its prediction is subtracted, in the target's own unit. It "
         f"should look like noise around the line at 0: a slope, a bend or a funnel is structure that the "
-        f"network has missed. The dashed lines stand at the root mean square of the {last} rows; half of these are off by less "
-        f"than {number(float(np.median(np.abs(off))))}."
+        f"network has missed. The dashed lines stand at the root mean square of the {last} rows; half of "
+        f"these are off by less than {number(float(np.median(np.abs(off))))}."
     )
     return Drawn("What the predictions miss", figure, caption, "Residuals against predictions.")
 
