@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,8 @@ _SOURCE = "Directory of a finished run, a model file, or a checkpoint of a monot
 
 @command(
     """verify mnist_h40.safetensors --data mnist --epsilon 0.02 --mean 0.1307 --std 0.3081 --rows 100
-verify runs/digits-auto-1 --data digits --epsilon 2/255 --epsilon 8/255 --workers 2""",
+verify runs/digits-auto-1 --data digits --epsilon 2/255 --epsilon 8/255 --workers 2
+verify runs/digits-auto-1 --data digits --radius 0.1""",
     more=parameters_of(Spread),
 )
 def verify(
@@ -23,13 +25,20 @@ def verify(
     given: dict[str, Any],
     source: Annotated[Path, typer.Argument(help=_SOURCE, metavar="SOURCE", show_default=False)],
     data: Annotated[str, option("Rows with their classes: a table like the run's, or a named data set.")],
-    epsilon: Annotated[
-        list[str], option("How far an input may move, such as 2/255 (tables: raw units); may be repeated.")
-    ],
+    epsilon: Annotated[list[str] | None, option("How far an input may move: 2/255. May be repeated.")] = None,
+    radius: Annotated[
+        str | None, option("Find for each row how far it may move, up to this ε, by bisection.")
+    ] = None,
     norm: Annotated[str, option("Norm of the perturbation: linf (the default) or l2.")] = "linf",
-    box: Annotated[str, option("Range of the inputs, LOW,HIGH (by default 0,1), or none.")] = "0,1",
+    unit: Annotated[
+        str | None,
+        option("Unit of ε for a run on a table: deviations of each column (the default), or raw."),
+    ] = None,
+    box: Annotated[
+        str, option("Range of the inputs, LOW,HIGH, or none; by default 0,1 for images, none for tables.")
+    ] = "auto",
     rows: Annotated[int | None, option("Verify only this many rows, from the first on.")] = None,
-    nodes: Annotated[int, option("Give up a row when its box was split into this many parts.")] = 2000,
+    nodes: Annotated[int, option("Give up a row when its set was split into this many parts.")] = 2000,
     mean: Annotated[float, option("Mean that the inputs of a checkpoint were normalised with.")] = 0.0,
     std: Annotated[
         float, option("Standard deviation that the inputs of a checkpoint were normalised with.")
@@ -44,20 +53,16 @@ def verify(
     """
     from ..report.verified import write_page
     from ..tasks import WrongOption
-    from ..tasks.verified import VerifyTask, as_epsilon, shares
+    from ..tasks.verified import VerifyTask, as_epsilon, shares, spread
 
-    epsilons = [as_epsilon(text) for text in epsilon]
-    if norm not in ("linf", "l2"):
-        raise WrongOption(f"--norm must be linf or l2. Got {norm}.")
-    try:
-        ends = None if box == "none" else tuple(float(end) for end in box.split(","))
-    except ValueError:
-        ends = ()
-    if ends is not None and len(ends) != 2:
-        raise WrongOption(f"--box must be LOW,HIGH or none. Got {box}.")
-    task = VerifyTask.of(
-        source, data, rows=rows, box=ends, norm=norm, nodes=nodes, normalised=(mean, std), data_dir=data_dir
-    )
+    if not epsilon and radius is None:
+        raise WrongOption("--epsilon or --radius must say how far inputs may move. Got neither.")
+    epsilons = [as_epsilon(text) for text in epsilon or []]
+    most = None if radius is None else as_epsilon(radius, "--radius")
+    if most == 0:
+        raise WrongOption("--radius must be > 0. Got 0.")
+    how: dict[str, Any] = {"rows": rows, "box": _ends(box), "norm": _norm(norm), "nodes": nodes, "unit": unit}
+    task = VerifyTask.of(source, data, **how, normalised=(mean, std), data_dir=data_dir)
     out = out or source.with_name(f"{source.stem}-verified")
     out.mkdir(parents=True, exist_ok=True)
 
@@ -65,13 +70,53 @@ def verify(
         if output.talks:
             typer.echo(f"\r{done} of {total}", nl=done == total, err=True)
 
-    found = task.run(epsilons, out, progress, workers_of(given))
+    found = task.run(epsilons, out, progress, workers_of(given), radius=most)
     page = write_page(task, found, out, source.name)
-    shown = table(
-        "ε", "rows", "proved", "not refuted", "parts per row", right=("rows", "proved", "not refuted")
-    )
-    for line in shares(found):
+    output.say(f"  ε is counted {task.counted}, in the norm {norm}.", *_tables(found), f"  {page}")
+    told = {"unit": task.unit, "norm": norm, "shares": shares(found), "radii": spread(found)}
+    output.result({"out": str(out), "page": str(page), **told})
+
+
+def _ends(box: str) -> tuple[float, float] | str | None:
+    """--box as numbers; "auto" leaves it to the data."""
+    from ..tasks import WrongOption
+
+    if box in ("auto", "none"):
+        return {"auto": "auto"}.get(box)
+    try:
+        low, high = map(float, box.split(","))
+    except ValueError:
+        low, high = math.nan, math.nan
+    if not low <= high:
+        raise WrongOption(f"--box must be LOW,HIGH or none. Got {box}.")
+    return low, high
+
+
+def _norm(norm: str) -> str:
+    from ..tasks import WrongOption
+
+    if norm not in ("linf", "l2"):
+        raise WrongOption(f"--norm must be linf or l2. Got {norm}.")
+    return norm
+
+
+def _tables(found: dict[str, Any]) -> list[Any]:
+    """The share of rows for each ε that was given, and the spread of radii if they were asked for."""
+    from ..tasks.verified import SHARES, shares, spread
+
+    shown = []
+    if lines := shares(found):
+        shown.append(
+            table(
+                "ε", "rows", "proved", "not refuted", "parts per row", right=("rows", "proved", "not refuted")
+            )
+        )
+    for line in lines:
         cells = (percent(line["proved"]), percent(line["not refuted"]), number(line["parts a row"]))
-        shown.add_row(f"{line['epsilon']:.5g}", str(int(line["rows"])), *cells)
-    output.say(shown, f"  {page}")
-    output.result({"out": str(out), "page": str(page), "shares": shares(found)})
+        shown[0].add_row(f"{line['epsilon']:.5g}", str(int(line["rows"])), *cells)
+    for one in spread(found):
+        radii = table(f"ε up to {one['most']:g}", *(f"{share:.0%} of rows" for share in SHARES))
+        radii.add_row("proved up to", *(f"{v:.4g}" for v in one["proved"]))
+        radii.add_row("refuted from", *("never" if v == math.inf else f"{v:.4g}" for v in one["refuted"]))
+        shown.append(radii)
+    return shown

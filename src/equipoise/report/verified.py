@@ -1,4 +1,4 @@
-"""verified.html: the share of rows that is proved against ε, the hardest rows, and those that were broken."""
+"""verified.html: the share of rows that is proved against ε, how far rows may move, and the hardest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 
 from .. import plots
-from ..tasks.verified import VerifyTask, shares
+from ..tasks.verified import SHARES, VerifyTask, shares, spread
 from .page import filled, publish
 from .words import percent
 
 _SHOWN = 12  # pictures of each kind
+_ENDS = "proved", "refuted"
 
 
 def write_page(task: VerifyTask, found: dict[str, Any], out: Path, name: str) -> Path:
@@ -32,31 +33,70 @@ def write_page(task: VerifyTask, found: dict[str, Any], out: Path, name: str) ->
             "linf": "each entry of an input moves by at most ε",
             "l2": "an input moves by at most ε in length",
         }[task.norm],
-        box="" if task.box is None else f"within [{task.box[0]:g}, {task.box[1]:g}]",
+        counted=task.counted,
+        box="" if task.box is None else f" and stays within [{task.box[0]:g}, {task.box[1]:g}]",
         table=[
-            {**line, "proved": percent(line["proved"]), "left": percent(line["not refuted"])}
+            {
+                "ε": f"{line['epsilon']:.4g}",
+                "Rows": int(line["rows"]),
+                "Proved": percent(line["proved"]),
+                "Not refuted": percent(line["not refuted"]),
+                "Parts per row": f"{line['parts a row']:.1f}",
+                "Seconds per row": f"{line['seconds a row']:.2g}",
+            }
             for line in table
         ],
-        figure=Markup(_curve(table)),
+        radii=[_in_words(one) for one in spread(found)],
+        figure=Markup(_curve(table, found["radii"], task.counted)),
         broken=_broken(task, found, side) if side else [],
         hardest=_hardest(task, found, side) if side else [],
+        nearest=_nearest(task, found, side) if side else [],
     )
     return publish(out / "verified.html", page)
 
 
-def _curve(table: list[dict[str, float]]) -> str:
-    x = np.array([line["epsilon"] for line in table])
-    series: dict[str, Any] = {
-        "not refuted by the attack": (x, np.array([line["not refuted"] for line in table])),
-        "proved": (x, np.array([line["proved"] for line in table])),
-    }
-    figure = plots.curves(series, x="ε", y="share of rows")
-    words = "; ".join(
-        f"at ε = {line['epsilon']:.4g} {percent(line['proved'])} proved, "
-        f"{percent(line['not refuted'])} not refuted"
-        for line in table
-    )
+def _curve(table: list[dict[str, float]], radii: dict[str, Any], counted: str) -> str:
+    """The shares at each ε that was given, or of all ε where radii are known."""
+    if radii:
+        most = max(radii, key=float)
+        held, left = (_falling(radii[most][end], float(most)) for end in _ENDS)
+        words = f"the share of rows for every ε up to {float(most):.4g}"
+    else:
+        x = np.array([line["epsilon"] for line in table])
+        held, left = ((x, np.array([line[name] for line in table])) for name in ("proved", "not refuted"))
+        words = "; ".join(
+            f"at ε = {line['epsilon']:.4g} {percent(line['proved'])} proved, "
+            f"{percent(line['not refuted'])} not refuted"
+            for line in table
+        )
+    series: dict[str, Any] = {"not refuted by the attack": left, "proved": held}
+    figure = plots.curves(series, x=f"ε, {counted}", y="share of rows")
     return plots.inline_svg(figure, "fig-verified", "Share of rows proved against ε", words)
+
+
+def _falling(ends: list[float | None], most: float) -> tuple[np.ndarray, np.ndarray]:
+    """The steps of the share of rows whose end is at least ε; None is an end beyond `most`."""
+    below = np.sort([v for v in ends if v is not None and v < most])
+    x = np.concatenate([[0.0], np.repeat(below, 2), [most]])
+    return x, 1 - np.repeat(np.arange(len(below) + 1), 2) / len(ends)
+
+
+def _in_words(radii: dict[str, Any]) -> dict[str, Any]:
+    """The spread of the radii as the table shows it."""
+    rows = [
+        {"Share of rows": words}
+        | {
+            f"{share:.0%}": "never" if v == math.inf else f"{v:.3g}"
+            for share, v in zip(SHARES, radii[end], strict=True)
+        }
+        for end, words in zip(_ENDS, ("Proved up to", "Refuted from"), strict=True)
+    ]
+    return {
+        "table": rows,
+        "most": f"{radii['most']:g}",
+        "rows": radii["rows"],
+        "wrong": percent(radii["wrong"]),
+    }
 
 
 def _picture_shape(task: VerifyTask) -> tuple[int, ...]:
@@ -72,9 +112,11 @@ def _broken(task: VerifyTask, found: dict[str, Any], shape: tuple[int, ...]) -> 
     shown: dict[int, dict[str, str]] = {}
     for epsilon, at in sorted(found["epsilons"].items(), key=lambda item: float(item[0])):
         for key, values in at["broken"].items():
-            row, x = int(key), np.array(values)
-            clean = task.X[row].numpy()
-            if row in shown or len(shown) >= _SHOWN or len(x) != len(clean) or np.array_equal(x, clean):
+            row = int(key)
+            if row in shown or len(shown) >= _SHOWN:
+                continue
+            x, clean = task.seen(row, values).numpy(), task.X[row].numpy()
+            if np.allclose(x, clean):
                 continue
             words = f"row {row}, class {task.label(row)}, broken at ε = {float(epsilon):.4g}"
             shown[row] = {"words": words, "clean": _png(clean, shape), "broken": _png(x, shape)}
@@ -96,6 +138,19 @@ def _hardest(task: VerifyTask, found: dict[str, Any], shape: tuple[int, ...]) ->
         }
         for nodes, epsilon, row in sorted(costs, reverse=True)[:_SHOWN]
     ]
+
+
+def _nearest(task: VerifyTask, found: dict[str, Any], shape: tuple[int, ...]) -> list[dict[str, str]]:
+    """The rows that are right as they stand and are refuted nearest to themselves."""
+    if not found["radii"]:
+        return []
+    at = found["radii"][max(found["radii"], key=float)]
+    shown = []
+    for v, row in sorted((v, row) for row, v in enumerate(at["refuted"]) if v)[:_SHOWN]:
+        ends = f"proved to {at['proved'][row]:.3g}, refuted at {v:.3g}"
+        words = f"row {row}, class {task.label(row)}: {ends}"
+        shown.append({"words": words, "clean": _png(task.X[row].numpy(), shape)})
+    return shown
 
 
 def _png(x: np.ndarray, shape: tuple[int, ...]) -> str:

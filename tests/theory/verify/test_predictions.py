@@ -1,5 +1,7 @@
 """What is proved is true, what is refuted is broken, and the two meet where activation patterns are few."""
 
+import itertools
+
 import pytest
 import torch
 from verified_networks import FAMILIES, inputs, least_values, network, outputs
@@ -83,26 +85,29 @@ def test_no_proved_row_is_ever_attacked(family, norm):
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_thousand_proved_rows_withstand_strong_attacks(family, norm):
-    proved, seed = 0, 0
+    """Fifty steps from each of ten starts at the worst class, and from four towards every class alone."""
+    proved, seed, k = 0, 0, 3 if family == "linear" else 4
     while proved < 1000:
         seed += 1
-        model, X = (
-            network(family, d=6, n=10, k=4 if family != "linear" else 3, seed=seed),
-            inputs(6, 200, seed),
-        )
+        model, X = network(family, d=6, n=10, k=k, seed=seed), inputs(6, 200, seed)
         y = classes(model, X)
         epsilon = 0.05 if norm == "linf" else 0.1
         found = eq.verify_predictions(model, X, y, epsilon=epsilon, norm=norm, box=(0.0, 1.0), nodes=50)
-        rows = torch.nonzero(found.proved).flatten()
-        proved += len(rows)
-        if not len(rows):
-            continue
-        sets = InputSets.around(X[rows], epsilon, norm, LOW, HIGH)
+        X, y = X[found.proved], y[found.proved]
+        proved += len(y)
+        sets = InputSets.around(X, epsilon, norm, LOW, HIGH)
         problem = Problem.of(facts(model).unit_network(), sets)
-        x = attacked(
-            problem, Wanted(outputs(model, X).shape[1], labels=y[rows]), steps=50, restarts=10, seed=seed
-        )
-        assert torch.equal(classes(model, x), y[rows])
+        worst = attacked(problem, Wanted(k, labels=y), steps=50, restarts=10, seed=seed)
+        assert torch.equal(classes(model, worst), y)
+        for own, other in itertools.permutations(range(k), 2):
+            rows = torch.nonzero(y == own).flatten()
+            if not len(rows):
+                continue
+            ahead = (torch.eye(k)[own] - torch.eye(k)[other]).double()
+            wanted = Wanted(1, matrix=ahead[None], constant=ahead[:1] * 0)
+            x = attacked(problem.take(rows), wanted, steps=50, restarts=4, seed=seed)
+            assert bool(sets.take(rows).contains(x).all())
+            assert torch.equal(classes(model, x), y[rows])
 
 
 def test_a_row_that_is_misclassified_is_its_own_counterexample():
@@ -176,21 +181,55 @@ def test_a_ball_proves_more_than_the_box_around_it_and_less_than_a_smaller_one()
     assert bool((most >= (radii.radius > 0.1)).all())  # no ball of a global constant is missed
 
 
-def test_a_radius_is_proved_and_not_much_more_is():
-    model, X = network("monotone"), inputs(N=4)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_radius_is_proved_and_one_little_larger_is_broken(norm):
+    model, X = network("gaussian", seed=1), inputs(N=3)
     y = classes(model, X)
-    radius = verified_radius(model, X, y, box=(0.0, 1.0), most=0.5, steps=5)
-    assert bool((radius > 0).any())
-    for row in range(4):
-        near = eq.verify_predictions(
-            model, X[row : row + 1], y[row : row + 1], epsilon=float(radius[row]), box=(0, 1)
-        )
-        assert bool(near.proved) or float(radius[row]) == 0
-        far = float(radius[row]) + 0.5 / 2**4
-        assert far > 0.5 or not bool(
-            eq.verify_predictions(model, X[row : row + 1], y[row : row + 1], epsilon=far, box=(0, 1)).proved
-        )
-    assert bool((verified_radius(model, X, (y + 1) % 3, steps=2) == 0).all())
+    how = {"norm": norm, "box": (0.0, 1.0), "attack": (8, 1)}
+    found = verified_radius(model, X, y, most=0.5, steps=6, **how)
+    assert bool((found.proved > 0).all())
+    assert bool((found.proved < found.refuted).all())
+    again = eq.verify_predictions(model, X, y, epsilon=found.proved, **how)
+    assert bool(again.proved.all())
+    broken = torch.isfinite(found.refuted)
+    assert int(broken.sum()) >= 2
+    assert bool(((found.refuted - found.proved)[broken] <= 0.5 / 2**5).all())  # the first of six steps is at .5
+    x = found.counterexample
+    assert torch.equal(broken, torch.isfinite(x).all(dim=1))
+    assert bool((classes(model, x[broken]) != y[broken]).all())
+    moved = (x - X)[broken]
+    far = moved.abs().amax(dim=1) if norm == "linf" else moved.norm(dim=1)
+    assert torch.allclose(far, found.refuted[broken], rtol=1e-12)
+    assert bool(((x >= 0) & (x <= 1))[broken].all())
+
+
+def test_rows_that_are_wrong_are_refuted_at_nothing_and_a_far_bound_is_proved_at_once():
+    model, X = network("monotone"), inputs()
+    y = classes(model, X)
+    wrong = verified_radius(model, X, (y + 1) % 3, steps=2)
+    assert bool((wrong.proved == 0).all() & (wrong.refuted == 0).all())
+    assert torch.equal(wrong.counterexample, X)
+    assert "6 wrong as they stand" in str(wrong)
+    near = verified_radius(model, X, y, most=1e-9)
+    assert bool((near.proved == 1e-9).all() & near.refuted.isinf().all())
+    assert bool((near.nodes == 1).all())  # nothing is asked again of a row that is proved at `most`
+    for most in (0.0, torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="most must be"):
+            verified_radius(model, X, y, most=most)
+
+
+def test_every_row_may_have_its_own_epsilon():
+    model, X = network("monotone", d=6, n=8, seed=2), inputs(6, 4)
+    y, far = classes(model, X), torch.tensor([0.01, 0.2, 0.4, 0.05])
+    for norm in ("linf", "l2"):
+        how = {"norm": norm, "box": (0.0, 1.0), "nodes": 1}
+        together = eq.verify_predictions(model, X, y, epsilon=far, **how)
+        alone = [
+            eq.verify_predictions(model, X[i : i + 1], y[i : i + 1], epsilon=float(far[i]), **how)
+            for i in range(4)
+        ]
+        assert together.proved.tolist() == [bool(one.proved) for one in alone]
+        assert torch.allclose(together.margin, torch.cat([one.margin for one in alone]), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +245,10 @@ def test_a_radius_is_proved_and_not_much_more_is():
         ({"y": torch.tensor([0])}, r"y must be \(2,\)"),
         ({"y": None}, "either y or inequalities"),
         ({"epsilon": -1.0}, "epsilon must be"),
+        ({"epsilon": torch.nan}, "epsilon must be"),
+        ({"epsilon": torch.inf}, "epsilon must be"),
+        ({"epsilon": torch.zeros(3)}, "one for each row"),
+        ({"epsilon": torch.tensor([0.1, -0.1])}, "≥ 0"),
         ({"epsilon": None, "box": None}, "Got neither"),
         ({"norm": "l1"}, "norm must be"),
         ({"nodes": 0}, "nodes must be"),

@@ -17,6 +17,7 @@ from .bounds import Problem
 from .branch import Effort, Search
 from .network import UnitNetwork
 from .outputs import Wanted
+from .radius import VerifiedRadii, bisected, distances
 from .result import HYPOTHESES, VerifiedPredictions
 from .sets import InputSets
 
@@ -30,7 +31,7 @@ def verify_predictions(
     X: Tensor,
     y: Tensor | None = None,
     *,
-    epsilon: float | None = None,
+    epsilon: Bound | None = None,
     norm: str = "linf",
     box: tuple[Bound, Bound] | None = None,
     inequalities: tuple[Tensor, Tensor] | None = None,
@@ -46,8 +47,8 @@ def verify_predictions(
             ConvMonotone and ConvOptEq.
         X: (N, …) of any float dtype, taken as the exact numbers they are.
         y: classes (N,), or −1 and 1 of one output: ŷ_y must be the largest output, strictly.
-        epsilon, norm: the set is ‖x − X_i‖ ≤ ε in the norm "linf" or "l2", within the box. Without ε it is
-            the box itself.
+        epsilon, norm: the set is ‖x − X_i‖ ≤ ε in the norm "linf" or "l2", within the box; ε is a number, or
+            (N,), one for each row. Without ε the set is the box itself.
         box: (low, high), numbers or tensors (d,) or (N, d), the domain of the data; without it no bounds.
         inequalities: (Q, q) in place of y, (T, k) and (T,): Q ŷ + q > 0 must hold, row by row.
         nodes: parts of its set that are bounded for a row before it is given up as unknown: by default 2000,
@@ -83,27 +84,36 @@ def verify_predictions(
 def verified_radius(
     model: nn.Module,
     X: Tensor,
-    y: Tensor,
+    y: Tensor | None = None,
     *,
+    norm: str = "linf",
     box: tuple[Bound, Bound] = (-math.inf, math.inf),
     most: float = 1.0,
     steps: int = 8,
     **how: Any,
-) -> Tensor:
-    """(N,): for every row an ε, up to `most`, for which ‖x − X_i‖∞ ≤ ε within the box is proved; 0 for none.
+) -> VerifiedRadii:
+    """For every row an ε up to `most` for which ‖x − X_i‖ ≤ ε within the box is proved, and one refuted.
 
-    By bisection, `steps` times; `how` are options of `verify_predictions`, such as `nodes`.
+    By bisection, `steps` times for each of both; `how` are options of `verify_predictions`, such as `nodes`.
     """
-    flat = _rows(X, _network(model)[0])
+    net, _ = _network(model)
+    flat = _rows(X, net)
+    _wanted(net, len(flat), y, how.get("inequalities"))
+    if not 0 < float(most) < math.inf:
+        raise ValueError(f"most must be a finite number > 0. Got {most} instead.")
     low, high = (_side(side, flat) for side in box)
-    proved = torch.zeros(len(flat), dtype=torch.float64)
-    trial = beyond = torch.full_like(proved, float(most))
-    for _ in range(_positive("steps", steps)):
-        sets = InputSets.around(flat, trial[:, None], "linf", low, high)
-        found = verify_predictions(model, X, y, box=(sets.lower, sets.upper), **how).proved
-        proved, beyond = torch.where(found, trial, proved), torch.where(found, beyond, trial)
-        trial = torch.where(proved < beyond, (proved + beyond) / 2, beyond)
-    return proved
+
+    def verify(rows: Tensor, epsilon: Tensor, thorough: bool) -> VerifiedPredictions:
+        some = None if y is None else y.cpu()[rows]
+        more = how if thorough else {**how, "nodes": 1}
+        sets: dict[str, Any] = {"epsilon": epsilon, "norm": norm, "box": (low[rows], high[rows])}
+        return verify_predictions(model, flat[rows], some, **sets, **more)
+
+    def far(rows: Tensor, x: Tensor) -> Tensor:
+        return distances(flat[rows], x, norm)
+
+    found = bisected(verify, len(flat), most=float(most), steps=_positive("steps", steps), far=far)
+    return replace(found, counterexample=found.counterexample.reshape(X.shape))
 
 
 def _verified(
@@ -184,13 +194,15 @@ def _rows(X: Tensor, net: UnitNetwork) -> Tensor:
     return flat
 
 
-def _sets(X: Tensor, epsilon: float | None, norm: str, box: tuple[Bound, Bound] | None) -> InputSets:
+def _sets(X: Tensor, epsilon: Bound | None, norm: str, box: tuple[Bound, Bound] | None) -> InputSets:
     if norm not in ("linf", "l2"):
         raise ValueError(f"norm must be 'linf' or 'l2'. Got {norm!r} instead.")
     if epsilon is None and box is None:
         raise ValueError("epsilon or box must say how far inputs may move. Got neither.")
-    if epsilon is not None and not 0 <= float(epsilon) < math.inf:
-        raise ValueError(f"epsilon must be a finite number ≥ 0. Got {epsilon} instead.")
+    far = None if epsilon is None else torch.as_tensor(epsilon, dtype=torch.float64).detach().cpu()
+    shapes = (), (len(X),)
+    if far is not None and not (far.shape in shapes and bool(((far >= 0) & (far < math.inf)).all())):
+        raise ValueError(f"epsilon must be a finite number ≥ 0, or one for each row, (N,). Got {epsilon}.")
     low, high = (_side(side, X) for side in ((-math.inf, math.inf) if box is None else box))
     outside = ~((low <= X) & (high >= X)).all(dim=1)
     if bool(outside.any()):
@@ -199,8 +211,8 @@ def _sets(X: Tensor, epsilon: float | None, norm: str, box: tuple[Bound, Bound] 
             f"box must hold every row of X. Row {row} lies outside of it, with entries from "
             f"{float(X[row].min()):.6g} to {float(X[row].max()):.6g}: scale X, or widen the box."
         )
-    if epsilon is not None:
-        return InputSets.around(X, float(epsilon), norm, low, high)
+    if far is not None:
+        return InputSets.around(X, far.expand(len(X))[:, None], norm, low, high)
     if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
         raise ValueError("box must be finite where there is no epsilon.")
     return InputSets.of_box(low.contiguous(), high.contiguous())

@@ -38,7 +38,7 @@ class InputSets:
     inner_upper: Tensor  # (N, d)
     centre: Tensor  # (N, d), where functionals are read
     reach: Tensor  # (N, d) ≥ |x − centre|
-    epsilon: float | None = None  # of the ball around the centre, in the Euclidean norm
+    epsilon: Tensor | None = None  # (N, 1), of the balls around the centres, in the Euclidean norm
 
     @staticmethod
     def of_box(lower: Tensor, upper: Tensor) -> InputSets:
@@ -48,15 +48,14 @@ class InputSets:
 
     @staticmethod
     def around(X: Tensor, epsilon: float | Tensor, norm: str, low: Tensor, high: Tensor) -> InputSets:
-        """‖x − X_i‖ ≤ ε in the norm "linf" or "l2", and low ≤ x ≤ high; for "linf" ε may be (N, 1)."""
+        """‖x − X_i‖ ≤ ε in the norm "linf" or "l2", and low ≤ x ≤ high; ε is a number or (N, 1)."""
         lower, upper = X - epsilon, X + epsilon
         outer = torch.maximum(_below(lower), low), torch.minimum(_above(upper), high)
         inner = torch.maximum(_above(lower), low), torch.minimum(_below(upper), high)
         inner = torch.minimum(inner[0], X), torch.maximum(inner[1], X)  # X itself, whatever was rounded
         centre = X if norm == "l2" else outer[0] / 2 + outer[1] / 2
-        return InputSets(
-            *outer, *inner, centre, _reach(*outer, centre), epsilon=float(epsilon) if norm == "l2" else None
-        )
+        ball = torch.as_tensor(epsilon, dtype=torch.float64).expand(len(X), 1) if norm == "l2" else None
+        return InputSets(*outer, *inner, centre, _reach(*outer, centre), ball)
 
     def take(self, rows: Tensor) -> InputSets:
         """The sets of some samples."""
@@ -66,7 +65,7 @@ class InputSets:
     def length(self) -> Tensor:
         """≥ ‖x − centre‖, (N,)."""
         size = up(row_norms_upper(self.reach))
-        return size if self.epsilon is None else size.clamp_max(self.epsilon)
+        return size if self.epsilon is None else torch.minimum(size, self.epsilon[:, 0])
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether x (N, d) lies in the exact set for certain, (N,)."""
@@ -76,7 +75,7 @@ class InputSets:
         moved = (x - self.centre).abs() * UP
         peak = moved.amax(dim=1, keepdim=True).clamp_min(LEAST)  # so that no square is lost or overflows
         length = (moved / peak).square().sum(dim=1).sqrt() * (1 + x.shape[1] * 2.0**-50) * peak[:, 0]
-        return inside & (length * UP <= self.epsilon)
+        return inside & (length * UP <= self.epsilon[:, 0])
 
     def projected(self, x: Tensor) -> Tensor:
         """A point of the set near x (N, d)."""
@@ -104,7 +103,8 @@ class InputSets:
         """Where a·x is about least, minus the centre: (P, d)."""
         if self.epsilon is None:
             return -torch.sign(a) * self.reach[sample]
-        room, t = self._room(a, sample), self._multiplier(a.abs(), self._room(a, sample))
+        room = self._room(a, sample)
+        t = self._multiplier(a.abs(), room, self.epsilon[sample])
         return -torch.sign(a) * torch.minimum(room, a.abs() / t)
 
     def _room(self, a: Tensor, sample: Tensor) -> Tensor:
@@ -112,14 +112,13 @@ class InputSets:
         down, rise = self.centre - self.lower, self.upper - self.centre
         return torch.where(a > 0, down[sample], rise[sample]) * UP
 
-    def _multiplier(self, size: Tensor, room: Tensor) -> Tensor:
+    def _multiplier(self, size: Tensor, room: Tensor, epsilon: Tensor) -> Tensor:
         """About the t at which δ = min(room, |a|/t) has the length ε, (P, 1)."""
-        assert self.epsilon is not None
         tiny = 1e-300
-        t = size.norm(dim=1, keepdim=True).clamp_min(tiny) / max(self.epsilon, tiny)
+        t = size.norm(dim=1, keepdim=True).clamp_min(tiny) / epsilon.clamp_min(tiny)
         for _ in range(_ROUNDS):
             full = size >= t * room
-            left = self.epsilon**2 - torch.where(full, room, 0.0).square().sum(dim=1, keepdim=True)
+            left = epsilon**2 - torch.where(full, room, 0.0).square().sum(dim=1, keepdim=True)
             free = torch.where(full, 0.0, size).norm(dim=1, keepdim=True)
             t = torch.where((left > 0) & (free > 0), free / left.clamp_min(tiny).sqrt(), t)
         return t.clamp_min(tiny)
@@ -127,12 +126,12 @@ class InputSets:
     def _fall_in_ball(self, a: Tensor, size: Tensor, sample: Tensor) -> Tensor:
         """Σ max over δ in [0, room] of |a|δ − tδ²/2, plus tε²/2: ≥ the fall in ball and box for any t."""
         assert self.epsilon is not None
-        room = self._room(a, sample)
-        t = self._multiplier(size, room)
+        room, epsilon = self._room(a, sample), self.epsilon[sample]
+        t = self._multiplier(size, room, epsilon)
         full = size > t * room * UP  # then the maximum is at δ = room
         most = torch.where(full, size * room - (t / 2) * room.square(), size * (size / (2 * t)))
         most = most + 2.0**-50 * size * room  # the rounding of the difference
-        ball = t[:, 0] * self.epsilon / 2 * self.epsilon  # in this order, as ε² may underflow
+        ball = (t * epsilon / 2 * epsilon)[:, 0]  # in this order, as ε² may underflow
         total = most.sum(dim=1) * (1 + a.shape[1] * 2.0**-52) + ball
         fall = up(total)
         return torch.where(torch.isfinite(fall), fall, math.inf)
