@@ -32,18 +32,19 @@ class Equilibrium(EquilibriumModel):
             function of the inputs that returns the start. By default the start is zero, shaped like x.
         solver: finds the equilibrium; Anderson by default. Each solver of a sequence is tried on the rows on
             which those before it failed.
-        gradient: `Implicit()` (exact, default), `Unrolled(steps)` or `Phantom(steps)`.
+        gradient: `Implicit()` (exact, default), `Unrolled(steps)`, `Reversible(steps)` or `Phantom(steps)`.
         stop: the stopping test; by default that of the dtype.
         on_failure: "raise" (default), "warn", "mask", "count", "accept", or an `OnFailure`.
-    precision: "mixed" solves in float32 first, then finishes and verifies in float64. "native" does not;
-        nor does "auto", the default, if f is a cell.
+        precision: "mixed" solves in float32 first, then finishes and verifies in float64. "native" does not;
+            nor does "auto", the default, if f is a cell.
         jacobian: the weight γ of `jacobian_penalty`, 0 by default. In training mode each backward pass
             through the layer then adds the gradient of γ · penalty to that of your loss, whatever the scale
             of the loss. A cell whose solves grow long in training then needs fewer steps, and what is
             minimised is no longer the loss alone.
 
-    All but `cell`, `state`, `jacobian` may also be given for one call: `layer(x, stop=eq.Stop(rtol=1e-6))`.
-    `layer.last` holds detached records of the last call, which are neither copied nor saved with the layer.
+    All but `cell`, `state` and `jacobian` may also be given for one call, as in
+    `layer(x, stop=eq.Stop(rtol=1e-6))`. `layer.last` holds detached records of the last call,
+    which are neither copied nor saved with the layer.
     """
 
     any_cell = True
