@@ -193,7 +193,8 @@ def test_a_radius_is_proved_and_one_little_larger_is_broken(norm):
     assert bool(again.proved.all())
     broken = torch.isfinite(found.refuted)
     assert int(broken.sum()) >= 2
-    assert bool(((found.refuted - found.proved)[broken] <= 0.5 / 2**5).all())  # the first of six steps is at .5
+    # The first of six steps is at .5, so five halvings are left.
+    assert bool(((found.refuted - found.proved)[broken] <= 0.5 / 2**5).all())
     x = found.counterexample
     assert torch.equal(broken, torch.isfinite(x).all(dim=1))
     assert bool((classes(model, x[broken]) != y[broken]).all())
