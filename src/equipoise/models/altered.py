@@ -61,7 +61,7 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool 
         elif module._forward_pre_hooks or module._forward_hooks:
             what, remedy = "a hook around forward", "handle.remove()"
         elif own := [n for n in vars(module) if callable(getattr(type(module), n, None))]:
-            what = f"an attribute {own[0]} in place of its method {own[0]}"
+            what = f"an attribute {own[0]} in place of its method"
             remedy = f"del model.{own[0]}"
         elif changed := list(dict.fromkeys(_overridden(module))):
             kind, family = type(module).__name__, family_of(type(module)).__name__
