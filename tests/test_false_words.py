@@ -10,7 +10,7 @@ import torch
 
 import equipoise as eq
 from equipoise.solve import error
-from equipoise.theory.families import cell
+from equipoise.theory import moves
 from false_words import KINDS, false_words, word_of
 from false_words.composed import composed
 from false_words.layers import layer
@@ -118,9 +118,9 @@ def test_error_bounds_of_other_families_that_are_too_small_are_found(monkeypatch
 
 
 def test_slopes_of_parts_that_are_too_small_are_found(monkeypatch):
-    true = cell._slope
+    true = moves._slope
     half = lambda *a: None if (slope := true(*a)) is None else slope * 0.5
-    monkeypatch.setattr(cell, "_slope", half)
+    monkeypatch.setattr(moves, "_slope", half)
     assert count_false(monkeypatch, "composed", range(100)) > 5
 
 

@@ -70,6 +70,7 @@ from .theory import Claim as Claim
 from .theory import certified_radius as certified_radius
 from .theory import equilibrium_error as equilibrium_error
 from .theory import lipschitz_bound as lipschitz_bound
+from .theory import output_ranges as output_ranges
 from .theory import unroll as unroll
 from .theory import verify_predictions as verify_predictions
 from .theory.certify import certify as certify

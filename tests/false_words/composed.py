@@ -110,6 +110,11 @@ def composed(draw: Draw) -> Word:
     if found.proved and "lipschitz" in found.constants and found.constants["rate"] < 0.99:
         with torch.no_grad():
             states = [_state(cell, x, found.constants["rate"]) for x in (X[:1], X[1:])]
+        Z = torch.cat(states)
+        Z = Z + draw.choice((0.0, 1e-9, 0.1)) * draw.normal(*Z.shape)
+        far, error = (Z - torch.cat(states)).norm(), eq.equilibrium_error(layer, X, Z)
+        if not float(far) <= error * (1 + 1e-6) + 1e-9:
+            return Word(True, f"{cell}: a state is {far} from its equilibrium, not {error} at most")
         moved, limit = (states[0] - states[1]).norm(), (X[0] - X[1]).norm() * found.constants["lipschitz"]
         if not float(moved) <= float(limit) * (1 + 1e-9) + 1e-9:
             return Word(True, f"{cell}: the equilibrium moves by {moved}, not by {limit} at most")

@@ -266,7 +266,7 @@ def test_a_family_without_a_reason_is_an_error():
     with pytest.raises(TypeError, match=r"weight\(\) of New must be .* Got NoneType instead"):
         eq.certify(New(), inputs())
     image = torch.zeros(1, 1, 4, 4)
-    words = r"ConvOptEq, 'wellposed' of ConvMonotone and Equilibrium\. Got ResidualConv instead"
+    words = r"ConvOptEq and Equilibrium, 'wellposed' of ConvMonotone\. Got ResidualConv instead"
     with pytest.raises(TypeError, match=words):
         eq.certify(eq.ResidualConv((1, 4, 4), 8, groups=2), image)
 

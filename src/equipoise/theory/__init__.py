@@ -6,7 +6,7 @@ from .certify import THEOREMS, Theorem, certify, make_theorem
 from .claim import Claim
 from .export import UnrolledNetwork, unroll
 from .facts import AffineFacts, Facts, facts, facts_of
-from .robustness import Radii, certified_radius, lipschitz_bound, pairwise_lipschitz
+from .robustness import Radii, certified_radius, lipschitz_bound, output_ranges, pairwise_lipschitz
 from .safeguarded import Safeguarded
 from .suggest import Suggestion, suggest
 from .trajectory import Flight, Recorder
@@ -43,6 +43,7 @@ __all__ = [
     "ling2023",
     "lipschitz_bound",
     "make_theorem",
+    "output_ranges",
     "pairwise_lipschitz",
     "pl",
     "suggest",

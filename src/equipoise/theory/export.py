@@ -9,6 +9,7 @@ data: torch.export and ONNX take it as it is.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -20,7 +21,10 @@ from ..linalg import Interval, frobenius, norm_upper
 from ..models import Equilibrium
 from ..models.affine import AffineFamily
 from ..models.altered import altered, double
+from .common import not_finite
 from .facts import AffineFacts, facts, find_facts
+from .moves import RECORDED, ROUNDED, Unknown, sizes
+from .recorded import RecordedCell, exact_inputs
 
 _MOST_STEPS = 10_000
 
@@ -77,9 +81,10 @@ def unroll(
         error: the largest Euclidean error of one sample's output.
         radius: the largest ‖x‖ for which this is to hold.
         contraction: the factor q < 1 by which the cell of an Equilibrium contracts in z, for every such x: a
-            number that you have a proof of, or "estimate", which is measured on `sample` and labelled so.
+            number that you have a proof of, or "estimate", which is measured on `sample` and labelled so. By
+            default it is proved from the parts of the cell, as `certify` does it, and so is `offset`.
         offset: a bound of ‖cell(0, x)‖ over ‖x‖ ≤ radius, given in the same way.
-        sample: inputs to estimate on.
+        sample: inputs to estimate on, or from which a proof takes the shape of x.
     """
     for name, value in (("error", error), ("radius", radius)):
         positive(name, value)
@@ -96,6 +101,11 @@ def unroll(
         )
     layer = cast(Equilibrium, model)
     _refuse_altered(layer, ("cell",))  # the cell is the user's own, and copied as it is
+    if contraction is None and offset is None and sample is not None:
+        q, first = _proved_of_cell(layer, radius, sample)
+        steps = _steps(q, first, Interval(1.0), error)
+        trusted = (RECORDED, ROUNDED)
+        return UnrolledNetwork(_CellBody(layer), steps, error, radius, q.hi, True, trusted)
     q, first, proved = _bounds_of_cell(layer, radius, contraction, offset, sample)
     steps = _steps(q, first, Interval(1.0), error)
     return UnrolledNetwork(_CellBody(layer), steps, error, radius, q.hi, proved)
@@ -200,13 +210,36 @@ def _zero_start(layer: Equilibrium, x: Tensor) -> Any:
     return tuple(map(torch.zeros_like, z)) if isinstance(z, tuple) else torch.zeros_like(z)
 
 
+def _proved_of_cell(layer: Equilibrium, radius: float, sample: Tensor) -> tuple[Interval, Interval]:
+    """≥ q and ≥ ‖cell(0, x)‖ ≤ ‖cell(0, 0)‖ + k‖x‖, by the parts of the cell."""
+    if why := not_finite(layer, sample):
+        raise ValueError(why)
+    x = torch.zeros_like(exact_inputs(sample[:1]))
+    try:
+        cell = RecordedCell(layer)
+        at = cell.at(torch.zeros_like(cell.start(x)), x)
+    except Unknown as unknown:
+        raise ValueError(
+            f"the cell's contraction is not proved: {unknown.what} Give contraction= and offset=, numbers "
+            f"you have a proof of, or 'estimate'."
+        ) from None
+    first = Interval(float(sizes(at.value))) + float(at.off) + at.with_x * radius
+    if not first.hi < math.inf:
+        raise ValueError(
+            "how the cell follows x is not proved: no constant is known of a layer that acts on x. Give "
+            "contraction= and offset=."
+        )
+    return Interval(0.0, at.with_z.hi), Interval(0.0, first.hi)
+
+
 def _bounds_of_cell(
     layer: Equilibrium, radius: float, contraction: Any, offset: Any, sample: Tensor | None
 ) -> tuple[Interval, Interval, bool]:
     if contraction is None or offset is None:
         raise ValueError(
-            "a cell of your own needs contraction= and offset=: numbers you have a proof of, or 'estimate' "
-            "(measured on sample=, and labelled so in the result)."
+            "a cell of your own needs sample=, inputs of which the shape counts, for a proof from its parts; "
+            "or contraction= and offset=: numbers you have a proof of, or 'estimate' (measured on sample=, "
+            "and labelled so in the result)."
         )
     estimated = "estimate" in (contraction, offset)
     if estimated and sample is None:

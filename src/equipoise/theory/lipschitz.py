@@ -41,7 +41,7 @@ class RowScores(NamedTuple):
     """Outputs of rows, each row times a positive number s: order and signs are those of the outputs."""
 
     values: Tensor  # (N, k)
-    error: float  # ≥ that of a value, and of a difference of two in a row
+    error: float | Tensor  # ≥ that of a value, and of a difference of two in a row; of each row, (N,)
     scale: float | Tensor = 1.0  # ≥ s, for all rows or for each of them
     excess: float = 0.0  # ≥ scale/s − 1
 

@@ -22,8 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..linalg import row_norms_upper
 from .certificate import FLOAT64_TIER
 from .lipschitz import DOWN, Bounds, no_bounds
+from .recorded import RecordedBounds, is_cell_layer
 from .register import find_facts
 
 _ROWS = 2048  # rows whose equilibria are found at a time
@@ -63,18 +65,19 @@ class Radii:
         return "\n".join(lines)
 
 
-def lipschitz_bound(model: nn.Module) -> float:
+def lipschitz_bound(model: nn.Module, X: Tensor | None = None) -> float:
     """≥ sup ‖ŷ(x) − ŷ(x')‖ / ‖x − x'‖ over all inputs; ∞ if uniqueness is not proved.
 
+    An `Equilibrium` of a cell, and a module of known layers around it, need an X, of which the shape counts.
     The bound is about the outputs at equilibria, even if the model returns unrolled steps or those of SAM.
     Images have the size that the model was built for, and their distance is that of all their pixels.
     """
-    return _bounds_of(model).output_bound()
+    return _bounds_of(model, X).output_bound()
 
 
-def pairwise_lipschitz(model: nn.Module) -> Tensor:
+def pairwise_lipschitz(model: nn.Module, X: Tensor | None = None) -> Tensor:
     """(k, k): ≥ the Lipschitz constant of ŷ_p − ŷ_q, the difference that decides between two classes."""
-    return _bounds_of(model).pair_bounds()
+    return _bounds_of(model, X).pair_bounds()
 
 
 @torch.no_grad()
@@ -84,7 +87,7 @@ def certified_outputs(model: nn.Module, X: Tensor) -> tuple[Tensor, Tensor]:
     The exact ŷ is that of the stored weights and of their one equilibrium; the solver is not trusted. Where
     uniqueness is not proved this is a ValueError.
     """
-    network, outputs, errors = _bounds_of(model), [], []
+    network, outputs, errors = _bounds_of(model, X), [], []
     for part in X.split(_ROWS):
         points, obstacle = network.checked(part)
         if obstacle:
@@ -100,6 +103,28 @@ def certified_outputs(model: nn.Module, X: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs), torch.cat(errors)
 
 
+@torch.no_grad()
+def output_ranges(model: nn.Module, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, k) each: ends between which ŷ lies for every input of the boxes low ≤ x ≤ high, in float64.
+
+    They follow from the Lipschitz constant and the outputs at the centres, so that they serve every model
+    that has one. `verify_predictions` knows much sharper ones of some families.
+    """
+    if not isinstance(low, Tensor) or not isinstance(high, Tensor) or low.shape != high.shape:
+        got = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in (low, high)]
+        raise ValueError(f"low and high must be tensors of one shape, one box for each row. Got {got}.")
+    low, high = low.detach().double(), high.detach().double()
+    if not bool((low <= high).all()) or not bool(torch.isfinite(high - low).all()):
+        raise ValueError("low and high must be finite, with low ≤ high in every entry.")
+    centre = low / 2 + high / 2
+    half = torch.maximum(high - centre, centre - low)  # rounded once, and made larger by far more than that
+    far = row_norms_upper(half.flatten(1)) * (1 + 2.0**-50) + 2.0**-1000
+    values, errors = certified_outputs(model, centre)
+    reach = far.to(errors) * lipschitz_bound(model, centre) + errors
+    reach = (reach + 2.0**-50 * values.abs().amax(dim=1)) * (1 + 2.0**-48)
+    return values - reach[:, None], values + reach[:, None]
+
+
 def certified_radius(
     model: nn.Module, X: Tensor, labels: Tensor | None = None, *, local: bool = False
 ) -> Radii:
@@ -112,7 +137,7 @@ def certified_radius(
         local: use the sharper bound on the units that can be active near each row. It is never smaller, costs
             some factorisations for each row, and is known for affine families only.
     """
-    network = _bounds_of(model)
+    network = _bounds_of(model, X)
     if local and not network.local:
         raise ValueError("local=True is known for affine families only. Leave it out for an OptEq.")
     points, obstacle = network.checked(X)
@@ -124,7 +149,8 @@ def certified_radius(
     prediction, ahead = _decide(scores)
     bounds = network.score_bounds()[prediction]
     known = torch.isfinite(scores).all(dim=1, keepdim=True)  # a score that overflowed says nothing
-    margins = _certain((ahead - error).where(known, 0.0) * DOWN)  # (N, k), or (N, 1)
+    off = torch.as_tensor(error, dtype=ahead.dtype, device=ahead.device).expand(N)[:, None]
+    margins = _certain((ahead - off).where(known, 0.0) * DOWN)  # (N, k), or (N, 1)
     ratio = _certain(margins / bounds * DOWN)
     if k > 1:
         own = torch.nn.functional.one_hot(prediction, k).bool()
@@ -147,7 +173,9 @@ def certified_radius(
     return Radii(radius, shown, margin, dict(sorted(reasons.items())), (*_HYPOTHESES, *network.believed))
 
 
-def _bounds_of(model: nn.Module) -> Bounds:
+def _bounds_of(model: nn.Module, X: Tensor | None) -> Bounds:
+    if X is not None and any(map(is_cell_layer, model.modules())):
+        return RecordedBounds(model, X)
     known = find_facts(model)
     if known is None:
         raise no_bounds(model)

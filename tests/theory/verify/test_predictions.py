@@ -84,7 +84,7 @@ def test_no_proved_row_is_ever_attacked(family, norm):
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_thousand_proved_rows_withstand_strong_attacks(family, norm):
+def test_a_thousand_proved_rows_withstand_strong_attacks(family, norm, record_property):
     """Fifty steps from each of ten starts at the worst class, and from four towards every class alone."""
     proved, seed, k = 0, 0, 3 if family == "linear" else 4
     while proved < 1000:
@@ -108,6 +108,7 @@ def test_a_thousand_proved_rows_withstand_strong_attacks(family, norm):
             x = attacked(problem.take(rows), wanted, steps=50, restarts=4, seed=seed)
             assert bool(sets.take(rows).contains(x).all())
             assert torch.equal(classes(model, x), y[rows])
+    record_property("proved rows attacked", proved)
 
 
 def test_a_row_that_is_misclassified_is_its_own_counterexample():
