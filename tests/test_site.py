@@ -46,6 +46,9 @@ def test_every_page_is_in_the_navigation():
     for page in (ROOT / "docs").rglob("*.md"):
         path = str(page.relative_to(ROOT / "docs"))
         assert f": {path}\n" in navigation, f"{path} cannot be reached from the navigation"
+    for notebook in (ROOT / "docs").rglob("*.ipynb"):
+        page = notebook.relative_to(ROOT / "docs").with_suffix(".md")
+        assert f"- {page}\n" in navigation, f"{notebook.name} cannot be reached from the navigation"
 
 
 needs_mkdocs = pytest.mark.skipif(find_spec("mkdocs") is None, reason="the extra `docs` is not installed")
@@ -56,6 +59,11 @@ def test_the_site_builds_strictly_loads_nothing_and_every_link_leads_to_a_place(
     site = built(tmp_path)
     assert "<math" in (site / "index.html").read_text()  # formulas need no script
     assert "arithmatex" not in (site / "theory.html").read_text()
+    for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / notebook.with_suffix(".html").name).read_text()
+        code = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert page.count("<pre") == len(code) > 0
+        assert f'href="{notebook.name}"' in page  # to run it
     read = {page: Links(page.read_text()) for page in sorted(site.rglob("*.html")) if page.name != "404.html"}
     places = {page.as_uri(): links.places for page, links in read.items()}
     assert len(read) > 20

@@ -21,6 +21,7 @@ PAGES = [
     "how-to-choose",
     "theory",
     "gallery/small",
+    "notebooks/07-opteq-as-a-convex-problem",
     "reference/solve",
 ]
 
