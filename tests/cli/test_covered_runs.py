@@ -22,7 +22,7 @@ def test_a_run_with_a_coverage_predicts_sets_and_tells_them_by_class(tmp_path):
     assert json.loads((run / "findings.json").read_text())["scores"]["training"]["rows"] == 54
     assert {row["class"] for row in found["by class"]} == {"setosa", "versi color", "virgi,nica"}
     page = (run / "report.html").read_text()
-    assert "Sets and intervals that hold the truth" in page
+    assert "Sets that hold the truth" in page
     assert "Nothing is promised of a class by itself." in page
     said = call("predict", run, table)
     rows = list(csv.DictReader(io.StringIO(said.stdout)))
@@ -36,6 +36,9 @@ def test_a_run_of_numbers_predicts_intervals(tmp_path):
     table = write_houses(tmp_path / "houses.csv", 60)
     run = tmp_path / "run"
     assert call("fit", table, "--coverage", 0.8, *SMALL, "--out", run).exit_code == 0
+    page = (run / "report.html").read_text()
+    assert "Intervals that hold the truth" in page
+    assert "decided how large an interval must be" in page
     said = json.loads(call("predict", run, table, "--json").stdout)
     low, price, high = (np.array(said["answers"][n]) for n in ("price low", "price", "price high"))
     assert bool((low < price).all() and (price < high).all())

@@ -13,7 +13,7 @@ import pytest
 from equipoise import report
 from equipoise.report import guarantee, opening, results
 from equipoise.report.reading import RunRecord, read
-from equipoise.report.training import ends, loss
+from equipoise.report.training import LOWEST, ends, loss, scores
 from equipoise.tasks.calibration import calibration
 from equipoise.theory import THEOREMS
 
@@ -236,3 +236,24 @@ def test_findings_of_before_are_shown_without_what_they_lack(runs, tmp_path):
     assert "fig-confusion" in text
     assert "fig-reliability" not in text
     assert "Linear model" not in text
+
+
+@pytest.mark.parametrize(("most", "named"), [(1, False), (2, True)])
+def test_a_mistake_is_called_the_most_frequent_only_if_it_was_made_twice(most, named):
+    counts = [[5, 0, most], [1, 4, 0], [0, 0, 6]]
+    found = {"confusion": {"counts": counts, "names": ["a", "b", "c"], "part": "test"}}
+    caption = results.confusion(RunRecord("a", findings=found)).caption
+    assert f"{1 + most} answers are wrong." in caption
+    assert ("The most frequent mistake is to answer c where a is true (2 times)." in caption) == named
+
+
+def test_a_start_far_below_all_other_scores_does_not_flatten_them():
+    values = {0: -2.67, 1: 0.3, 2: 0.45, 3: 0.5}
+    drawn = scores(RunRecord("a", history={"test_r2": values}))
+    shown = drawn.figure.axes[0].get_lines()[0].get_ydata()
+    assert np.isnan(shown[0])
+    assert shown[1:].tolist() == [0.3, 0.45, 0.5]
+    assert "Values below −0.5 are not drawn; the lowest is −2.67." in drawn.caption
+    low = scores(RunRecord("a", history={"test_r2": {0: -3.0, 1: -2.0, 2: LOWEST - 1.0}}))
+    assert np.isfinite(low.figure.axes[0].get_lines()[0].get_ydata()).all()  # then they are all there is
+    assert "not drawn" not in low.caption

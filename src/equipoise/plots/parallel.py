@@ -45,7 +45,7 @@ def parallel(
     order = np.argsort(scores)
     best = order[-1]
     for rank, i in enumerate(order):
-        strength = 0.15 + 0.5 * rank / max(1, len(order) - 1)
+        strength = 0.4 + 0.4 * rank / max(1, len(order) - 1)
         style: dict[str, Any] = (
             {"color": theme.colour(1), "linewidth": 2.4} if i == best else {"alpha": round(strength, 2)}
         )

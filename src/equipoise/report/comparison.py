@@ -142,7 +142,8 @@ def _certified(name: str, record: RunRecord) -> dict[str, Any]:
     for certificate in (record.certificate, record.wellposed):
         if certificate is not None and certificate.theorem not in [t["theorem"] for t in told]:
             word, mark = VERDICTS[certificate.verdict]
-            promise = typeset(certificate.promise) if certificate.proved else ""
+            promise = typeset(certificate.promise).replace("_", "-") if certificate.proved else ""
+            promise = promise[:1].upper() + promise[1:]
             told.append({"word": word, "mark": mark, "theorem": certificate.theorem, "promise": promise})
     return {"name": leaf(name), "told": told}
 

@@ -64,8 +64,9 @@ def coverage(record: RunRecord) -> tuple[str, list[dict[str, str]]]:
     said = (
         f"A new row's {what} holds the truth with a probability of at least {percent(found['asked'])}, on "
         f"average over rows like these: {count(found['calibrating'], 'row')} that were not trained on "
-        f"decided how large a {what} must be. Of {count(found['rows'], 'test row')}, "
-        f"{percent(found['covered'])} are covered, by {what}s of {number(found['size'])} {unit} on average. "
+        f"decided how large {'a set' if classes else 'an interval'} must be. "
+        f"Of {count(found['rows'], 'test row')}, {percent(found['covered'])} are covered, "
+        f"by {what}s of {number(found['size'])} {unit} on average. "
         f"Chance alone puts this share between {percent(low)} and {percent(high)} in 19 of 20 cases"
         + (". " if usual else ", and it lies outside: the test rows may be unlike the others. ")
         + ("Nothing is promised of a class by itself." if classes else "")
@@ -110,8 +111,8 @@ def confusion(record: RunRecord) -> Drawn | None:
         f"{number(int(counts.sum()))} {found['part']} samples. Right answers lie on the diagonal; "
         f"{count(wrong, 'answer is', 'answers are')} wrong."
     )
-    if wrong:
-        off = counts - np.diag(np.diag(counts))
+    off = counts - np.diag(np.diag(counts))
+    if off.max(initial=0) > 1:
         i, j = np.unravel_index(int(off.argmax()), off.shape)
         answered = f"answer {found['names'][j]} where {found['names'][i]} is true"
         caption += f" The most frequent mistake is to {answered} ({count(int(off[i, j]), 'time')})."

@@ -34,6 +34,7 @@ def write_page(sweep: Sweep, best: dict[str, Any] | None = None) -> Path:
         share=f"{100 * sweep.data['validation']:g} %",
         words=words,
         columns=sweep.open,
+        spread=any(one["spread"] is not None for one in table),
         configurations=[
             {**one, "score": shown_score(kind, one["score"]) if one in shown else "–"}
             | {"spread": "" if one["spread"] is None else f"± {shown_score(kind, one['spread'])}"}

@@ -18,6 +18,8 @@ from .opening import LOSSES
 from .reading import RunRecord, part
 from .words import count, number, percent
 
+LOWEST = -0.5  # of an R² that is drawn: what an untrained network has may be far below all others
+
 
 def measured_on(record: RunRecord) -> tuple[str, str]:
     """On which rows a run measured its test series: test rows, or those held out to say when to stop."""
@@ -60,6 +62,11 @@ def loss(record: RunRecord) -> Drawn | None:
         says = [
             f"After {steps} the loss of the predictions is {number(end / float(found[1][0]))} of the first"
         ]
+    elif record.clock == "epoch":
+        says = [
+            f"In the last of {steps} the loss of the predictions was {number(end)} on average over the "
+            f"batches of training rows, each measured before its step"
+        ]
     else:
         says = [f"After {steps} the loss of the predictions is {number(end)} on the training rows"]
     if name in lines:
@@ -83,11 +90,14 @@ def scores(record: RunRecord) -> Drawn | None:
         return None
     numbers = over_time(record, "test_r2") is not None
     y = "R²" if numbers else "share classified right"
-    figure = plots.curves(lines, x=record.clock, y=y)
     _, values = next(iter(lines.values()))
     said = number if numbers else percent
-    end, best = said(float(values[-1])), said(float(np.nanmax(values)))
+    end, best, least = (said(float(v)) for v in (values[-1], np.nanmax(values), np.nanmin(values)))
     caption = f"It ends at {end}; its best is {best}. No theorem promises this: it is measured on {rows}."
+    if numbers and np.nanmin(values) < LOWEST < values[-1]:
+        lines = {part: (x, np.where(v < LOWEST, np.nan, v)) for part, (x, v) in lines.items()}
+        caption += f" Values below {number(LOWEST)} are not drawn; the lowest is {least}."
+    figure = plots.curves(lines, x=record.clock, y=y)
     return Drawn("Score during training", figure, caption, f"{y} ({name}), {end} at the end.")
 
 
