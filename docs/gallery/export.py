@@ -9,12 +9,14 @@ import shutil
 import sys
 from pathlib import Path
 
+from markdown.extensions.toc import slugify
 from PIL import Image, ImageColor
 
 from equipoise.papers.framework.gallery import read_results, summary
 from equipoise.plots import LIGHT
 
 TABLE = ("| experiment | what | verdict | claims | scale | time |", "| --- | --- | --- | --- | --- | --- |")
+ROW = re.compile(r"\| \[?(\w+\.[\w.]+)(?:\]\(\S*\))?(?= \|)")  # its key, which leads to its section
 WIDEST, LARGEST = 1400, 200_000  # pixels; bytes of a picture
 
 
@@ -45,7 +47,12 @@ def _parts(page: str) -> tuple[list[str], dict[str, str], dict[str, str]]:
     """Of a page: what is said before the table, the rows of the table and the sections, by their keys."""
     head, *sections = page.split("\n## ")
     said = [part for part in head.split("\n\n")[2:] if part.strip() and not part.lstrip().startswith("|")]
-    rows = {line.split(" | ")[0][2:]: line for line in head.splitlines() if re.match(r"\| \w+\.", line)}
+    titles = {part.split(":")[0]: part.splitlines()[0] for part in sections}
+    rows = {}
+    for line in head.splitlines():
+        if found := ROW.match(line):
+            key = found.group(1)
+            rows[key] = f"| [{key}](#{slugify(titles[key], '-')}){line[found.end() :]}"
     return said, rows, {part.split(":")[0]: f"## {part.strip()}" for part in sections}
 
 
