@@ -149,7 +149,12 @@ def judged(claims: Sequence[Sequence[str]]) -> str:
         rows.append(
             [claim, paper, measured, str(known.get(test, "–")), f"{verdict}: {why}" if why else verdict]
         )
-    return markdown(columns, rows) + "".join(f"\n{n}. {words}" for words, n in known.items()) + "\n"
+    told = "".join(f"\n{n}. {words}" for words, n in known.items())
+    return (
+        markdown(columns, rows)
+        + (f"\nWhat the numbers of the tests stand for:\n{told}" if told else "")
+        + "\n"
+    )
 
 
 def said(result: Result) -> list[str]:
