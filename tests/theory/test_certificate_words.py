@@ -13,7 +13,7 @@ from equipoise.theory import make_theorem
 
 def test_the_words_of_a_proof(proved):
     words = proved.explain()
-    assert words.startswith("The hidden layer is certified to move at most")
+    assert words.startswith("The hidden layer is certified to move by at most")
     assert "Proved by ling2023: with step size η <" in words
     assert f"An e-fold of the loss takes at most {proved.efold:.3g} steps." in words
     assert "½‖ŷ − y‖²" in words
@@ -21,7 +21,7 @@ def test_the_words_of_a_proof(proved):
     assert "round to nearest" in words
     assert "As printed, (9) holds" in words
     assert "vacuous" not in words
-    assert "and measured to move 2.0e-05 of ‖Z(0)‖" in proved.explain(measured_movement=2e-5)
+    assert "and measured to move by 2.0e-05 times ‖Z(0)‖" in proved.explain(measured_movement=2e-5)
 
 
 def test_a_hidden_layer_that_stays_is_called_fixed():

@@ -49,9 +49,9 @@ def _movement(certificate: Certificate, measured: float | None) -> str:
     certified = certificate.movement if certificate.proved else None
     says = []
     if certified is not None:
-        says.append(f"certified to move at most {certified:.1e} of ‖Z(0)‖")
+        says.append(f"certified to move by at most {certified:.1e} times ‖Z(0)‖")
     if measured is not None:
-        says.append(f"measured to move {measured:.1e} of ‖Z(0)‖")
+        says.append(f"measured to move by {measured:.1e} times ‖Z(0)‖")
     if not says:
         return ""
     largest = max(v for v in (certified, measured) if v is not None)
