@@ -119,7 +119,7 @@ def test_a_result_is_headed_by_the_verdict_of_all_its_claims(tmp_path, decisive)
     assert f"| gao2022.test | title | {expected} | {counted} | tiny |" in (tmp_path / "index.md").read_text()
     page = (tmp_path / "index.html").read_text()
     assert f"<td>{counted}</td>" in page
-    assert f"Of 3 claims: {counted}." in page
+    assert f"Claims by verdict: {counted}." in page
     assert f'<span class="soft">({counted})</span></h3>' in page
     assert '<td data-name="scale">tiny</td>' in page
     assert page.count('<span class="badge agree">') == (4 if decisive else 1)  # two of them head the result
