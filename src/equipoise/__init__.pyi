@@ -17,6 +17,7 @@ from . import train as train
 from .differentiate import GMRES as GMRES
 from .differentiate import Implicit as Implicit
 from .differentiate import Phantom as Phantom
+from .differentiate import Recycled as Recycled
 from .differentiate import Reversible as Reversible
 from .differentiate import Unrolled as Unrolled
 from .differentiate import jacobian_penalty as jacobian_penalty

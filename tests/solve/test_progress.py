@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from equipoise.solve import Status, Stop
+import equipoise as eq
+from equipoise.solve import PeacemanRachford, Status, Stop
 from equipoise.solve.problem import make_map
 from equipoise.solve.progress import Progress
 
@@ -93,7 +94,39 @@ def test_a_check_waits_as_long_as_the_measured_rate_says():
         (0.5, math.inf, 1, 1), (0.5, 1.0, 1, 1), (0.5, 0.5, 1, 1),
     ):  # fmt: skip
         progress.rate, progress.excess = rate, excess
-        assert (progress.wait(costly=False), progress.wait(costly=True)) == (floor, ceil)
+        assert (progress.wait(eq.Picard()), progress.wait(PeacemanRachford())) == (floor, ceil)
+
+
+def test_a_solver_of_no_steady_rate_is_checked_when_its_first_row_could_pass():
+    one = torch.ones(1, dtype=torch.float64)
+    progress = Progress(one, one, one, one, torch.zeros(1, dtype=torch.int64), one.bool() & False)
+    for least, fall, steps in (
+        (101.0, 0.5, 2), (99.0, 0.5, 1), (1e20, 0.5, 2),  # a hundredfold in a step
+        (1.1e6, math.log(1e3), 2), (0.9e6, math.log(1e3), 1), (1e12, math.inf, 1),  # as it fell in two
+        (0.5, 0.5, 1), (math.nan, 0.5, 1), (math.inf, 0.5, 1),
+    ):  # fmt: skip
+        progress.least, progress.fall = least, fall
+        assert progress.wait(eq.Anderson()) == steps
+        assert progress.wait(eq.Newton()) == 1
+
+
+@pytest.mark.parametrize("rtol", [1e-4, 1e-8, 1e-13])
+def test_a_row_takes_hardly_more_steps_where_checks_wait(rtol, monkeypatch):
+    """Also where Anderson ends a solve at once, as in one dimension: z = q z + 1."""
+
+    def solve(q):
+        how = {"solver": eq.Anderson(), "stop": eq.Stop(rtol=rtol)}
+        found = eq.fixed_point(lambda z, q: q * z + 1, torch.zeros_like(q), (q,), **how)
+        return found.raise_if_failed()
+
+    one = torch.tensor([[0.9], [0.5], [0.0]], dtype=torch.float64)
+    many = 0.8 * torch.rand(3, 20, dtype=torch.float64, generator=torch.manual_seed(0))
+    waiting = solve(one), solve(many)
+    for q, found in zip((one, many), waiting, strict=True):
+        torch.testing.assert_close(found.value, 1 / (1 - q), rtol=20 * rtol, atol=0)
+    monkeypatch.setattr(eq.Anderson, "steepest", math.inf)
+    for q, found in zip((one, many), waiting, strict=True):
+        assert bool((found.steps <= solve(q).steps + 1).all())
 
 
 def test_rows_that_are_taken_keep_their_own_records():

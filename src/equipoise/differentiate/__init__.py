@@ -7,6 +7,7 @@ from .implicit import Implicit
 from .linear import GMRES
 from .method import Method
 from .phantom import Phantom
+from .recycled import Recycled
 from .regularise import jacobian_penalty, spectral_radius_penalty
 from .reversible import Reversible
 from .unrolled import Unrolled
@@ -19,6 +20,7 @@ __all__ = [
     "Method",
     "Phantom",
     "Record",
+    "Recycled",
     "Reversible",
     "StructuredAdjoint",
     "Unrolled",

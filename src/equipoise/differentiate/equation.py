@@ -50,7 +50,8 @@ class Equation(ABC):
         method, parts = self.method, (tensors[: self.batched], tensors[self.batched :])
         with self.held():
             if ahead and method.precision != "mixed":
-                found = approach(self, start, *parts, solver=method.solver, stop=method.stop)
+                history = method.gradient is not None and method.gradient.recycles
+                found = approach(self, start, *parts, solver=method.solver, stop=method.stop, history=history)
             else:
                 found = fixed_point(
                     self, start, *parts, solver=method.solver, stop=method.stop, precision=method.precision

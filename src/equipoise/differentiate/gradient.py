@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,12 +24,19 @@ class Record:
     masked: int = 0  # rows left without a gradient by on_failure="mask"
     used: int | None = None  # rows used although they failed, by on_failure="count"
     counted: bool = field(default=False, repr=False)  # whether these were added to the model's count
+    inverse: Any = field(default=None, repr=False)  # ≈ (I − ∂f/∂z)⁻ᵀ, until the gradient is attached
     graph: Any = field(default=None, repr=False)  # f at the equilibrium, until its gradient is attached
 
 
 @dataclass(frozen=True)
 class Gradient(ABC):
     """One way to differentiate an equilibrium. Subclasses are frozen dataclasses of their options."""
+
+    exact: ClassVar[bool] = True
+    """Whether it is the gradient of the equilibrium itself, as `audit` then requires."""
+
+    recycles: ClassVar[bool] = False
+    """Whether it needs what the steps of the forward solve tell of the Jacobian."""
 
     @abstractmethod
     def equilibrium(

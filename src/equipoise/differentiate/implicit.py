@@ -68,18 +68,8 @@ class Implicit(SolvedGradient):
         return super().equilibrium(equation, start, tensors, record)
 
     def solve(self, equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Solution:
-        """Solve; the evaluation that verifies the equilibrium is recorded and serves its gradient too."""
-        if not torch.is_grad_enabled() or equation.method.precision == "mixed":
-            return equation.solve(start, tensors)
-        found = equation.solve(start, tensors, ahead=True)
-        assert isinstance(found.value, Tensor)
-        graph = Graph.of(equation, found.value, leaves(tensors, [t.requires_grad for t in tensors]))
-        seen = confirm(found, graph.fz.detach())
-        if bool((seen.status == found.status).all()):
-            used = not seen.failed_rows or equation.method.on_failure.uses_failed
-            record.graph = graph if used else None  # rows may be left out, or the batch refused
-            return seen
-        return finish(seen, equation.solve(found.value, tensors))
+        """The equilibrium, unjudged."""
+        return solved_once(equation, start, tensors, record)
 
     def attach(self, equation: Equation, z: Tensor, tensors: Sequence[Tensor], record: Record) -> Tensor:
         """z with the exact gradient in the tensors, or in those the cell closes over."""
@@ -95,6 +85,21 @@ class Implicit(SolvedGradient):
         if not needs_gradient(tensors):
             return z
         return _ImplicitEquilibrium.apply(equation, self, record, z, *tensors, graph)
+
+
+def solved_once(equation: Equation, start: Tensor, tensors: Sequence[Tensor], record: Record) -> Solution:
+    """Solve; the evaluation that verifies the equilibrium is recorded and serves its gradient too."""
+    if not torch.is_grad_enabled() or equation.method.precision == "mixed":
+        return equation.solve(start, tensors)
+    found = equation.solve(start, tensors, ahead=True)
+    assert isinstance(found.value, Tensor)
+    graph = Graph.of(equation, found.value, leaves(tensors, [t.requires_grad for t in tensors]))
+    seen = confirm(found, graph.fz.detach())
+    if bool((seen.status == found.status).all()):
+        used = not seen.failed_rows or equation.method.on_failure.uses_failed
+        record.graph = graph if used else None  # rows may be left out, or the batch refused
+        return seen
+    return finish(seen, equation.solve(found.value, tensors))
 
 
 # -- the differentiable equilibrium ------------------------------------------------------------------------

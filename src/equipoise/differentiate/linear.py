@@ -86,13 +86,14 @@ def solve_linear_once(
     solver: LinearSolver,
     stop: Stop,
     dtype: torch.dtype | None = None,
+    start: Tensor | None = None,
 ) -> tuple[Solution, Extra]:
     """`solve_linear` with a final product by `last`, which verifies u and returns J u and something more."""
     with torch.no_grad():
         rows = _Rows.of(b, product, dtype or b.dtype)
         stop = stop.resolve(rows.dtype)
         size = rows.size[:, None]
-        found = _found(rows, rows.unit, solver, stop, ahead=True)
+        found = _found(rows, rows.unit if start is None else start / size, solver, stop, ahead=True)
         assert isinstance(found.value, Tensor)
         moved, extra = last(found.value * size)
         seen = confirm(found, rows.unit + moved / size)

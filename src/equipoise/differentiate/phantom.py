@@ -21,6 +21,7 @@ class Phantom(SolvedGradient):
     one-step, Jacobian-free gradient. It needs no linear solve, but memory for K evaluations.
     """
 
+    exact = False
     steps: int = 5
     damping: float = 1.0
 

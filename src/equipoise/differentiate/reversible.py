@@ -37,6 +37,7 @@ class Reversible(Gradient):
     stopping test and the failure policy of the layer. It gives first derivatives only, in eager mode.
     """
 
+    exact = False
     steps: int = 40
 
     def __post_init__(self) -> None:

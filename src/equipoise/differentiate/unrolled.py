@@ -23,6 +23,7 @@ class Unrolled(Gradient):
     far as z_K is one: the residual at z_K is judged by the stopping test and the failure policy of the layer.
     """
 
+    exact = False
     steps: int = 20
     solver: Solver = field(default_factory=Picard)
 
@@ -52,6 +53,7 @@ class UnrolledSAM(Gradient):
     recorded in `last.forward` and is not a failure. Only a state that is not finite is one.
     """
 
+    exact = False
     steps: int
     sam: SAM
 

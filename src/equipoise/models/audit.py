@@ -163,7 +163,7 @@ def audit(
         differences = _Differences.of(phi, value, at, noise)
         for name, mode in chosen.items():
             measured = differences.compare(gradients[name][i].cpu().flatten()[at])
-            exact = mode is None or not isinstance(mode, Phantom | Unrolled | Reversible)
+            exact = mode is None or mode.exact
             rows.append(AuditRow(name, tensor, tuple(value.shape), *measured, held=exact))
     now = trial.parameters()
     lost = tuple(name for name, p in held.items() if now.get(name) is not p)
@@ -328,7 +328,8 @@ class _Trial:
         for part, gradient in zip(self.layers, chosen, strict=True):
             part.gradient = gradient
         with torch.enable_grad():
-            phi = c @ self.output(afresh=any(isinstance(g, Unrolled | Reversible) for g in chosen))
+            steps = any(isinstance(g, Unrolled | Reversible) or (g and g.recycles) for g in chosen)
+            phi = c @ self.output(afresh=steps)
         found = torch.autograd.grad(phi, tensors, materialize_grads=True)
         for part in self.layers:
             part.gradient = Implicit()

@@ -32,7 +32,8 @@ class Equilibrium(EquilibriumModel):
             function of the inputs that returns the start. By default the start is zero, shaped like x.
         solver: finds the equilibrium; Anderson by default. Each solver of a sequence is tried on the rows on
             which those before it failed.
-        gradient: `Implicit()` (exact, default), `Unrolled(steps)`, `Reversible(steps)` or `Phantom(steps)`.
+        gradient: `Implicit()` (exact, default), `Unrolled(steps)`, `Reversible(steps)`, `Phantom(steps)` or
+            `Recycled(steps)`.
         stop: the stopping test; by default that of the dtype.
         on_failure: "raise" (default), "warn", "mask", "count", "accept", or an `OnFailure`.
         precision: "mixed" solves in float32 first, then finishes and verifies in float64. "native" does not;

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..differentiate import Gradient, Implicit, Method, Phantom, Reversible, Unrolled
+from ..differentiate import Gradient, Implicit, Method, Phantom, Recycled, Reversible, Unrolled
 from ..differentiate.equation import needs_gradient, under_transform
 from ..differentiate.gradient import SolvedGradient
 from ..differentiate.method import Solvers
@@ -37,6 +37,8 @@ def _as_gradient(gradient: Gradient | Mapping[str, Any] | str | int | None) -> G
     if isinstance(gradient, Mapping):
         if "reversible" in gradient:
             return Reversible(gradient["reversible"])
+        if "recycled" in gradient:
+            return Recycled(gradient["recycled"])
         damping = gradient["damping"]
         if "phantom" in gradient:
             return Phantom(gradient["phantom"], damping)
@@ -83,6 +85,8 @@ def method_config(method: Method) -> dict[str, Any]:
         kept["gradient"] = gradient.steps if damping == 1 else {"steps": gradient.steps, "damping": damping}
     elif isinstance(gradient, Reversible):
         kept["gradient"] = {"reversible": gradient.steps}
+    elif isinstance(gradient, Recycled):
+        kept["gradient"] = {"recycled": gradient.steps}
     elif isinstance(gradient, Phantom):
         kept["gradient"] = {"phantom": gradient.steps, "damping": gradient.damping}
     elif gradient is not None and not isinstance(gradient, SolvedGradient):

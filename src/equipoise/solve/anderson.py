@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .norms import combined, unit_of
+from .norms import combined, products, row_norms, unit_of
 from .problem import Map
 from .solver import Solver, SolverState, shared
 
 # A row that takes more than _LATE times `memory` steps is a hard one: from there on it keeps _LONGEST
 # differences, as far as they fit into the memory that the solve took at first, or into _ROOM numbers.
 _LATE, _LONGEST, _ROOM = 6, 30, 2**23
+_NOISE = 64.0  # a difference of g below so many roundings of f(z) tells nothing of the Jacobian
 
 
 @dataclass
@@ -30,6 +32,7 @@ class AndersonState(SolverState):
     unit: Tensor | None = None  # (n, 1), where the squares of g are out of range
     rows: int = shared(default=0)  # at the start
     step: int = shared(default=0)
+    used: int = shared(default=0)  # differences
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Anderson(Solver):
     damping: float = 1.0
     regularisation: float | None = None
     uses_difference = True
+    steepest = 100.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory, int) or self.memory < 1:
@@ -81,6 +85,7 @@ class Anderson(Solver):
         if step == 0:
             return (fz if self.damping == 1 else z.lerp(fz, self.damping)), state
         slot, used = self._window(step, state)
+        state.used = used
         df, dg, gram = state.df[:, :used], state.dg[:, :used], state.gram[:, :used, :used]
         torch.sub(fz, f_last, out=df[:, slot])
         torch.stack((torch.sub(g, g_last, out=dg[:, slot]), g), dim=1, out=state.pair)
@@ -92,6 +97,30 @@ class Anderson(Solver):
             rest = g - combined(weights, dg)
             accelerated -= (1 - self.damping) * (rest if state.unit is None else rest * state.unit)
         return accelerated, state
+
+    def adjoint_estimate(self, state: AndersonState, rows: Tensor) -> Callable[[Tensor], Tensor]:
+        """g ↦ g − ΔG (ΔGᵀΔG)⁻¹ ΔFᵀ g, the transpose of what a step does to g.
+
+        Differences that rounding may have made are left out: late ones of a row that is solved.
+        """
+        df, dg = state.df[rows, : state.used], state.dg[rows, : state.used]
+        gram = state.gram[rows, : state.used, : state.used].clone()
+        unit = torch.ones_like(state.f_last[rows, :1]) if state.unit is None else state.unit[rows]
+        noise = _NOISE * torch.finfo(gram.dtype).eps * row_norms(state.f_last[rows] / unit)
+        told = gram.diagonal(dim1=1, dim2=2) > noise[:, None].square()
+        gram *= told[:, :, None] & told[:, None]
+        diagonal = gram.diagonal(dim1=1, dim2=2)
+        diagonal.add_(diagonal.mean(dim=1, keepdim=True), alpha=torch.finfo(gram.dtype).eps)
+        diagonal += ~told
+        factor, info = torch.linalg.cholesky_ex(gram)
+        told &= (info == 0)[:, None]
+
+        def estimate(g: Tensor) -> Tensor:
+            weights = torch.cholesky_solve((products(df, g) * told)[:, :, None], factor)[:, :, 0]
+            seen = g - combined(weights.masked_fill(~told, 0.0), dg) / unit
+            return torch.where(torch.isfinite(seen).all(dim=1, keepdim=True), seen, g)
+
+        return estimate
 
     def _window(self, step: int, state: AndersonState) -> tuple[int, int]:
         """The slot for the difference of this step, and how many are in use; late rows get more slots."""
@@ -112,10 +141,10 @@ class Anderson(Solver):
         relative = torch.finfo(gram.dtype).eps if self.regularisation is None else self.regularisation
         matrix = gram.clone()
         diagonal = matrix.diagonal(dim1=1, dim2=2)
-        diagonal += diagonal.mean(dim=1, keepdim=True).mul_(relative)
+        diagonal.add_(diagonal.sum(dim=1, keepdim=True), alpha=relative / gram.shape[1])
         factor, info = torch.linalg.cholesky_ex(matrix)
         weights = torch.cholesky_solve(rhs[:, :, None], factor)[:, :, 0]
-        if not bool(info.any()) and math.isfinite(float(weights.sum())):  # almost always, and cheap to see
+        if not int(info.max()) and math.isfinite(float(weights.sum())):  # almost always, and cheap to see
             return weights
         singular = (info > 0) | ~torch.isfinite(weights).all(dim=1)
         f.counts.fallbacks += int((singular if f.working is None else singular & f.working).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +66,12 @@ class Broyden(Solver):
             z_best=z,
             f_best=z,
         )
+
+    def adjoint_estimate(self, state: BroydenState, rows: Tensor) -> Callable[[Tensor], Tensor]:
+        """g ↦ −Hᵀ g = g − Σ v uᵀ g."""
+        terms = int(state.used[rows].max()) if len(rows) else 0
+        u, v = state.u[rows, :terms], state.v[rows, :terms]
+        return lambda g: g - combined(products(u, g), v)
 
     def step(self, f: Map, z: Tensor, fz: Tensor, state: BroydenState) -> tuple[Tensor, BroydenState]:
         """The quasi-Newton step of every row, or a fresh start from its best point."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from .anderson import Anderson
 from .autocast import compute_dtype, full_precision
 from .error import Solved
-from .loop import LoopOptions, RowsFound, iterate, run_chain
+from .loop import Estimates, LoopOptions, RowsFound, iterate, run_chain
 from .norms import norm_dtype, row_distances, row_norms
 from .picard import Picard
 from .problem import AffineMap, Map, make_map
@@ -65,7 +65,9 @@ def fixed_point(
         trace: keep the iterates and residuals of every step.
 
     Returns a Solution. Samples that failed raise no error: look at its `status`, or call
-    `.raise_if_failed()`.
+    `.raise_if_failed()`. Of such a sample it holds the state with the lowest residual that was seen, or the
+    last one where f is a closure over a batch, whose samples may belong together, and where a solver
+    chooses among equilibria.
     """
     return _solve(f, z0, args, shared, solver, stop, LoopOptions(Trace() if trace else None), precision)
 
@@ -78,10 +80,12 @@ def approach(
     *,
     solver: Solver | Sequence[Solver] | None = None,
     stop: Stop | None = None,
+    history: bool = False,
 ) -> Solution:
     """`fixed_point` for callers that evaluate f at the answer anyway: a row may end with a step that should
-    bring it to the tolerance, before f is evaluated there. Its status is a forecast until `confirm`."""
-    return _solve(f, z0, args, shared, solver, stop, LoopOptions(ahead=True))
+    bring it to the tolerance, before f is evaluated there. Its status is a forecast until `confirm`. With
+    `history` the Solution holds the `inverse` that the steps of the solvers tell of."""
+    return _solve(f, z0, args, shared, solver, stop, LoopOptions(ahead=True, history=history))
 
 
 def confirm(found: Solution, image: Tensor) -> Solution:
@@ -102,7 +106,7 @@ def finish(seen: Solution, again: Solution) -> Solution:
     """
     counts = seen.counts
     counts += again.counts
-    return replace(again, steps=seen.steps + again.steps, counts=counts, image=None)
+    return replace(again, steps=seen.steps + again.steps, counts=counts, image=None, inverse=seen.inverse)
 
 
 def _solve(
@@ -158,7 +162,20 @@ def _solve(
         floor=outcome.floor,
         image=None if outcome.image is None else outcome.image.to(dtype),
         solved=Solved.of(f) if isinstance(f, AffineMap) else None,
+        inverse=_inverse(outcome.estimates) if run.history else None,
     )
+
+
+def _inverse(estimates: Estimates) -> Callable[[Tensor], Tensor]:
+    """g ↦ an estimate of (I − ∂f/∂z)⁻ᵀ g; g itself for rows of which no step tells anything."""
+
+    def inverse(g: Tensor) -> Tensor:
+        u = g.clone()
+        for rows, estimate in estimates:
+            u[rows] = estimate(g[rows])
+        return u
+
+    return inverse
 
 
 def verify(
@@ -202,6 +219,12 @@ def _confirm_batch(f: Map, outcome: RowsFound, stop: Stop) -> None:
     found = outcome.status == Status.converged
     close = found & (residual > tolerance) & (residual <= tolerance + rounding)
     outcome.status[found & ~(residual <= tolerance) & ~close] = int(Status.coupled)
+    # Where others have left before a row failed, that they did may be why.
+    failed = torch.nonzero(~found & (outcome.status != Status.nonfinite)).flatten()
+    if f.compactable and 0 < len(failed) < len(fz):
+        alone = f.take(failed)(outcome.value[failed])
+        apart = ~(row_distances(alone, fz[failed]) <= rounding[failed] + tolerance[failed] / 100)
+        outcome.status[failed[apart]] = int(Status.coupled)
     outcome.residual = torch.where(close, outcome.residual, residual)
     outcome.scale = torch.where(close, outcome.scale, scale)
 

@@ -24,16 +24,18 @@ class OnFailure:
     """The failure policy of a layer.
 
     - `raise` (default): an EquilibriumError that names the rows.
-    - `warn`: the last iterates are used, with a warning that names the rows.
+    - `warn`: the best iterates are used, with a warning that names the rows.
     - `mask`: the rows that failed get no gradient and are counted. The layer reports their number at its next
       train() or eval(), which most loops call once an epoch. It raises an error if more than `share` of the
       batch failed, or if the cell mixes samples.
-    - `count`: the last iterates are used, if they are finite. The rows that failed are counted and reported
+    - `count`: the best iterates are used, if they are finite. The rows that failed are counted and reported
       as by `mask`, and in eval mode the first call with such rows warns at once. This is for cells of which
       many rows fail, so a call of a cell takes at most `steps` steps, in training and in eval mode alike.
       Unless you name a gradient, its adjoint takes an eighth as many, to the same tolerance. A row whose
       adjoint needs more has a truncated gradient, and is counted too.
-    - `accept`: the last iterates are used without a warning. The status of each row is in `layer.last`.
+    - `accept`: the best iterates are used without a warning. The status of each row is in `layer.last`.
+
+    The best iterate of a row is the one with the lowest residual that was seen.
     """
 
     policy: Policy = "raise"
@@ -80,7 +82,7 @@ class OnFailure:
             return (
                 "on_failure='raise' (the default) ends here. With on_failure='mask' such rows get no "
                 "gradient and are counted. With 'count', for cells of which many rows fail, what "
-                f"{self.steps} steps reach is used and counted. 'warn' and 'accept' use the last iterates."
+                f"{self.steps} steps reach is used and counted. 'warn' and 'accept' use the best iterates."
             )
         if self.policy == "count" and has(Status.nonfinite):
             return "on_failure='count' uses what was reached, which must be finite."

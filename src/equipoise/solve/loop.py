@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from .solver import Solver
 
 # A row that failed at a relative residual below this came near: the next solver goes on from there.
 _NEAR = 1e-2
+
+Estimates = list[tuple[Tensor, Callable[[Tensor], Tensor]]]
 
 
 @dataclass
@@ -32,6 +35,7 @@ class RowsFound:
     dropped: bool = False  # whether f was last evaluated without ended rows, or at other states of them
     rate: float = 1.0  # factor by which residuals fell in each step
     image: Tensor | None = None  # f(value), if all rows ended at the same check
+    estimates: Estimates = field(default_factory=list)  # rows, and an estimate of (I − ∂f/∂z)⁻ᵀ for each
 
     @classmethod
     def unsolved(cls, z: Tensor) -> RowsFound:
@@ -54,11 +58,13 @@ class RowsFound:
         self.steps[rows] += other.steps
         old = self.residual[rows]
         better = (other.status == Status.converged) | (other.residual < old) | ~torch.isfinite(old)
+        put, estimates = rows, other.estimates
         rows, other = rows[better], other.take(better)
         self.value[rows], self.status[rows] = other.value, other.status
         self.residual[rows], self.scale[rows] = other.residual, other.scale
         self.floor[rows] = other.floor
         self.image = None
+        self.estimates += [(put[own], estimate) for own, estimate in estimates]
 
     def settle(self, ended: Tensor, z: Tensor, residual: Tensor, scale: Tensor, tolerance: Tensor) -> None:
         """Take the present state of rows that converged before others, if it still meets the tolerance.
@@ -70,7 +76,34 @@ class RowsFound:
         self.value = torch.where(still[:, None], z, self.value)
         self.residual = torch.where(still, residual, self.residual)
         self.scale = torch.where(still, scale, self.scale)
-        self.dropped = not bool((still | ended).all())
+        self.dropped |= not bool((still | ended).all())
+
+
+@dataclass
+class _Best:
+    """The state of each row that had the lowest residual so far: what a row that fails hands back."""
+
+    value: Tensor  # (n, D)
+    residual: Tensor  # (n,) infinite before the first check
+    scale: Tensor  # (n,)
+
+    @classmethod
+    def begin(cls, z: Tensor) -> _Best:
+        inf = torch.full((z.shape[0],), math.inf, dtype=norm_dtype(z), device=z.device)
+        return cls(z, inf, inf)
+
+    def take(self, rows: Tensor) -> _Best:
+        return _Best(self.value[rows], self.residual[rows], self.scale[rows])
+
+    def see(self, z: Tensor, residual: Tensor, scale: Tensor) -> None:
+        """Keep what is better; where all rows are, as in most steps of most solves, nothing is copied."""
+        better = residual < self.residual
+        if bool(better.all()):
+            self.value, self.residual, self.scale = z, residual, scale
+        elif bool(better.any()):
+            self.value = torch.where(better[:, None], z, self.value)
+            self.residual = torch.where(better, residual, self.residual)
+            self.scale = torch.where(better, scale, self.scale)
 
 
 @dataclass(frozen=True)
@@ -82,6 +115,7 @@ class LoopOptions:
     ours: bool = False  # nobody else holds the start: it may become the answer itself
     rate: float = 1.0  # factor by which residuals are known to fall in each step
     begun: Tensor | None = None  # (N,) the size of the image of the user's start, if this solve has another
+    history: bool = False  # whether what the steps tell of (I − ∂f/∂z)⁻ᵀ is kept
     rescue: bool = False  # later solvers take over rows that stalled or grew, within max_steps in all
 
 
@@ -168,6 +202,9 @@ class _Iteration:
         self.state: Any = None  # from the first step on: a start that is already good enough needs none
         self.progress = Progress.begin(f, z, run.rate, run.begun)
         self.kept: Tensor | None = None  # the rows that the last check left at work, if it dropped some
+        # A closure sees the whole batch, whose rows it may mix: their last states belong together.
+        alone = f.compactable or len(z) == 1
+        self.best = _Best.begin(z) if alone and not solver.selects else None
 
     def run(self) -> None:
         solver, stop, due = self.solver, self.stop, 0
@@ -179,7 +216,7 @@ class _Iteration:
             if check and self._check(k, fz):
                 break
             if check:
-                due = k + (self.progress.wait(not solver.uses_value) if solver.smooth else 1)
+                due = k + self.progress.wait(solver)
             if not (check and self.ahead):
                 self._step(fz if self.kept is None or not check else fz[self.kept])
         self.f.working, self.f.gap, self.out.rate = None, None, self.progress.rate
@@ -199,6 +236,8 @@ class _Iteration:
         else:
             residual, scale = row_distances(fz, self.z), row_norms(fz)
         tolerance = progress.tolerance(k, f, self.z, residual, scale, self.stop)
+        if self.best is not None:
+            self.best.see(self.z, residual, scale)
         if self.ahead:
             self._step(fz)
         if self.how.record is not None:
@@ -216,7 +255,7 @@ class _Iteration:
         at_work = torch.nonzero(~progress.done).flatten()
         if not len(at_work):
             if int(ended.sum()) < len(self.rows) and not self.ahead:
-                if f.compactable:
+                if f.affine is not None or self.out.dropped:
                     self.out.dropped = True
                 else:
                     self.out.settle(ended, self.z, residual, scale, tolerance)
@@ -237,12 +276,42 @@ class _Iteration:
         out.status[at], out.steps[at] = status[ended], k + self.ahead
         out.residual[at], out.scale[at] = residual[ended], scale[ended]
         out.floor[at] = self.progress.floor[ended]
+        self._hand_back_best(at, ended)
+        if self.how.history and self.state is not None:
+            estimate = self.solver.adjoint_estimate(self.state, torch.nonzero(ended).flatten())
+            out.estimates += [] if estimate is None else [(at, estimate)]
+
+    def _hand_back_best(self, at: Tensor, ended: Tensor) -> None:
+        """The best state in place of the last one, for rows that have ended in a failure."""
+        out, best = self.out, self.best
+        failed = (out.status[at] != Status.converged) & (out.status[at] != Status.nonfinite)
+        if best is None or not bool(failed.any()):
+            return
+        best = best.take(ended)
+        # With `ahead` the last state has not been evaluated, and its residual is that of the best one.
+        better = failed & torch.isfinite(best.residual) & ~(best.residual > out.residual[at])
+        if not self.ahead:
+            better &= best.residual != out.residual[at]
+        if not bool(better.any()):
+            return
+        at, best = at[better], best.take(better)
+        out.value = out.value.index_copy(0, at, best.value)
+        out.residual[at], out.scale[at], out.image = best.residual, best.scale, None
+        out.dropped |= len(out.value) > 1  # f has not seen these states together
 
     def _drop(self, at_work: Tensor) -> None:
-        """Drop the rows that have ended from the batch, if that pays."""
-        if not (self.f.compactable and len(at_work) <= (1 - self.f.worth) * len(self.rows)):
+        """Drop the rows that have ended from the batch, if that pays.
+
+        What was solved without them is confirmed by an evaluation of the whole batch in the end, where none
+        is made anyway: that is one more, which the steps that are left must make up for.
+        """
+        share = 1 - len(at_work) / len(self.rows)
+        confirmed = self.out.dropped or self.how.ahead or self.f.affine is not None
+        pays = share >= self.f.worth and (confirmed or share * self.progress.left() >= 1)
+        if not (self.f.compactable and pays):
             self.f.working = ~self.progress.done
             return
         self.f, self.progress, self.out.dropped = self.f.take(at_work), self.progress.take(at_work), True
         self.state = self.state and self.state.take(at_work)
         self.z, self.rows, self.kept = self.z[at_work], self.rows[at_work], at_work
+        self.best = self.best and self.best.take(at_work)

@@ -12,10 +12,11 @@ from torch import Tensor
 from .norms import norm_dtype, row_norms
 from .problem import AffineMap, Map
 from .solution import SHARE, Status, Stop
+from .solver import Solver
 
 # A solver with a steady rate is checked when a check could pass, but never less often than this.
 _LONGEST_WAIT = 8
-# Early in a solve, when no row can have stalled, what counts as progress is noted every so many checks.
+# Early in a solve, when no row can have stalled, what counts as progress is noted every so many steps.
 _NOTED = 4
 
 
@@ -36,6 +37,9 @@ class Progress:
     checked: int = 0
     rate: float = 1.0  # measured factor of the excess in each step
     lowest: float = 0.0  # no more than the least of `first`
+    noted: int = 0  # step at which progress was last noted
+    least: float = math.inf  # lowest residual over tolerance of a row at work, at the last check
+    fall: float = math.inf  # logarithm of the largest factor by which that fell in a step, if known
 
     @classmethod
     def begin(cls, f: Map, z: Tensor, rate: float, begun: Tensor | None = None) -> Progress:
@@ -99,11 +103,11 @@ class Progress:
             least, worst = map(float, torch.aminmax(residual / tolerance))
             # Both are NaN where one entry is, and then nothing below holds.
             if share * least > 1 and worst < math.inf and float(residual.max()) <= stop.growth * self.lowest:
-                if k % _NOTED == 0:
+                if k >= self.noted + _NOTED:
                     self._note(k, residual)
                 else:
                     self.recent = residual if self.recent is None else torch.minimum(self.recent, residual)
-                self._pace(k, worst)
+                self._pace(k, least, worst)
                 return None
         there = residual * share <= tolerance
         if k == 0:
@@ -128,7 +132,8 @@ class Progress:
             status[broken] = int(Status.diverged if k else Status.nonfinite)
             status[bad] = int(Status.nonfinite)
 
-        self._pace(k, float((residual / tolerance).masked_fill_((status >= 0) | self.done, 0.0).max()))
+        working = (residual / tolerance)[(status < 0) & ~self.done]
+        self._pace(k, *map(float, torch.aminmax(working)) if len(working) else (0.0, 0.0))
         return status
 
     def _note(self, k: int, residual: Tensor) -> None:
@@ -138,22 +143,39 @@ class Progress:
         better = residual < 0.99 * self.best
         self.best = torch.where(better, residual, self.best)
         self.best_at = torch.where(better, k, self.best_at)
+        self.noted = k
 
-    def _pace(self, k: int, worst: float) -> None:
-        """Measure at what rate the worst excess of a residual over its tolerance falls."""
-        if worst > 0 and 0 < self.excess < math.inf and k > self.checked:
-            self.rate = (worst / self.excess) ** (1 / (k - self.checked))
-        self.excess, self.checked = worst, k
+    def _pace(self, k: int, least: float, worst: float) -> None:
+        """Measure how fast the lowest and the worst excess of a residual over its tolerance fall."""
+        steps = k - self.checked
+        if worst > 0 and 0 < self.excess < math.inf and steps > 0:
+            self.rate = (worst / self.excess) ** (1 / steps)
+        if 0 < least < math.inf and 0 < self.least < math.inf and steps > 0:
+            fall = (math.log(self.least) - math.log(least)) / steps
+            self.fall = fall if self.fall == math.inf else max(fall, self.fall)
+        self.excess, self.least, self.checked = worst, least, k
 
-    def wait(self, costly: bool) -> int:
-        """Steps until a check could pass at the measured rate; 1 while there is no rate to trust.
-
-        A costly check, one that takes an evaluation of its own, waits until it should pass.
-        """
+    def left(self) -> float:
+        """Steps until the last row meets its tolerance at the measured rate; infinite if there is none."""
         if not (0 < self.rate < 1 and 1 < self.excess < math.inf):
+            return math.inf
+        return math.log(self.excess) / -math.log(self.rate)
+
+    def wait(self, solver: Solver) -> int:
+        """Steps until a check could pass; 1 if nothing is known of that.
+
+        A solver whose rate is steady is checked when the last row could pass, and one whose checks take an
+        evaluation of their own, when it should. Any other solver is checked at every other step while even
+        the first row is further off than residuals fall in a step (`steepest`), or have fallen in two.
+        """
+        if not solver.smooth:
+            known = 1 < self.least < math.inf
+            return 2 if known and math.log(self.least) > max(math.log(solver.steepest), 2 * self.fall) else 1
+        predicted = self.left()
+        if predicted == math.inf:
             return 1
-        predicted = math.log(self.excess) / -math.log(self.rate)
-        return max(1, min(_LONGEST_WAIT, math.ceil(predicted) if costly else math.floor(predicted)))
+        steps = math.floor(predicted) if solver.uses_value else math.ceil(predicted)
+        return max(1, min(_LONGEST_WAIT, steps))
 
 
 def size_at(z: Tensor, scale: Tensor) -> Tensor:

@@ -226,6 +226,7 @@ class Solution:
     floor: Tensor | None = None  # (N,) the size below which ‖f(z)‖ does not count in the tolerance
     image: Tensor | None = None  # f(value), (N, D), where the last check left it at hand
     solved: Any = field(default=None, repr=False, compare=False)  # what `error` is computed from
+    inverse: Any = field(default=None, repr=False, compare=False)  # g ↦ ≈ (I − ∂f/∂z)⁻ᵀ g, if it was kept
 
     @cached_property
     def error(self) -> Tensor | None:
@@ -239,7 +240,7 @@ class Solution:
         return None if self.solved is None else self.solved.error(self.value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "solved": None}  # activations are functions, which no file holds
+        return {**self.__dict__, "solved": None, "inverse": None}  # functions, which no file holds
 
     @property
     def converged(self) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -46,6 +48,9 @@ class Solver(ABC):
     smooth: ClassVar[bool] = False
     """Whether residuals fall at a steady rate, so that checks can wait until one could pass."""
 
+    steepest: ClassVar[float] = math.inf
+    """By what factor a residual falls in a step at most, as a rule: checks wait until one could pass."""
+
     affine_only: ClassVar[bool] = False
     """Whether the solver needs the parts of an AffineMap."""
 
@@ -62,6 +67,10 @@ class Solver(ABC):
     def init(self, f: Map, z: Tensor) -> SolverState:
         """What the solver carries into its first step."""
         return SolverState()
+
+    def adjoint_estimate(self, state: Any, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """g ↦ an estimate of (I − ∂f/∂z)⁻ᵀ g by the steps that `rows` have taken; None if there is none."""
+        return None
 
     @abstractmethod
     def step(self, f: Map, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
