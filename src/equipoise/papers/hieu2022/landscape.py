@@ -51,7 +51,7 @@ def sizes(context: Context) -> dict[str, Any]:
     return {
         "rows": context.pick(tiny=100, small=1000, medium=4000),
         "epochs": context.pick(tiny=1, small=8, medium=15, paper=50),
-        "grid": context.pick(tiny=3, small=25, paper=51),
+        "grid": context.pick(tiny=3, small=13, medium=21, paper=51),
         "rate": context.pick(**RATES),
     }
 

@@ -188,7 +188,7 @@ def _above(loss: float | None, star: float) -> str:
     if loss is None:
         return "lost"
     gap = loss / star - 1
-    return f"{100 * gap:.2g} % above L*" if gap > 1e-12 else f"at L* to rounding ({100 * gap:+.0e} %)"
+    return f"{100 * gap:.2g} % above L*" if gap > 1e-12 else "at L* to rounding"
 
 
 def _draw_convergence(measured: Measured, page: Page) -> None:
