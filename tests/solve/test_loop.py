@@ -107,3 +107,25 @@ def test_large_affine_problems_begin_in_single_precision_and_are_verified_in_dou
     seen.clear()
     eq.fixed_point(problem, solver=eq.Picard(), stop=eq.Stop(rtol=1e-8), precision="native")
     assert torch.float32 not in seen
+
+
+def test_rows_that_end_together_are_confirmed_by_the_evaluation_they_end_with():
+    """Dropping rows saves evaluations of them and costs one of the whole batch: that must pay."""
+    x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    slow = torch.full((8, 1), 0.5, dtype=torch.float64)
+
+    def solved(speed):
+        f = lambda z, x, speed: torch.tanh(speed * z) + x
+        found = eq.fixed_point(f, torch.zeros_like(x), (x, speed), solver=eq.Anderson()).raise_if_failed()
+        residual = (f(found.value, x, speed) - found.value).norm(dim=1)
+        torch.testing.assert_close(found.residual, residual, rtol=1e-6, atol=1e-15)
+        assert bool((residual <= found.tolerance).all())
+        return found
+
+    near = solved(slow)
+    assert int(near.steps.min()) < int(near.steps.max())
+    assert near.counts.evaluations == int(near.steps.max()) + 1
+    slow[1:] = 0.01
+    far = solved(slow)
+    assert far.counts.evaluations == int(far.steps.max()) + 2
+    assert far.counts.row_evaluations < 0.6 * len(x) * far.counts.evaluations

@@ -73,6 +73,8 @@ class Equation(ABC):
         """
         z = found.value
         assert isinstance(z, Tensor)
+        if not bool(start.any()) and bool(z.all()):  # no entry is 0, nor was led away from it
+            return found
         small = (start != 0) & (z.abs() <= _NEAR * found.residual[:, None])
         near = ((z == 0) | small) & found.converged[:, None]
         if not bool(near.any()) or not any(bool((t == 0).any()) for t in tensors):
