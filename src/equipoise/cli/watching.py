@@ -122,7 +122,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
     rate = record.get("learning_rate", record.get("hidden"))
     if rate is not None:
         parts.append(f"rate {number(rate, 2)}")
-    steps = [number(record[n]) for n in ("forward_steps", "adjoint_steps") if n in record]
-    if steps:
-        parts.append(f"solver steps {'+'.join(steps)}")
+    for name, words in (("forward_steps", "solver steps"), ("adjoint_steps", "for the gradient")):
+        if name in record:
+            parts.append(f"{words} {number(record[name])}")
     return "  ".join(parts)
