@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 from markdown.extensions.toc import slugify
 from PIL import Image, ImageColor
 
@@ -91,7 +92,13 @@ def in_256_colours(picture: Image.Image) -> Image.Image:
     others = picture.quantize(256 - len(own), method=Image.Quantize.MAXCOVERAGE).getpalette() or []
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for colour in own for part in colour] + others[: 3 * (256 - len(own))])
-    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+    found = picture.quantize(palette=palette, dither=Image.Dither.NONE)
+    pixels, places = np.array(picture), np.array(found)  # Pillow may take a neighbour of a colour that it has
+    for i, colour in enumerate(own):
+        places[(pixels == colour).all(axis=2)] = i
+    exact = Image.fromarray(places)
+    exact.putpalette(found.getpalette() or [])
+    return exact
 
 
 if __name__ == "__main__":
