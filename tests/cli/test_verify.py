@@ -12,7 +12,7 @@ from equipoise.tasks import verified
 def test_a_run_is_verified_and_goes_on_where_it_stopped(equipoise, trained, tmp_path, monkeypatch):
     asked = ("verify", trained.path, "--data", trained.table, "--unit", "raw", "--nodes", 30, "--out", "v")
     monkeypatch.setattr(verified, "PART", 20)
-    result = equipoise(*asked, "--epsilon", "1/1000", "--rows", 30)
+    result = equipoise(*asked, "--epsilon", "1/1000", "--epsilon", "0.001", "--rows", 30)  # the same twice
     assert result.exit_code == 0, result.output
     file = tmp_path / "v" / "verified.json"
     first = json.loads(file.read_text())
@@ -68,6 +68,8 @@ def test_rows_of_a_run_keep_their_class_in_the_box_that_was_proved(equipoise, tr
         (("--epsilon", "inf"), "fraction such as 2/255"),
         (("--epsilon", "1e999"), "fraction such as 2/255"),
         (("--radius", "0"), "> 0"),
+        (("--epsilon", "1", "--rows", "0"), "equal to 1"),
+        (("--epsilon", "1", "--nodes", "-5"), "equal to 1"),
         ((), "--epsilon or --radius"),
     ],
 )
@@ -111,7 +113,7 @@ def test_deviations_are_those_that_robust_training_counts(trained):
 
 def test_radii_of_a_run_hold_and_are_gone_on_with(equipoise, trained, tmp_path, monkeypatch):
     asked = ("verify", trained.path, "--data", trained.table, "--radius", 0.5, "--norm", "l2", "--out", "v")
-    monkeypatch.setattr(verified, "PART", 2)
+    monkeypatch.setattr(verified, "RADII", 2)
     told = json.loads(equipoise(*asked, "--rows", 4, "--nodes", 16, "--json").stdout)
     assert (told["unit"], told["norm"], told["shares"]) == ("deviations", "l2", [])
     at = json.loads((tmp_path / "v" / "verified.json").read_text())["radii"]["0.5"]

@@ -29,6 +29,7 @@ from .sources import WrongOption, flat, is_named
 from .stored import Stored
 
 PART = 50  # rows after which what was found is written
+RADII = 10  # the same for radii, each of which takes many questions
 STEPS = 8  # of the bisection of a radius
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of rows
 _COLUMNS = {
@@ -167,15 +168,16 @@ class VerifyTask:
                 f"{file} belongs to another network, other rows or other options: give another --out."
             )
         found: dict[str, Any] = {"asked": asked, **{kind: known.get(kind, {}) for kind in _COLUMNS}}
-        N, wanted = len(self.X), [("epsilons", repr(float(epsilon))) for epsilon in epsilons]
+        N, wanted = len(self.X), [("epsilons", repr(float(epsilon))) for epsilon in dict.fromkeys(epsilons)]
         wanted += [] if radius is None else [("radii", repr(float(radius)))]
         for kind, name in wanted:
             begun: dict[str, Any] = {column: [] for column in _COLUMNS[kind]}
             found[kind].setdefault(name, begun | ({"broken": {}} if kind == "epsilons" else {}))
+        sizes = {"epsilons": PART, "radii": RADII}
         parts = [
-            (kind, name, slice(i, i + PART))
+            (kind, name, slice(i, i + sizes[kind]))
             for kind, name in wanted
-            for i in range(len(found[kind][name]["proved"]), N, PART)
+            for i in range(len(found[kind][name]["proved"]), N, sizes[kind])
         ]
         results = in_order(each(_part_of, self, parts, workers or Workers()))
         for (kind, name, _), part in zip(parts, results, strict=True):
