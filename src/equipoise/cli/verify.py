@@ -38,9 +38,7 @@ def verify(
         str, option("Range of the inputs, LOW,HIGH, or none; by default 0,1 for images, none for tables.")
     ] = "auto",
     rows: Annotated[int | None, option("Verify only this many rows, from the first on.", min=1)] = None,
-    nodes: Annotated[
-        int, option("Give up a row when its set was split into this many parts.", min=1)
-    ] = 2000,
+    nodes: Annotated[int, option("Give up a row when its set was split into this many parts.", min=1)] = 2000,
     mean: Annotated[float, option("Mean that the inputs of a checkpoint were normalised with.")] = 0.0,
     std: Annotated[
         float, option("Standard deviation that the inputs of a checkpoint were normalised with.")
