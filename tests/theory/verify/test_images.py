@@ -131,6 +131,26 @@ def test_proved_images_withstand_attacks(kind, normalise, norm):
     assert bool((outputs(model, found.counterexample[bad]).argmax(dim=1) != y[bad]).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_any_float_in_boxes_of_a_user_hold_inequalities(kind, dtype):
+    model, X = conv_network(kind), pictures().to(dtype)
+    low, high = X.double() - 0.001, X.double() + 0.002
+    Q = torch.tensor([[1.0, -1.0, 0.0]])
+    said = outputs(model, X.double()) @ Q.double().T
+    q = -(said.amin(dim=0) + said.amax(dim=0)).float() / 2
+    found = eq.verify_predictions(model, X, box=(low, high), inequalities=(Q, q), nodes=20)
+    assert bool(found.proved.any() & found.refuted.any())
+    for seed in range(10):
+        g = torch.Generator().manual_seed(seed)
+        share = torch.rand(X.shape, dtype=torch.float64, generator=g).round()
+        margin = outputs(model, low + share * (high - low)) @ Q.double().T + q.double()
+        assert bool((margin[:, 0] >= found.margin)[found.proved].all())
+    x, bad = found.counterexample, found.refuted
+    assert bool(((x >= low) & (x <= high))[bad].all())
+    assert bool((outputs(model, x[bad]) @ Q.double().T + q.double() < 0).all())
+
+
 def test_every_term_of_a_chain_of_convolutions_is_rounded():
     """Aᵀ⋆(A⋆z) adds up 2·9 products, twice."""
     net = facts(conv_network("monotone")).unit_network()

@@ -1,5 +1,6 @@
 """What is proved is true, what is refuted is broken, and the two meet where activation patterns are few."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -162,6 +163,29 @@ def test_inputs_of_any_float_dtype_are_the_numbers_they_are():
         assert torch.equal(a.margin, b.margin)
     images = eq.verify_predictions(model.float(), X.reshape(6, 1, 3), y, epsilon=0.05)
     assert images.counterexample.shape == (6, 1, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_takes_rows_of_any_float_boxes_of_a_user_and_inequalities(family, dtype):
+    model, X = network(family, seed=2), inputs(N=5).to(dtype)
+    narrow = X.double()
+    low, high = narrow - torch.tensor([0.0, 0.3, 0.1]), narrow + torch.tensor([0.2, 0.0, 0.1])
+    Q = torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.5, 1.0]])
+    corners = [torch.tensor(c) for c in itertools.product((0.0, 1.0), repeat=3)]
+    near = torch.stack([outputs(model, low + c * (high - low)) @ Q.double().T for c in corners]).amin(dim=0)
+    q = torch.tensor([-float(near[:, 0].min() + near[:, 0].max()) / 2, 1.0 - float(near[:, 1].min())])
+    found = eq.verify_predictions(model, X, box=(low, high), inequalities=(Q, q))
+    assert not bool(found.unknown.any())
+    assert bool(found.proved.any() & found.refuted.any())
+    for seed in range(20):
+        share = torch.rand(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).round()
+        margin = outputs(model, low + share * (high - low)) @ Q.double().T + q.double()
+        assert bool((margin[found.proved] > 0).all())
+        assert bool((margin.amin(dim=1) >= found.margin)[found.proved].all())
+    x, bad = found.counterexample, found.refuted
+    assert bool(((x >= low) & (x <= high))[bad].all())
+    assert bool((outputs(model, x[bad]) @ Q.double().T + q.double() < 0).any(dim=1).all())
 
 
 def test_boxes_of_a_users_own_and_one_output():
