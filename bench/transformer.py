@@ -9,8 +9,9 @@ from bench.layers import rows_of
 from bench.measure import Row
 
 REASONS = {
-    "forward": "Ten steps bring this cell to its tolerance. Half of the time is the cell, the other half is "
-    "spent in Anderson's steps, which cost as much on both sides. Picard() takes about 0.8 of the time."
+    "forward": "Ten steps bring this cell to its tolerance, and both sides evaluate it eleven times. These "
+    "evaluations are 71 % of our time, Anderson's steps 14 %, the checks of all rows 9 %: without any steps "
+    "and checks the ratio would be near 1.4. Two more evaluations by Picard() take 0.85 of the time."
 }
 
 

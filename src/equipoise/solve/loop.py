@@ -98,9 +98,10 @@ class _Best:
     def see(self, z: Tensor, residual: Tensor, scale: Tensor) -> None:
         """Keep what is better; where all rows are, as in most steps of most solves, nothing is copied."""
         better = residual < self.residual
-        if bool(better.all()):
+        count = int(torch.count_nonzero(better))
+        if count == len(better):
             self.value, self.residual, self.scale = z, residual, scale
-        elif bool(better.any()):
+        elif count:
             self.value = torch.where(better[:, None], z, self.value)
             self.residual = torch.where(better, residual, self.residual)
             self.scale = torch.where(better, scale, self.scale)
