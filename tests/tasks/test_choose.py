@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from equipoise.tasks.choose import choose_sharpness, choose_slack
+from equipoise.recipe import Recipe
+from equipoise.solve import Stop
+from equipoise.tasks.choose import choose_ridge, choose_sharpness, choose_slack
+from equipoise.tasks.fitting import fit
 
 
 def problem(N: int, m: int, k: int = 2, seed: int = 0):
@@ -119,3 +122,62 @@ def test_outputs_that_are_always_right_are_believed_as_far_as_there_are_rows():
     outputs = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]], dtype=torch.float64)
     s = choose_sharpness(outputs, torch.tensor([1, 1, 0, 0]), torch.ones(4).double())
     assert 1 / (1 + math.exp(-s)) == pytest.approx(3 / 4, rel=1e-5)
+
+
+# -- the penalty of anchored training ----------------------------------------------------------------------
+
+
+def drawn(N: int, classes: int):
+    generator = torch.Generator().manual_seed(classes)
+    X = torch.randn(N, 3, generator=generator)
+    y = X[:, 0] + 0.3 * torch.randn(N, generator=generator)
+    return X, y if classes == 1 else torch.bucketize(y, torch.linspace(-0.5, 0.5, classes - 1))
+
+
+@pytest.mark.parametrize(("loss", "classes"), [("half_square", 1), ("logistic", 2), ("cross_entropy", 3)])
+def test_a_penalty_is_judged_by_the_expansion_of_the_loss_at_no_readout(loss, classes):
+    recipe = Recipe(loss=loss, width=20, ridge=3.0).resolved(40)
+    X, y = drawn(40, classes)
+    model = recipe.build(3, 1 if classes == 2 else classes)
+    B = 2.0 * y - 1 if classes == 2 else y
+    choice = choose_ridge(model, X, B, None, recipe)
+    assert 0.3 == choice.ridges.min() <= choice.ridge <= choice.ridges.max() == 30.0
+    Z = model.solve(X, stop=Stop(rtol=1e-6)).value.double()
+    Z = torch.cat([Z, torch.ones(40, 1, dtype=torch.float64)], dim=1)
+    Y = torch.nn.functional.one_hot(y).double() if classes == 3 else B.double()[:, None]
+    Y = Y - Y.mean(dim=0)
+    curvature = {1: 1.0, 2: 0.25, 3: 1 / 3}[classes]  # of the loss in the direction of an output, at 0
+    errors = [(refitted(Z, Y, float(r) / curvature) - Y).square().sum() / 40 for r in choice.ridges]
+    assert torch.allclose(choice.errors, torch.stack(errors), rtol=2e-2)
+    assert choice.ridge == float(choice.ridges[choice.errors.argmin()])
+
+
+def test_a_row_of_weight_two_is_two_rows_when_a_penalty_is_chosen():
+    recipe = Recipe(loss="half_square", width=20, ridge=3.0).resolved(30, "regression")
+    X, y = drawn(30, 1)
+    model, weights = recipe.build(3, 1), torch.arange(30).remainder(3).add(1).double()
+    choice = choose_ridge(model, X, y, weights, recipe)
+    at = torch.repeat_interleave(torch.arange(30), weights.long())
+    Z = model.solve(X, stop=Stop(rtol=1e-6)).value.double()
+    Z = torch.cat([Z, torch.ones(30, 1, dtype=torch.float64)], dim=1)
+    Y = (y - y[at].mean()).double()
+    for ridge, error in zip(choice.ridges, choice.errors, strict=True):
+        squares = torch.zeros(30, dtype=torch.float64)
+        for i in range(30):
+            rest = at[at != i]
+            A = Z[rest].T @ Z[rest] + ridge * torch.eye(21, dtype=torch.float64)
+            squares[i] = (Z[i] @ torch.linalg.solve(A, Z[rest].T @ Y[rest]) - Y[i]).square()
+        assert float(error) == pytest.approx(float((weights * squares).sum() / weights.sum()), rel=2e-2)
+
+
+def test_no_penalty_is_chosen_where_it_was_given_or_cannot_be():
+    X, y = drawn(60, 1)
+    rows, numbers = X.double().numpy(), y.double().numpy()
+    few = {"width": 8, "epochs": 1}
+    assert fit(rows, numbers, "regression", Recipe(ridge=2.5, **few)).recipe.ridge == 2.5
+    found = fit(rows, numbers, "regression", Recipe(**few))
+    assert found.recipe.ridge == found.validation["ridge"] == found.certificate.options["ridge"]
+    assert fit(rows, numbers, "regression", Recipe(certified=False, **few)).recipe.ridge is None
+    hinge = fit(rows, (numbers > 0).astype(int), "classification", Recipe(loss="hinge", **few))
+    assert hinge.recipe.ridge == 6.0
+    assert hinge.validation == {}

@@ -206,6 +206,10 @@ def _tell(run: Run, fitted: Fitted, page: Path | None, output: Output) -> None:
         )
     if certificate is not None:
         facts["training"] = f"{certificate.verdict}: {certificate.promise} {kept(fitted.history.anchored)}"
+    if ridge := fitted.validation.get("ridge"):
+        facts["penalty"] = (
+            f"λ = {number(ridge, 3)}, chosen by leave-one-out errors with the untrained hidden layer"
+        )
     facts["equilibria"] = f"{fitted.wellposed.verdict}: {fitted.wellposed.promise}"
     steps, loss = results["steps"], number(results["loss"], 4)
     unit = fitted.recipe.unit if steps == 1 else f"{fitted.recipe.unit}s"

@@ -37,7 +37,7 @@ GRADIENT_STEPS = 200
 LEFT = 0.05  # share of the residual at the end: a few steps more would change no decision
 SMALLEST = 64
 USUAL: dict[str, Any] = {"optimiser": "adam", "rate": 5e-3, "schedule": "cosine", "weight_decay": 0.0}
-RIDGE = 30.0, 0.1  # λ of the readout: this much, but no more than a share of the rows
+RIDGE = 30.0, 0.1  # λ of the readout: about this much, but no more than a share of the rows
 DECAY = 10.0, 0.03  # κ of the hidden weights, likewise
 ENOUGH = 0.005  # a checkpoint that lowers the objective by a smaller share is the last, by default
 BOXED = 40  # the most units of a network whose margins are trained for boxes (norm linf)
@@ -70,7 +70,8 @@ class Recipe:
     certified: bool = _option(PROMISE, "Whether to train under a proved certificate or freely.", True)
     theorem: str | None = _option(PROMISE, "anchored (default, in batches) or safeguarded (promises a rate).")
     ridge: float | None = _option(
-        PROMISE, "Penalty λ > 0 of the readout; by default 30, or a tenth of the rows."
+        PROMISE,
+        "Penalty λ > 0 of the readout; by default about 30, or a tenth of the rows, as leave-one-out says.",
     )
     decay: float | None = _option(
         PROMISE, "Penalty κ ≥ 0 of the hidden weights; by default 10, or 3 % of the rows."

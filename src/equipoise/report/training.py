@@ -223,24 +223,34 @@ def solver(record: RunRecord) -> Drawn | None:
     return Drawn("Work of the solver", figure, caption, f"Solver iterations, at most {number(int(most))}.")
 
 
-def slack(record: RunRecord) -> Drawn | None:
-    """How the slack was chosen."""
+def penalty(record: RunRecord) -> Drawn | None:
+    """How the penalty of the readout, which safeguarded training calls slack, was chosen."""
     found = part(record.fitted, "validation")
-    tried, errors, chosen = found.get("slacks"), found.get("errors"), found.get("slack")
+    anchored = "ridges" in found
+    names = ("ridges", "ridge_errors", "ridge") if anchored else ("slacks", "errors", "slack")
+    tried, errors, chosen = map(found.get, names)
     if not tried or not errors or not chosen:
         return None
     nearest = int(np.abs(np.log(np.array(tried) / chosen)).argmin())
     lines: dict[str, Any] = {"tried": (tried, errors), "chosen": ([chosen], [errors[nearest]])}
-    figure = plots.curves(lines, x="slack λ", y="leave-one-out error", log_x=True, log_y=True)
+    what = "penalty" if anchored else "slack"
+    figure = plots.curves(lines, x=f"{what} λ", y="leave-one-out error", log_x=True, log_y=True)
+    value = number(float(chosen))
+    if anchored:
+        does = f"The penalty λ = {value} keeps the readout small. Of those tried it is the one that predicts"
+        best = "best from the features of the untrained hidden layer"
+    else:
+        does = (
+            f"The slack λ = {value} lets the readout miss a little of every target. Of those tried it is the "
+            f"largest that predicts"
+        )
+        best = "as well as the best one does, up to a standard error"
     caption = (
-        f"The slack λ = {number(float(chosen))} lets the readout miss a little of every target. Of those "
-        f"tried it is the largest that predicts each training row from all the others as well as the best "
-        f"one does, up to a standard error: with less slack noise is fitted, with more too little is."
+        f"{does} each training row from all the others {best}: with less {what} noise is fitted, with more "
+        f"too little is."
     )
-    return Drawn(
-        "Choice of the slack", figure, caption, f"Error over slack; chosen is {number(float(chosen))}."
-    )
+    return Drawn(f"Choice of the {what}", figure, caption, f"Error over {what}; chosen is {value}.")
 
 
 TRAINING: Drawers = {"loss": loss, "scores": scores}
-FURTHER: Drawers = {**COURSES, "hidden": hidden, "solver": solver, "slack": slack}
+FURTHER: Drawers = {**COURSES, "hidden": hidden, "solver": solver, "slack": penalty}

@@ -4,6 +4,10 @@ With slack λ safeguarded training ends at the ridge regression of y on the feat
 predictions are known in closed form for every λ from one eigendecomposition. So each row validates in turn,
 no row is lost to training, and nothing is fitted twice. The features are those of the start: what the hidden
 layer will learn is not known yet.
+
+For anchored training the penalty of the readout is chosen likewise. A loss that is not square stands there as
+its second-order expansion at the readout 0, where its curvature c is that of every row: the minimiser of the
+expansion with a penalty λ is ridge regression with λ/c.
 """
 
 from __future__ import annotations
@@ -15,8 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..recipe import Recipe
+from ..solve import Stop
+
 DECADES = (-6.0, 3.0)  # the range of λ in powers of ten, as a share of the mean ‖z_i‖²
 PER_DECADE = 4
+ROWS = 2000  # at most about so many rows choose a penalty, which does not depend on their number
+FARTHEST = 1.0  # powers of ten that a penalty may be from the usual one
 WITHIN = 1.0  # standard errors: among slacks that leave-one-out cannot tell apart, the largest
 
 
@@ -60,6 +69,53 @@ def choose_slack(Z: Tensor, Y: Tensor, weights: Tensor, slack: float | None = No
     near = torch.nonzero(errors <= errors[best] + WITHIN * spread)
     at = int(near.max())
     return Choice(float(slacks[at]), slacks, errors, predictions[at] / weights.sqrt()[:, None])
+
+
+@dataclass(frozen=True)
+class RidgeChoice:
+    """A penalty of the readout, and what leave-one-out says of it and of the others."""
+
+    ridge: float
+    ridges: Tensor  # (G,)
+    errors: Tensor  # (G,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The choice as JSON holds it."""
+        return {"ridge": self.ridge, "ridges": self.ridges.tolist(), "ridge_errors": self.errors.tolist()}
+
+
+def choose_ridge(model: Any, A: Any, B: Tensor, weights: Tensor | None, recipe: Recipe) -> RidgeChoice | None:
+    """The penalty with the least leave-one-out error, up to ten times smaller or larger than the usual one.
+
+    None where there is no choice: training is not anchored, the network not affine, the curvature of the loss
+    at 0 not that of all rows, or a row without an equilibrium. On four inner splits of the training rows of
+    ten tables accuracy or R² rose by up to .029 and nowhere fell by more than .001. Without limits that of
+    hastie fell by .017: untrained features explain it so badly that the least penalty looks best.
+    """
+    loss, usual = str(recipe.loss), recipe.ridge
+    if recipe.path != "anchored" or usual is None or not recipe.built.affine:
+        return None
+    every = -(-len(A) // ROWS)
+    A, B = torch.as_tensor(A[::every]), B[::every]
+    w = torch.ones(len(B), dtype=torch.float64) if weights is None else weights[::every].double()
+    if not B.is_floating_point():
+        B = torch.nn.functional.one_hot(B.long(), model.outputs)
+    bends = {"half_square": 1.0, "square": 2.0, "logistic": 1 / 4, "cross_entropy": 1 / model.outputs}
+    bent = bends.get(loss)
+    solution = None if bent is None else model.solve(A, stop=Stop(rtol=1e-3))
+    if bent is None or solution is None or solution.failed_rows:
+        return None
+    Z, Y = solution.value.double(), B.double().reshape(len(B), -1)
+    Z = torch.cat([Z, torch.ones_like(Z[:, :1])], dim=1)  # whatever is added to all targets is no matter
+    root = w.sqrt()[:, None]
+    powers = np.arange(-FARTHEST, FARTHEST + 1e-9, 1 / PER_DECADE)
+    ridges = torch.tensor([float(f"{usual * 10.0**p:.3g}") for p in powers], dtype=torch.float64)
+    middle = (w[:, None] * Y).sum(dim=0) / w.sum()
+    targets = root * (Y - middle)
+    errors = (_left_out(root * Z, targets, ridges / bent) - targets).square().sum(dim=(1, 2)) / w.sum()
+    if not bool(torch.isfinite(errors).all()):
+        return None
+    return RidgeChoice(float(ridges[errors.argmin()]), ridges, errors)
 
 
 def _left_out(Z: Tensor, Y: Tensor, slacks: Tensor) -> Tensor:

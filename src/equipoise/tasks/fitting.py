@@ -37,7 +37,7 @@ from ..train.checkpoint import Checkpoints
 from ..train.projection import Projection
 from ..train.safeguarded import safeguarded_descent
 from ..train.trainer import Trainer
-from .choose import choose_sharpness, choose_slack
+from .choose import choose_ridge, choose_sharpness, choose_slack
 from .covered import scores_of
 from .fitted import GATHERED, Fitted, tensors, training_tensors
 from .forecast import Forecast, check_memory, memory_needed
@@ -53,10 +53,10 @@ Progress = Callable[[int, float], None]
 
 EVERY = 5  # steps or epochs from one checkpoint on disk to the next
 # Checkpoints that hold anchored training to its promise, the end included. One of images takes 1 or 2 epochs.
-CHECKPOINTS, OF_IMAGES = 4, 2
+CHECKPOINTS, OF_IMAGES = 3, 2
 _BESIDE = 2  # further sweeps over all rows: for the anchor at the start, and for tight bounds at the end
 GENTLE = 0.01  # at a rate up to this weights stay nearly well-posed for a few steps without being bounded
-WELLPOSED = 256  # rows that are given to a certificate of the weights, which is about all inputs
+WELLPOSED = 64  # rows that are given to a certificate of the weights, which is about all inputs
 
 
 class NotProved(ValueError):
@@ -129,14 +129,14 @@ def fit(
         raise ValueError("callbacks follow training in batches, not safeguarded training: leave them out.")
     if whole or (recipe.certified and data.X.size <= GATHERED):
         data = data.gathered()
-    recipe = recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
+    given, recipe = recipe, recipe.resolved(len(data.X), kind, len(np.unique(data.y)))
     check_memory(recipe, *data.X.shape)
     tested = None if test is None else Rows.of(*test, kind, encoding=data.encoding)
     watched = {"every": EVERY, **watched}
     if whole:
         fitted = _fit_whole(data, recipe, tested, watched)
     else:
-        fitted = _fit_batches(data, recipe, tested, watched, origin)
+        fitted = _fit_batches(data, recipe, tested, watched, origin, chosen=given.ridge is None)
     return fitted if kept is None else replace(fitted, conformal=scores_of(fitted, kept), kept=kept)
 
 
@@ -236,11 +236,17 @@ def _not_proved(certificate: Certificate, recipe: Recipe) -> str:
 
 
 def _fit_batches(
-    data: Rows, recipe: Recipe, test: Rows | None, watched: Watched, origin: Origin | None = None
+    data: Rows,
+    recipe: Recipe,
+    test: Rows | None,
+    watched: Watched,
+    origin: Origin | None = None,
+    chosen: bool = False,
 ) -> Fitted:
     """`Trainer` on batches, under the certificate `anchored` or freely.
 
-    With patience a fifth of the rows is held out to say when to stop.
+    With patience a fifth of the rows is held out to say when to stop. If `chosen`, anchored training of an
+    affine network from its start chooses the penalty of its readout.
     """
     data, held = (data, None) if recipe.patience is None else held_out(data, recipe.seed)
     preparation = _prepared(data, recipe) if origin is None else origin.preparation
@@ -250,6 +256,8 @@ def _fit_batches(
         model = deepcopy(origin.model)
     A, B = tensors(model, preparation, data)
     weights = None if bool((data.weights == 1).all()) else torch.from_numpy(data.weights)
+    choice = choose_ridge(model, A, B, weights, recipe) if chosen and origin is None else None
+    recipe = recipe if choice is None else replace(recipe, ridge=choice.ridge)
     measured = held or test
     validation = None if measured is None else tensors(model, preparation, measured)
     if (begin := watched.get("begin")) and ranks() == 1:
@@ -278,7 +286,8 @@ def _fit_batches(
         wellposed=certify(model, A[:WELLPOSED], theorem="wellposed"),
         history=history,
         recipe=recipe,
-        validation={} if held is None else {"method": HELD_OUT, "rows": len(held.y)},
+        validation=(choice.to_dict() if choice is not None else {})
+        | ({} if held is None else {"method": HELD_OUT, "rows": len(held.y)}),
         stopped=history.stopped,
         advice=history.advice,
         origin=None if origin is None else origin.model,

@@ -33,7 +33,7 @@ CHECKED = (
     "that F did not rise, as a Trainer that is given this certificate checks it"
 )
 TIGHT = 1e-9  # tolerance of the solves where a small gap is measured
-_SMALL = 4096  # up to so many rows a small gap costs next to nothing
+_SMALL = 512  # up to so many rows a small gap costs next to nothing
 _CARE = 5e-3  # divided by the number of rows: the tolerance of the solves for many rows
 _START, _END = 1e-3, 1e-6  # the gaps, as shares of F, that are solved for with many rows at first, and else
 

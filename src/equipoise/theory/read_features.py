@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..linalg import Interval, frobenius, gamma
 from ..models.altered import altered, double
-from ..solve import Solution, Stop
+from ..solve import Solution, Stop, fixed_point
 from .claim import Claim
 from .common import FEATURES, not_finite, trained_features
 from .enclosure import Enclosure, Equilibria
@@ -162,9 +162,19 @@ class AffineReads(ReadFeatures):
         return Equilibria(self.exact, at, Z).error
 
     def solve(self, X: Tensor, stop: Stop, start: Tensor | None) -> Solution:
-        """Solve, and keep the injection, which the error of the block needs too."""
+        """Solve, and keep the injection, which the error of the block needs too.
+
+        What float32 can reach is sought there: what is proved of a block rests on its error alone.
+        """
         problem = self.exact.affine_map(X)
         self._injected = problem.bias
+        if stop.rtol is not None and stop.rtol >= Stop.reach(torch.float32):
+            near = problem.to(torch.float32)
+            begin = None if start is None else start.float()
+            found = fixed_point(near, begin, solver=self.exact.default_solver(near), stop=stop)
+            if not found.failed_rows:
+                assert isinstance(found.value, Tensor)
+                return replace(found, value=found.value.double())
         return self.exact.solve(X, stop=stop, start=start, problem=problem)
 
     def block(self, X: Tensor, rtol: float, start: Tensor | None = None) -> FeatureBlock:

@@ -23,7 +23,7 @@ from .read_features import FeatureBlock
 _HELD = 1 << 28  # bytes of features that are held in memory; more are in a file that the system maps
 _NEWTON, _CONJUGATE = 40, 150  # steps at most
 _POLISH = 5  # steps without a line search
-_SAMPLE = 3000  # about so many rows make a preconditioner
+_SAMPLE = 600  # about so many rows make a preconditioner
 _FACTORS = 1 << 25  # the most numbers in all preconditioners together
 _FINE = 1e-12  # the tolerance of features that the readout of a network of float64 is solved for on
 _NEAR = 0.5  # below this gap, as a share of F, preconditioners from all rows pay

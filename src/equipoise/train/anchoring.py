@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from ..linalg import Interval
-from ..theory.anchored import TIGHT, Anchor, Anchored, outputs_of
+from ..theory.anchored import TIGHT, Anchor, Anchored
 from ..theory.anchored_objective import EnclosedLoss, Objective, SampleRows
 from ..theory.certificate import Certificate
 from ..theory.certify import constants_of
+from ..theory.read_features import LinearReadout
 from ..theory.readout_solver import HeldFeatures
 from ..theory.register import facts
 from ..theory.shards import largest
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from .training_run import TrainingRun
 
 REFUSALS = 4  # so many refusals in a row end a run
-_LOOSE, _FIRST = 1e-4, 1e-5  # tolerances of the solves at a checkpoint: the loosest, and that of the first
+_LOOSE = 1e-4  # the tolerance of the solves at a checkpoint, unless their errors decide
 _SHARE = 0.3  # a checkpoint may cost this share of the work of the epochs before it
 _BESIDES = 6.0  # the cost of injections, gradients and steps of an epoch, in evaluations of a row
 _WIDE = 1.3  # the cost of an evaluation in float64, relative to one of training
-_SAMPLE = 4096  # about so many rows serve to estimate ‖∇_h F‖
+_SAMPLE = 1024  # at most about so many rows serve to estimate ‖∇_h F‖
 
 
 class LearnedNothing(UserWarning):
@@ -52,7 +53,7 @@ class AnchoredState:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)  # all, kept or refused
     refusals: int = 0  # in a row
     rate: float = 1.0  # what learning rates are multiplied by
-    rtol: float = _FIRST
+    rtol: float = _LOOSE
     spacing: int = 1  # epochs from one checkpoint to the next
     last: int = 0  # epoch of the last one
     fresh: bool = True  # whether the weights of the model are (h_k, a_k)
@@ -75,7 +76,9 @@ class Anchoring:
         self.certificate = relied_on(certificate, self.model, run.rows, y)
         self.theorem = Anchored(**constants_of(certificate))
         self.terms = self.theorem.terms(y)
-        self.rows = SampleRows(run.rows, y, self.terms, outputs_of(facts(self.model).reads()))
+        self._readout_of = facts(self.model).reads().readout_of  # which costs nothing more at other weights
+        outputs = self.readout.weight.shape[1]
+        self.rows = SampleRows(run.rows, y, self.terms, outputs)
         self.zero = float(certificate.constants["F_zero"])
         self.state = AnchoredState([math.inf, math.inf], [math.inf, math.inf])
         self.good = LastGood(self.model)
@@ -90,9 +93,10 @@ class Anchoring:
 
     def begin(self) -> None:
         """Keep the best readout of the untrained features, and train from it or from the model's own."""
-        known, reads = self.certificate._witness, facts(self.model).reads()
-        found: Anchor = known if isinstance(known, Anchor) else Anchor.of(reads, self.rows, self.theorem.gap)
-        readout = self._objective().readout
+        found = self.certificate._witness
+        if not isinstance(found, Anchor):
+            found = Anchor.of(facts(self.model).reads(), self.rows, self.theorem.gap)
+        readout = self.readout
         own = readout.stored().clone()
         readout.store(found.a)
         self._keep(found)
@@ -103,6 +107,11 @@ class Anchoring:
     def mean_loss(self) -> float:
         """About the mean loss of the weights that were kept."""
         return sum(self.state.data) / 2 / self.total
+
+    @property
+    def readout(self) -> LinearReadout:
+        """The readout as the model stores it now."""
+        return self._readout_of(self.model)
 
     @property
     def total(self) -> float:
@@ -281,7 +290,7 @@ class Anchoring:
     def _stationarity(self) -> float:
         """About ‖∇_h F‖, from some of the rows."""
         run, N, lost = self.run, self.rows.whole, False
-        every = max(1, N // _SAMPLE)
+        every = -(-N // _SAMPLE)
         rows = torch.arange(-run.part.start % every, len(self.rows), every)
         run.optimiser.zero_grad(set_to_none=True)
         size = run.batch_size  # of as many parts on every rank: equilibria may be sought together
@@ -294,7 +303,7 @@ class Anchoring:
             return math.nan
         if run.ranks > 1:
             sum_over_ranks([p for p in self.model.parameters() if p.requires_grad], 0.0)
-        read, total = self._objective().readout.parameters(self.model), 0.0
+        read, total = self.readout.parameters(self.model), 0.0
         for name, p in self.model.named_parameters():
             if name not in read and p.grad is not None:
                 total += float((self.total * p.grad + self.terms.decay * p.detach()).square().sum())
@@ -347,15 +356,15 @@ def _not_lower(F: Interval, limit: float) -> str:
 
 def penalties(run: TrainingRun) -> list[tuple[torch.nn.Parameter, float]]:
     """Trained parameters p, each with the s of its penalty s·p in the gradient of F's mean over samples."""
-    trainer, N = run.trainer, float(run.N)
+    trainer, anchoring, N = run.trainer, run.anchoring, float(run.N)
     ridge, decay = trainer.ridge, trainer.decay
-    if run.anchoring is not None:
-        terms = run.anchoring.terms
-        ridge, decay = terms.ridge, terms.decay
-        N = run.anchoring.total
+    if anchoring is not None:
+        ridge, decay = anchoring.terms.ridge, anchoring.terms.decay
+        N = anchoring.total
     if not (ridge or decay):
         return []
-    read = facts(run.model).reads().readout_of(run.model).parameters(run.model)
+    readout = facts(run.model).reads().readout_of(run.model) if anchoring is None else anchoring.readout
+    read = readout.parameters(run.model)
     named = [(n, p) for n, p in run.model.named_parameters() if p.requires_grad]
     found = [(p, (ridge if n in read else decay) / N) for n, p in named]
     return [(p, min(share, torch.finfo(p.dtype).max)) for p, share in found if share]
