@@ -17,10 +17,22 @@ if TYPE_CHECKING:
 
 HELD = 1 << 28  # bytes: larger arrays are kept on the disk
 PIECE = 1 << 22  # numbers worked on at a time
+_LARGEST_KEPT = (1 << 25) - (1 << 13)  # bytes, a little less than the 32 MB up to which glibc learns
 _GROUPS = (  # (limit, in use) of a container: control groups of version 2, then of version 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+
+
+def keep_freed_memory() -> None:
+    """Let up to 64 MB of freed memory stay with the process instead of going back to the system at once.
+
+    glibc returns what tensors of some 100 kB or more have left and gets it back zeroed, page by page, at the
+    next operation, which costs more than the operation does. It stops this for all sizes up to that of the
+    largest block that was ever freed, at most 32 MB, so one such block is asked for here and not touched.
+    Where another allocator is at work nothing happens.
+    """
+    bytes(_LARGEST_KEPT)
 
 
 def available() -> float:

@@ -102,7 +102,7 @@ class CellEquation(Equation):
     def _flat(self, out: Any, z: Tensor) -> Tensor:
         plain = not self.layout.is_tuple and isinstance(out, Tensor) and out.dtype == z.dtype
         if plain and out.shape == (len(z), *self.layout.shapes[0]):  # as it is in almost every step
-            return out if self.layout.plain else out.reshape(z.shape)
+            return self.layout.flat(out)
         wrong = self.layout.mismatch(out, z.shape[0])
         if wrong:
             raise ValueError(

@@ -1,5 +1,6 @@
 """Find z = f(z): tensors in, Solution out."""
 
+from ..memory import keep_freed_memory
 from .activation import IDENTITY, RELU, TANH, Activation, clamp, leaky_relu, soft_threshold
 from .anderson import Anderson
 from .auto import Auto
@@ -51,3 +52,5 @@ __all__ = [
     "soft_threshold",
     "verify",
 ]
+
+keep_freed_memory()

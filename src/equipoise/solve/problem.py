@@ -122,10 +122,14 @@ class AffineMap(RowMap):
 
 @dataclass
 class Layout:
-    """How a state (a tensor, or a tuple of tensors) lies in flat rows (N, D)."""
+    """How a state (a tensor, or a tuple of tensors) lies in flat rows (N, D).
+
+    Images (N, C, H, W) that lie in memory with their channels last stay so: then neither view is a copy.
+    """
 
     shapes: list[torch.Size]  # per part, without the batch
     is_tuple: bool
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         # States that are flat rows already, as those of small cells are, pass every step untouched.
@@ -135,13 +139,15 @@ class Layout:
     def of(cls, z: State) -> Layout:
         """The layout of a state like this one."""
         parts = z if isinstance(z, tuple) else (z,)
-        return cls([p.shape[1:] for p in parts], isinstance(z, tuple))
+        return cls([p.shape[1:] for p in parts], isinstance(z, tuple), _has_channels_last(z))
 
     def flat(self, z: State) -> Tensor:
         """A state as flat rows, (N, D)."""
         if self.plain:
             return cast(Tensor, z)
         parts = z if isinstance(z, tuple) else (z,)
+        if self.channels_last:
+            return parts[0].movedim(1, -1).reshape(len(parts[0]), -1)
         rows = [p.reshape(len(p), s.numel()) for p, s in zip(parts, self.shapes, strict=True)]
         return torch.cat(rows, dim=1) if self.is_tuple else rows[0]
 
@@ -150,6 +156,9 @@ class Layout:
         if self.plain:
             return flat
         n = flat.shape[0]
+        if self.channels_last:
+            channels, *size = self.shapes[0]
+            return flat.reshape(n, *size, channels).movedim(-1, 1)
         if not self.is_tuple:
             return flat.reshape(n, *self.shapes[0])
         parts = flat.split([s.numel() for s in self.shapes], dim=1)
@@ -176,6 +185,12 @@ class Layout:
                 which = f" for part {i} of the state" if self.is_tuple else ""
                 return f"shape {(rows, *shape)}{which}. Got {got} instead."
         return None
+
+
+def _has_channels_last(z: State) -> bool:
+    """Whether z is one batch of images whose channels are next to each other in memory."""
+    one = isinstance(z, Tensor) and z.ndim == 4 and z.stride(1) == 1
+    return one and not z.is_contiguous() and z.movedim(1, -1).is_contiguous()
 
 
 @dataclass

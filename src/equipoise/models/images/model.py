@@ -26,7 +26,7 @@ from ..checks import counts
 from ..methods import check_sam, method_config, selects
 from ..parametrised import advance_parametrisations
 from ..repeated import Repeat
-from .parts import Extractor, Image, checked_image, images_of
+from .parts import Extractor, Image, checked_image, images_of, with_channels_last
 
 
 class ImageModel(EquilibriumModel):
@@ -46,6 +46,7 @@ class ImageModel(EquilibriumModel):
     extractor: Extractor
     head: Any  # from the state to ŷ
     plainly_iterated = False  # whether z ← cell(z, …) is likely to settle
+    channels_last = False  # whether z and c(x) lie in memory with their channels last
 
     def __init__(self, inputs: Sequence[int], outputs: int, **how: Any) -> None:
         super().__init__(**how)
@@ -101,7 +102,8 @@ class ImageModel(EquilibriumModel):
         self, x: Tensor, *, start: Start = None, method: Method
     ) -> CellEquation:
         """z = f(z, c(x)), or a map with the same equilibria if nothing but these is asked for."""
-        c = self.injection(self._check_images(x))
+        x = self._check_images(x)
+        c = self.injection(with_channels_last(x) if self.channels_last else x)
         if selects(method.solver) and isinstance(self.state[0], int):  # SAM sees flat rows
             check_sam(method.solver, x.new_zeros(1, math.prod(self.state)))  # type: ignore[arg-type]
         solved = isinstance(method.gradient, SolvedGradient) and not selects(method.solver)
@@ -113,6 +115,9 @@ class ImageModel(EquilibriumModel):
             else (self.cell, self.stepped_stop(method.stop))
         )
         z0 = checked_state(self.state, start, c[0], next(self.parameters()))
+        if self.channels_last:
+            assert isinstance(z0, Tensor)
+            c, z0 = tuple(map(with_channels_last, c)), with_channels_last(z0)
         return cell_equation(cell, c, self.shared(), z0, replace(method, stop=stop))
 
     def as_equilibrium(self) -> Equilibrium:

@@ -24,7 +24,7 @@ from ...linalg import conv_norm_upper
 from ...solve import Activation, Anderson, Picard, Stop
 from ..checks import all_counts, counts, odd
 from ..images.model import ImageModel
-from ..images.parts import Extractor, Maker, head_for, reduced, transposed_kernel
+from ..images.parts import Extractor, Maker, added, convolved, head_for, reduced, transposed_kernel
 from .pieces import Skip, pace, tightened
 from .properties import Property
 
@@ -61,7 +61,7 @@ class ConvLayer(nn.Module):
 
     def injection(self, g: Tensor) -> Tensor:
         """c = U⋆g(x) + b, (N, n, h, w)."""
-        return F.conv2d(g, self.U, self.b, self.stride, self.reach // 2)
+        return convolved(g, self.U, self.b, self.stride, self.reach // 2)
 
     def transposed(self) -> Tensor:
         """The kernel of Wᵀ⋆, (m, n, k, k) at stride 1, where it is a convolution; else W itself."""
@@ -128,10 +128,12 @@ def _target(
     activation: Activation, z: Tensor | None, g: _Geometry, c: Tensor, W: Tensor, W_T: Tensor
 ) -> Tensor:
     """Wᵀ⋆σ(W⋆z + c): the target of a layer, towards which it moves z by the share α."""
-    p = c if z is None else F.conv2d(z, W, stride=g.stride, padding=g.padding) + c  # (N, n, h, w)
-    h = activation(p)
+    if z is None:
+        h = activation(c)
+    else:
+        h = activation.overwrite(added(convolved(z, W, None, g.stride, g.padding), c))  # (N, n, h, w)
     if g.stride == 1:
-        return F.conv2d(h, W_T, padding=g.padding)
+        return convolved(h, W_T, padding=g.padding)
     return F.conv_transpose2d(h, W_T, stride=g.stride, padding=g.padding, output_padding=g.lost)
 
 
@@ -167,7 +169,7 @@ class ConvOptEq(Skip, ImageModel):
         "z = f_L∘…∘f_1(z), f_l(z) = α W_lᵀ⋆{0.activation.name}(W_l⋆z + U_l⋆g(x) + b_l) + (1 − α) z; "
         "z {0.state}, hidden={0.hidden}, alpha={0.alpha:g}, k={0.outputs}"
     )
-    plainly_iterated = True
+    plainly_iterated = channels_last = True
 
     def __init__(
         self,
