@@ -107,11 +107,21 @@ def test_convolutions_by_parts_are_the_same_to_every_order(monkeypatch, stride, 
         rtol=0,
         atol=1e-14,
     )
+    assert parts.convolved(x[:0], kernel, bias, stride, padding).shape[0] == 0
     few, less = x[:3, :, :4, :3].clone().requires_grad_(), kernel[:1].clone().requires_grad_()
     monkeypatch.setattr(parts, "_PATCHES", 1)
     convolved = lambda x, k: parts.convolved(x, k, None, stride, padding)
     torch.autograd.gradcheck(convolved, (few, less))
     torch.autograd.gradgradcheck(convolved, (few, less))
+
+
+def test_features_by_parts_are_the_same_for_hooks_too(monkeypatch):
+    extractor = parts.Extractor((2, 6, 5), 3, (1, 2), parts.Maker(torch.float64, None, generator()))
+    whole, seen = extractor(images()), []
+    monkeypatch.setattr(parts, "_PATCHES", 2 * extractor.patches)
+    extractor[0].register_forward_hook(lambda _, args, out: seen.append(len(args[0])))
+    torch.testing.assert_close(extractor(images()), whole, rtol=0, atol=1e-14)
+    assert seen == [2, 2, 1]
 
 
 def test_sums_take_the_memory_of_the_first_only_where_it_can_hold_them():

@@ -189,8 +189,9 @@ class Layout:
 
 def _has_channels_last(z: State) -> bool:
     """Whether z is one batch of images whose channels are next to each other in memory."""
-    one = isinstance(z, Tensor) and z.ndim == 4 and z.stride(1) == 1
-    return one and not z.is_contiguous() and z.movedim(1, -1).is_contiguous()
+    if not isinstance(z, Tensor) or z.ndim != 4 or z.stride(1) != 1 or z.is_contiguous():
+        return False
+    return z.movedim(1, -1).is_contiguous()
 
 
 @dataclass

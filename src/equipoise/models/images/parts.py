@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -68,18 +69,17 @@ class Extractor(nn.Sequential):
     def __init__(self, inputs: Image, channels: int, strides: Sequence[int], make: Maker) -> None:
         layers: list[nn.Module] = []
         before, size = inputs[0], inputs[1:]
+        self.patches = 0  # numbers that torch writes out for one image before it multiplies
         for stride in strides:
             layers += [make.conv(before, channels, stride=stride), nn.ReLU()]
-            before, size = channels, reduced(size, stride)
+            size = reduced(size, stride)
+            self.patches, before = max(self.patches, 9 * before * math.prod(size)), channels
         super().__init__(*layers)
         self.channels, self.size = before, size
 
     def forward(self, x: Tensor) -> Tensor:
         """g(x), (N, F, h, w)."""
-        for layer in self:
-            own = type(layer) is nn.Conv2d and x.dtype == torch.float64
-            x = convolved(x, layer.weight, layer.bias, layer.stride[0], layer.padding[0]) if own else layer(x)
-        return x
+        return _by_parts(super().forward, x, self.patches)
 
     @property
     def strides(self) -> list[int]:
@@ -209,13 +209,15 @@ def convolved(
     There torch writes out the patches of all images before it multiplies them, and fresh memory for that
     takes five times as long as the products.
     """
-    if images.dtype != torch.float64 or under_transform():
-        return F.conv2d(images, kernel, bias, stride, padding)
-    patches = images[0].numel() * kernel.shape[2] * kernel.shape[3] // stride**2 + 1
-    some = max(1, _PATCHES // patches)
-    if some >= len(images):
-        return F.conv2d(images, kernel, bias, stride, padding)
-    return torch.cat([F.conv2d(part, kernel, bias, stride, padding) for part in images.split(some)])
+    patches = math.prod(images.shape[1:]) * math.prod(kernel.shape[2:]) // stride**2
+    return _by_parts(lambda some: F.conv2d(some, kernel, bias, stride, padding), images, patches)
+
+
+def _by_parts(f: Callable[[Tensor], Tensor], images: Tensor, patches: int) -> Tensor:
+    some = max(1, _PATCHES // max(1, patches))
+    if images.dtype != torch.float64 or some >= len(images) or under_transform():
+        return f(images)
+    return torch.cat([f(part) for part in images.split(some)])
 
 
 def added(p: Tensor, c: Tensor) -> Tensor:
