@@ -92,7 +92,10 @@ def instance(m: int, n: int, d: int = 784) -> tuple[eq.GaussianReLU, Tensor, Ten
 
 
 PARTS = {
-    "1000": lambda: certificates(1000, 1000, repeats=3) + steps(1000, 1000, count=5, repeats=1),
-    "2000": lambda: certificates(2000, 1000, repeats=1) + steps(2000, 1000, count=3, repeats=1),
-    "4000": lambda: certificates(4000, 1000, repeats=1) + steps(4000, 1000, count=2, repeats=1),
+    "1000": lambda: certificates(1000, 1000, repeats=3),
+    "1000-steps": lambda: steps(1000, 1000, count=5, repeats=1),
+    "2000": lambda: certificates(2000, 1000, repeats=1),
+    "2000-steps": lambda: steps(2000, 1000, count=3, repeats=1),
+    "4000": lambda: certificates(4000, 1000, repeats=1),
+    "4000-steps": lambda: steps(4000, 1000, count=2, repeats=1),
 }

@@ -8,6 +8,7 @@ it is mostly arithmetic.
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,17 +20,19 @@ RATES = [1e-5, 5e-6, 1e-6, 5e-7, 1e-7, 5e-8]
 
 
 def run(quick: bool = False) -> list[Row]:
-    steps = 20 if quick else 100
-    rows = []
-    for m, N in ((10, 100),) if quick else ((10, 100), (50, 100), (150, 100)):
-        generator = torch.Generator().manual_seed(m)
-        normal = lambda *shape, g=generator: torch.randn(*shape, dtype=torch.float64, generator=g)
-        X = normal(N, m)
-        linear = [eq.LinearEquilibrium(m, dtype=torch.float64, generator=generator) for _ in range(30)]
-        rows += _compare(f"LinearEquilibrium, m={m}, N={N}", linear, X, normal(N, 1), steps)
-        relu = [eq.GaussianReLU(m, m, dtype=torch.float64, generator=generator) for _ in range(30)]
-        rows += _compare(f"GaussianReLU, m={m}, N={N}", relu, X, normal(N), steps)
-    return rows
+    if quick:
+        return _at(10, steps=20)
+    return [row for part in PARTS.values() for row in part()]
+
+
+def _at(m: int, N: int = 100, steps: int = 100) -> list[Row]:
+    generator = torch.Generator().manual_seed(m)
+    normal = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)
+    X = normal(N, m)
+    linear = [eq.LinearEquilibrium(m, dtype=torch.float64, generator=generator) for _ in range(30)]
+    rows = _compare(f"LinearEquilibrium, m={m}, N={N}", linear, X, normal(N, 1), steps)
+    relu = [eq.GaussianReLU(m, m, dtype=torch.float64, generator=generator) for _ in range(30)]
+    return rows + _compare(f"GaussianReLU, m={m}, N={N}", relu, X, normal(N), steps)
 
 
 def _compare(name: str, models: list, X: Tensor, y: Tensor, steps: int) -> list[Row]:  # type: ignore[type-arg]
@@ -54,3 +57,6 @@ def _compare(name: str, models: list, X: Tensor, y: Tensor, steps: int) -> list[
 
 def _losses(histories: list[eq.History]) -> Tensor:
     return torch.tensor([h.loss[-1] for h in histories])
+
+
+PARTS = {f"m={m}": partial(_at, m) for m in (10, 50, 150)}
