@@ -42,16 +42,7 @@ class AffineMap(RowMap):
     def __init__(self, weight: Tensor, bias: Tensor, activation: str | Activation = "relu") -> None:
         if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
             raise ValueError(f"weight must be square, (m, m). Got shape {tuple(weight.shape)} instead.")
-        if bias.ndim != 2 or bias.shape[1] != weight.shape[0]:
-            raise ValueError(
-                f"bias must be (N, {weight.shape[0]}), one row for each sample. "
-                f"Got shape {tuple(bias.shape)} instead."
-            )
-        if weight.dtype != bias.dtype or weight.device != bias.device:
-            raise ValueError(
-                f"weight and bias must share dtype and device. Got {weight.dtype} on {weight.device} and "
-                f"{bias.dtype} on {bias.device} instead."
-            )
+        _check_bias(weight, bias)
         if not bool(
             torch.isfinite(weight.sum()) or torch.isfinite(weight).all()
         ):  # the sum is the quick test
@@ -76,9 +67,8 @@ class AffineMap(RowMap):
 
     def with_bias(self, bias: Tensor) -> AffineMap:
         """The same W on other samples, sharing what was computed from it."""
-        other = AffineMap(self.weight, bias, self.activation)
-        other.cache = self.cache
-        return other
+        _check_bias(self.weight, bias)
+        return self._with(self.weight, bias.detach(), self.cache)
 
     def take(self, rows: Tensor) -> AffineMap:
         """The same map on some of its samples."""
@@ -118,6 +108,19 @@ class AffineMap(RowMap):
 
     def __repr__(self) -> str:
         return f"AffineMap({self.activation.name}(W z + b), m={len(self.weight)}, N={len(self.bias)})"
+
+
+def _check_bias(weight: Tensor, bias: Tensor) -> None:
+    if bias.ndim != 2 or bias.shape[1] != weight.shape[0]:
+        raise ValueError(
+            f"bias must be (N, {weight.shape[0]}), one row for each sample. "
+            f"Got shape {tuple(bias.shape)} instead."
+        )
+    if weight.dtype != bias.dtype or weight.device != bias.device:
+        raise ValueError(
+            f"weight and bias must share dtype and device. Got {weight.dtype} on {weight.device} and "
+            f"{bias.dtype} on {bias.device} instead."
+        )
 
 
 @dataclass
