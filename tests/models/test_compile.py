@@ -85,3 +85,26 @@ def test_an_export_that_cannot_be_says_what_can(strict):
 def test_what_needs_no_solver_is_exported():
     model, x = build("linear"), torch.randn(3, 4, dtype=D)
     torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_cell_is_used_as_compiled_within_a_solve():
+    runs = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            runs.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    torch._dynamo.reset()
+    cell = Affine(d=4, m=4)
+    x = torch.randn(3, 4, dtype=D, generator=torch.Generator().manual_seed(1))
+    plain, compiled = eq.Equilibrium(cell), eq.Equilibrium(torch.compile(cell, backend=backend))
+    with torch.no_grad():
+        assert torch.equal(compiled(x), plain(x))
+    assert len(runs) == compiled.last.forward.counts.evaluations
+    grads = [torch.autograd.grad(layer(x).square().sum(), cell.parameters()) for layer in (compiled, plain)]
+    for found, want in zip(*grads, strict=True):
+        torch.testing.assert_close(found, want)
