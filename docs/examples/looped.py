@@ -9,9 +9,10 @@ and the error of the one-step gradient. Then it tests the first network with bot
 
     python docs/examples/looped.py --seeds 0 1 2 3 4
 
-trains one network for each seed in the loop at 1e-2, for 400 steps, and prints what it reaches on 1,000 new
-puzzles with either way to stop, by tolerance, and the means over the networks. docs/how-to/looped.md has the
-table, and says what to make of it.
+trains two networks for each seed from the same start, one in the loop and one as a layer, for 400 steps. It
+stops the first in several ways on 1,000 new puzzles, and each in the way in which it was trained, and prints
+what they reach: for each seed, and the means over the seeds with their standard errors. docs/how-to/looped.md
+has the tables, and says what to make of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import functools
 import itertools
 import statistics
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -30,8 +32,9 @@ from torch.nn.utils.parametrizations import spectral_norm
 import equipoise as eq
 
 Loop = Literal["batch maximum", "each sample", "each sample, learned start"]
-SETTLED, MOST = 1e-2, 60  # a relative residual, and evaluations
+SETTLED, MOST, BATCH = 1e-2, 60, 128  # a relative residual, evaluations, puzzles
 Way: TypeAlias = tuple[Loop, float, Any]  # of stopping: by what, its tolerance, and the solver
+Reached: TypeAlias = tuple[float, float, float]  # right cells and solved puzzles in %, evaluations a puzzle
 WAYS: tuple[Way, ...] = (
     ("batch maximum", 1e-2, eq.Picard()),
     ("batch maximum", 1e-3, eq.Picard()),
@@ -40,6 +43,7 @@ WAYS: tuple[Way, ...] = (
     ("each sample", 1e-3, eq.Picard()),
     ("each sample", 1e-3, eq.Anderson()),
 )
+TRAINED: tuple[Way, ...] = (WAYS[0], WAYS[-1])  # the loop, and the layer that is trained beside it
 
 
 class Block(nn.Module):
@@ -166,7 +170,7 @@ def data(rows: int = 20_000, held_out: int = 1_000) -> tuple[Tensor, Tensor, Ten
     return *train, *test
 
 
-def train(model: Solver, asked: Tensor, solved: Tensor, steps: int, batch: int = 128) -> int:
+def train(model: Solver, asked: Tensor, solved: Tensor, steps: int, batch: int = BATCH) -> int:
     """Train in place; returns how often the block was evaluated for a puzzle, without gradients."""
     generator = torch.Generator().manual_seed(1)
     optimiser = torch.optim.AdamW(model.parameters(), 5e-3)
@@ -190,7 +194,7 @@ def evaluate(model: Solver, asked: Tensor, solved: Tensor) -> tuple[float, float
     """The share of blank cells that are right, that of puzzles solved, and evaluations of the block."""
     model.eval()
     model.evaluations = 0
-    right = model(asked)[0].argmax(2) == solved
+    right = torch.cat([model(part)[0].argmax(2) for part in asked.split(BATCH)]) == solved
     return right[asked == 0].float().mean().item(), right.all(1).float().mean().item(), model.evaluations
 
 
@@ -209,42 +213,70 @@ def one_step_error(model: Solver, asked: Tensor, solved: Tensor) -> tuple[float,
     return float((cheap - exact).norm() / exact.norm()), float(torch.cosine_similarity(cheap, exact, dim=0))
 
 
-def by_tolerance(model: Solver, asked: Tensor, solved: Tensor) -> list[tuple[float, float, float]]:
-    """What one network reaches in each way to stop: cells and puzzles in %, evaluations for each puzzle."""
-    found = []
-    for loop, tolerance, solver in WAYS:
-        model.loop, model.block.solver = loop, solver
-        model.block.stop = eq.Stop(rtol=tolerance, max_steps=MOST)
-        cells, whole, used = evaluate(model, asked, solved)
-        found.append((100 * cells, 100 * whole, used / len(asked)))
-    return found
+def stop_by(model: Solver, way: Way) -> Solver:
+    """The same network, which now stops in this way."""
+    model.loop, tolerance, model.block.solver = way
+    model.block.stop = eq.Stop(rtol=tolerance, max_steps=MOST)
+    return model
 
 
-def show(rows: list[list[tuple[float, float, float]]]) -> None:
-    """Print the means over networks, with the standard deviation of the evaluations."""
-    print(f"{'stops by':24} {'tolerance':>9} {'cells':>6} {'solved':>7} {'evaluations':>12}")
-    for (loop, tolerance, solver), found in zip(WAYS, zip(*rows, strict=True), strict=True):
-        cells, whole, used = (statistics.fmean(column) for column in zip(*found, strict=True))
-        spread = f" ± {statistics.stdev(one[2] for one in found):.1f}" if len(found) > 1 else ""
+def reached(model: Solver, ways: Sequence[Way], asked: Tensor, solved: Tensor) -> list[Reached]:
+    """What one network reaches in each way to stop."""
+    found = (evaluate(stop_by(model, way), asked, solved) for way in ways)
+    return [(100 * cells, 100 * whole, used / len(asked)) for cells, whole, used in found]
+
+
+def show(ways: Sequence[Way], rows: Sequence[Sequence[Reached]]) -> None:
+    """Print for each way means over networks, their standard errors, and the differences from the first."""
+    n = len(rows)
+
+    def mean(values: Iterable[float], sign: str = "") -> str:
+        each = list(values)
+        error = f" ± {statistics.stdev(each) / n**0.5:.1f}" if n > 1 else ""
+        return f"{statistics.fmean(each):{sign}.1f}{error}"
+
+    form = "{:24} {:>9} {:>13} {:>14} {:>13} {:>13} {:>8}"
+    print(
+        form.format("stops by", "tolerance", "cells, %", "than the loop", "solved, %", "evaluations", "fewer")
+    )
+    by_way = list(zip(*rows, strict=True))
+    for (loop, tolerance, solver), found in zip(ways, by_way, strict=True):
         name = f"{loop}, Anderson" if isinstance(solver, eq.Anderson) else loop
-        print(f"{name:24} {tolerance:9.0e} {cells:6.1f} {whole:7.1f} {used:12.1f}{spread}", flush=True)
+        more = mean((a[0] - b[0] for a, b in zip(found, by_way[0], strict=True)), "+")
+        fewer = sum(a[2] < b[2] for a, b in zip(found, by_way[0], strict=True))
+        cells, whole, used = (mean(column) for column in zip(*found, strict=True))
+        print(form.format(name, f"{tolerance:.0e}", cells, more, whole, used, f"{fewer} of {n}"), flush=True)
 
 
-def over_seeds(seeds: list[int], steps: int = 400) -> None:
-    """Train a network for each seed in the loop, and print what each reaches, and all of them."""
+def over_seeds(seeds: Sequence[int], steps: int = 400) -> None:
+    """Train a network in the loop and one as a layer for each seed, and print what they reach."""
     torch.set_num_threads(1)
     asked, solved, new, answers = data()
-    rows = []
+    one: list[list[Reached]] = []  # the network of the loop, stopped in each of WAYS
+    both: list[list[Reached]] = []  # both networks, each stopped as it was trained
+    spent: list[list[float]] = []  # evaluations of the block for each puzzle of a step of training
     for seed in seeds:
-        torch.manual_seed(seed)
-        model = Solver(loop="batch maximum")
-        train(model, asked, solved, steps)
-        rows.append(by_tolerance(model, new, answers))
-        print(f"seed {seed}")
-        show(rows[-1:])
-    if len(rows) > 1:
-        print(f"means over {len(rows)} networks")
-        show(rows)
+        both.append([])
+        spent.append([])
+        for way in TRAINED:
+            torch.manual_seed(seed)
+            model = stop_by(Solver(), way)
+            spent[-1].append(train(model, asked, solved, steps) / steps / BATCH)
+            both[-1] += reached(model, [way], new, answers)
+            if way is TRAINED[0]:
+                one.append(reached(model, WAYS, new, answers))
+        _told(f"seed {seed}", one[-1:], both[-1:], spent[-1:])
+    if len(seeds) > 1:
+        _told(f"{len(seeds)} seeds, mean ± standard error", one, both, spent)
+
+
+def _told(what: str, one: list[list[Reached]], both: list[list[Reached]], spent: list[list[float]]) -> None:
+    print(f"{what}: the network that was trained in the loop, stopped in each way")
+    show(WAYS, one)
+    print(f"{what}: two networks, each stopped as it was trained")
+    show(TRAINED, both)
+    loop, layer = (statistics.fmean(column) for column in zip(*spent, strict=True))
+    print(f"evaluations for each puzzle of a step of training: {loop:.1f} and {layer:.1f}\n", flush=True)
 
 
 def main(steps: int = 600) -> None:
@@ -265,7 +297,7 @@ def main(steps: int = 600) -> None:
         )
     error, cosine = one_step_error(model, new[:200], answers[:200])
     print(f"one-step gradient: relative error {error:.3f}, cosine {cosine:.4f}")
-    show([by_tolerance(trained["batch maximum"], new, answers)])
+    show(WAYS, [reached(trained["batch maximum"], WAYS, new, answers)])
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def _draw_shares(measured: Measured, page: Page) -> None:
     "Figure 4.4: the landscape of a DEQ and of weight-tied networks",
     _judge_basins,
     _draw_basins,
-    minutes=7,
+    minutes=6,
 )
 def fig4_4(context: Context) -> Measured:
     """Around the minimiser the region of small loss grows with the number of repeats, up to the DEQ."""

@@ -171,7 +171,7 @@ def _draw_multiscale(measured: Measured, page: Page) -> None:
     "Figures 3.1 and 4.5: the landscape of a multiscale DEQ",
     _judge_multiscale,
     _draw_multiscale,
-    minutes=4,
+    minutes=3,
 )
 def fig4_5(context: Context) -> Measured:
     """Around a trained multiscale DEQ the loss has one minimum, and it is flat (ImageNet, 1024 test
