@@ -308,7 +308,8 @@ class _Iteration:
         """
         share = 1 - len(at_work) / len(self.rows)
         confirmed = self.out.dropped or self.how.ahead or self.f.affine is not None
-        pays = share >= self.f.worth and (confirmed or share * self.progress.left() >= 1)
+        left = max(self.progress.left(), 1.0) + 0.5  # one step at least, and often more than forecast
+        pays = share >= self.f.worth and (confirmed or share * left >= 1)
         if not (self.f.compactable and pays):
             self.f.working = ~self.progress.done
             return
