@@ -158,7 +158,7 @@ def picture(found: dict[str, dict[str, Any]]) -> bytes:
     axes.margins(x=0.12, y=0.01)
     axes.invert_yaxis()
     axes.set_yticks(range(len(shown)), [f"{row.work}: {row.peer}" for _, row in shown], fontsize=8)
-    axes.set_xlabel("time of the other / time of equipoise; black: the target; red: missed")
+    axes.set_xlabel("time of the other / time of equipoise\nblack: the target; red: missed")
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=120, metadata={"Software": None})
     plt.close(figure)
