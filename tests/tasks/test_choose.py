@@ -141,7 +141,7 @@ def test_a_penalty_is_judged_by_the_expansion_of_the_loss_at_no_readout(loss, cl
     model = recipe.build(3, 1 if classes == 2 else classes)
     B = 2.0 * y - 1 if classes == 2 else y
     choice = choose_ridge(model, X, B, None, recipe)
-    assert 0.3 == choice.ridges.min() <= choice.ridge <= choice.ridges.max() == 30.0
+    assert 0.949 == choice.ridges.min() <= choice.ridge <= choice.ridges.max() == 9.49
     Z = model.solve(X, stop=Stop(rtol=1e-6)).value.double()
     Z = torch.cat([Z, torch.ones(40, 1, dtype=torch.float64)], dim=1)
     Y = torch.nn.functional.one_hot(y).double() if classes == 3 else B.double()[:, None]

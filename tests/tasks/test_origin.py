@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli.commands import call
+from cli.commands import assert_same_outcome, call
 
+from equipoise.cli.watching import Watch
 from equipoise.data.errors import DataError
 from equipoise.estimators import EquilibriumClassifier, EquilibriumRegressor
 from equipoise.recipe import Recipe
@@ -111,6 +112,28 @@ def test_a_run_goes_on_from_another_and_needs_it_no_more(tmp_path, monkeypatch):
     damaged = call("certify", "two")
     assert damaged.exit_code == 5
     assert "origin.safetensors" in damaged.output
+
+
+def test_a_run_that_goes_on_from_another_is_resumed_without_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table("old.csv", 80)
+    table("new.csv", 50, 0.4, seed=1)
+    few = ("--epochs", "4", "--no-report")
+    assert call("fit", "old.csv", *few, "--width", "16", "--out", "one").exit_code == 0
+    assert call("fit", "new.csv", "--from", "one", *few, "--out", "whole").exit_code == 0
+    original = Watch.record
+
+    def record(self, measured):
+        self.interrupted = measured["epoch"] == 2
+        original(self, measured)
+
+    monkeypatch.setattr(Watch, "record", record)
+    assert call("fit", "new.csv", "--from", "one", *few, "--out", "part").exit_code == 130
+    monkeypatch.setattr(Watch, "record", original)
+    shutil.rmtree("one")
+    said = call("fit", "--resume", "part", "--no-report")
+    assert said.exit_code == 0, said.output
+    assert_same_outcome(tmp_path / "part", tmp_path / "whole")
 
 
 def test_estimators_are_tuned_on_new_rows():

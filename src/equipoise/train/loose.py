@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..solve import Stop, fixed_point
-from ..theory.shards import total
+from ..theory.shards import ranks, total
 from .warm_start import WarmStart
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LooseSolves:
             return None
         z, at = found
         if self.warm is not None:
-            self.warm.update(rows, z)
+            self.warm.put(rows, z)
         return self.model.readout(at)
 
     def _rows(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -88,11 +88,7 @@ class LooseSolves:
 
     def _start(self, cold: Tensor, rows: Tensor) -> Tensor:
         """The last state of each row; `cold` for a row that has none, whatever the others have."""
-        start = None if self.warm is None else self.warm.start(rows)
-        if self.warm is None or not isinstance(start, Tensor):
-            return cold
-        known = (self.warm.seen[rows] > 0).to(cold.device).reshape(-1, *[1] * (cold.ndim - 1))
-        return torch.where(known, start, cold)
+        return cold if self.warm is None else self.warm.or_cold(rows, cold)
 
     def adjoint(self, W: Tensor, mask: Tensor, g: Tensor) -> Tensor:
         """Λ, or NaN if it does not settle."""
@@ -115,13 +111,20 @@ class LooseSolves:
         for k in range(1, _MOST + 1):
             last, z = z, f(z)
             if k % _BETWEEN == 0:
-                squares = total(torch.stack([(z - last).norm(), z.norm()]).double().square())[0]
-                moved, size = map(math.sqrt, squares.tolist())
+                moved, size = _norms(z - last, z)
                 if moved <= self.rtol * size < math.inf:
                     self.steps[which] = k
                     self.work += k * len(z)
                     return z
         return None
+
+
+def _norms(*parts: Tensor) -> list[float]:
+    """The norm of each over the rows of all ranks."""
+    norms = [float(torch.linalg.vector_norm(part)) for part in parts]
+    if ranks() == 1:
+        return norms
+    return [math.sqrt(s) for s in total(torch.tensor(norms, dtype=torch.float64).square())[0].tolist()]
 
 
 def _of_images(model: Any) -> bool:

@@ -204,8 +204,11 @@ class TrainingRun:
         for p, share in self.penalties:
             if p.grad is not None:
                 p.grad.add_(p.detach(), alpha=share)
-        limit = math.inf if trainer.clip is None else trainer.clip
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total_norm = torch.nn.utils.get_total_norm(gradients)
+        if trainer.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, trainer.clip, total_norm)
+        norm = float(total_norm)
         if not (math.isfinite(value) and math.isfinite(norm)):
             self._stop("the loss or its gradient is not finite.", slower(self))
             return value

@@ -80,6 +80,30 @@ class WarmStart:
             kept[at] = torch.where(_columns(ok, new), new.detach().to(kept), 0.0)
         self.seen[rows] = torch.where(good, (self.seen[rows] + 1).clamp_max(2), 0)
 
+    # -- in a loop whose rows are sound, and whose batches settle as a whole ---------------------------------
+
+    def or_cold(self, rows: Tensor, cold: Tensor) -> Tensor:
+        """`start` for states of one tensor, with its own cold start for a sample that is not known yet."""
+        if not self.parts:
+            return cold
+        if self.extrapolated:
+            start = self.start(rows)
+            z = cold if start is None else start
+            assert isinstance(z, Tensor)
+        else:
+            z = self.parts[0][rows.to(self.parts[0].device)]
+        known = self.seen[rows] > 0
+        return z if bool(known.all()) else torch.where(_columns(known.to(z.device), z), z, cold)
+
+    @torch.no_grad()
+    def put(self, rows: Tensor, state: Tensor) -> None:
+        """`update` for states of one tensor that have all been found."""
+        if not self.parts or self.extrapolated:
+            self.update(rows, state)
+            return
+        self.parts[0][rows.to(self.parts[0].device)] = state.detach()
+        self.seen[rows] = (self.seen[rows] + 1).clamp_max(2)
+
     def forget(self) -> None:
         """Start every sample cold."""
         self.seen.zero_()
