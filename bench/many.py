@@ -17,8 +17,8 @@ import equipoise as eq
 from bench.measure import Contender, Row, side_by_side
 
 REASONS = {
-    "GaussianReLU": "Thirty runs take thirty times the arithmetic of one. In a profile at m = 50 a step has 27 "
-    "products of batches, three tenths of the time; most of the rest is spent on each of the 3,000 rows: "
+    "GaussianReLU": "Thirty runs take thirty times the arithmetic of one. In a profile at m = 50 a step has "
+    "27 products of batches, three tenths of the time; most of the rest is spent on each of the 3,000 rows: "
     "activations, norms, and the judgement of the solver.",
 }
 RATES = [1e-5, 5e-6, 1e-6, 5e-7, 1e-7, 5e-8]
