@@ -225,6 +225,38 @@ def test_a_cell_that_changes_tensors_in_place_is_not_what_was_recorded(make):
     assert float(moved.norm()) > 2 * math.sqrt(M)  # a factor above 2
 
 
+def by_value(c, z, x):
+    return c.W(z) * (9 if isinstance(z, torch.Tensor) and z.max() > 9 else 1) + c.U(x)
+
+
+class Louder(Parts):
+    def __call__(self, z, x):
+        return super().__call__(z, x) + 9 * F.relu(z - 9)
+
+
+def test_a_cell_that_goes_another_way_elsewhere_is_not_what_was_recorded():
+    for cell in (Parts(by_value), Louder(PROVED["tanh"][0])):
+        z, x = torch.full((1, M), 20.0, dtype=F64), rows(1)
+        with torch.no_grad():
+            assert float((cell(z + 1, x) - cell(z, x)).norm()) > 2 * math.sqrt(M)  # a factor above 2
+        found = eq.certify(eq.Equilibrium(cell, state=(M,)), rows())
+        assert found.verdict == "inconclusive"
+        assert "other operations than those that were recorded" in found.claims[0].remedy
+
+
+@pytest.mark.parametrize("make", [lambda x: 0.01 * (100 * x), lambda x: 0.01 * (x + x)])
+def test_integers_wrap_so_that_no_constant_holds_in_them(make):
+    layer = eq.Equilibrium(Parts(lambda c, z, x: 0.5 * z + make(x)), state=(M,)).eval()
+    layer.cell.batch = None
+    X = torch.tensor([[1] * M, [2] * M, [63] * M, [64] * M], dtype=torch.int8)
+    found = eq.certify(layer, X)
+    assert found.proved
+    assert "lipschitz" not in found.constants
+    y, x = layer(X).detach(), X.double()
+    steepest = max(float((y[i] - y[i + 1]).norm() / (x[i] - x[i + 1]).norm()) for i in (0, 2))
+    assert steepest > 1.5 * eq.certify(layer, x).constants["lipschitz"]  # that of numbers that do not wrap
+
+
 def test_narrow_integers_are_as_large_as_they_are():
     for number, q in ((-128, math.inf), (3, 0.75)):
         layer = eq.Equilibrium(Parts(lambda c, z, x: 0.25 * (z * c.narrow) + c.U(x)), state=(M,))
@@ -294,3 +326,20 @@ def test_a_softplus_that_steps_down_at_its_threshold_contracts_nothing(threshold
     assert proved or "act (Softplus)" in found.claims[0].remedy
     below, above = act(torch.tensor([threshold, math.nextafter(threshold, 99)], dtype=F64))
     assert proved == bool(below - above < 3e-9)  # how far it falls over one rounding
+
+
+def test_a_softplus_whose_exponential_overflows_below_its_threshold_contracts_nothing():
+    layer = eq.Equilibrium(Parts(lambda c, z, x: c.act(c.W(z) + c.U(x))), state=(M,))
+    layer.cell.act = act = nn.Softplus(threshold=100)
+    assert act(torch.tensor(95.0)) == math.inf
+    assert not eq.certify(layer, rows()).proved
+
+
+def test_an_integer_that_float64_rounds_has_no_error_that_is_known():
+    layer = eq.Equilibrium(Parts(lambda c, z, x: 0.5 * z + (x + (2**60 + 1))), state=(M,))
+    X = torch.full((1, M), -(2.0**60), dtype=F64)  # the sum is 1, and 0 in float64
+    Z = torch.zeros(1, M, dtype=F64)
+    assert eq.equilibrium_error(layer, X, Z) >= 2 * math.sqrt(M)  # z = 2
+    layer.cell.make = lambda c, z, x: 0.5 * z + (x + c.long)
+    layer.cell.register_buffer("long", torch.tensor(2**60 + 1))
+    assert eq.equilibrium_error(layer, X, Z) >= 2 * math.sqrt(M)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all_modules
 from torch.nn.utils import parametrize
@@ -26,6 +27,12 @@ _FREE |= {"extra_repr", "described", "config", "settings"}
 _FREE |= {"__annotations__", "__annotate__", "__annotate_func__", "__static_attributes__", "__firstlineno__"}
 _FREE |= {"__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__qualname__"}
 _SEALED: dict[type, dict[str, Any]] = {}  # the members that a family of the library was defined with
+_TORCH = [
+    (room, name, getattr(room, name))
+    for room in (torch, F, Tensor)
+    for name in dir(room)
+    if inspect.isroutine(getattr(room, name))
+]  # functions and methods, as they were when this was imported
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -44,11 +51,20 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool 
             f"a hook around the forward of all modules may change what {type(model).__name__} computes: "
             f"handle.remove() takes it off."
         )
+    if patched and (replaced := next(_replaced(), "")):
+        return (
+            f"the function {replaced} was replaced after equipoise was imported, so that "
+            f"{type(model).__name__} may compute something else: the function as it was leaves what can be "
+            f"certified."
+        )
     for name, module in model.named_modules():
         if name.partition(".")[0] in outside:
             continue
         where = f"{type(model).__name__}.{name}" if name else type(model).__name__
         tensors = [n for n, value in vars(module).items() if isinstance(value, Tensor)]
+        compiled = module._compiled_call_impl
+        kinds = {n: type(p) for n, p in module._parameters.items() if p is not None}
+        own_kinds = [n for n, kind in kinds.items() if kind not in (nn.Parameter, Tensor)]
         if parametrize.is_parametrized(module):
             first = next(iter(module.parametrizations))
             what = f"a parametrised weight (parametrizations.{first})"
@@ -60,6 +76,11 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool 
             remedy = f"nn.Parameter({tensors[0]}) in its place, or del model.{tensors[0]},"
         elif module._forward_pre_hooks or module._forward_hooks:
             what, remedy = "a hook around forward", "handle.remove()"
+        elif own_kinds:
+            what = f"a parameter {own_kinds[0]} of a class of its own, which may change what torch computes"
+            remedy = f"nn.Parameter of its numbers in place of {own_kinds[0]}"
+        elif compiled and getattr(compiled, "_torchdynamo_orig_callable", None) != module._call_impl:
+            what, remedy = "a compiled call that is not its own", "module._compiled_call_impl = None"
         elif own := [n for n in vars(module) if callable(getattr(type(module), n, None))]:
             what = f"an attribute {own[0]} in place of its method"
             remedy = f"del model.{own[0]}"
@@ -126,6 +147,14 @@ def _patched(kind: type) -> Iterator[str]:
             foreign = inspect.isfunction(function) and not _is_library(function.__module__ or "")
             if foreign or (before is not None and before.get(name, _SEALED) is not value):
                 yield name
+
+
+def _replaced() -> Iterator[str]:
+    """The functions of torch that somebody else has replaced; torch itself wraps some when it compiles."""
+    for room, name, before in _TORCH:
+        now = getattr(room, name, None)
+        if now is not before and not _is_library(getattr(now, "__module__", None) or "torch"):
+            yield f"{room.__name__}.{name}"
 
 
 def tied(model: nn.Module) -> str:

@@ -116,12 +116,31 @@ def _entrywise(v: Tensor, value: Tensor) -> Tensor:
 Within = Callable[[nn.Module, str, Moved], Moved | None]
 
 
-class Unchanging(TorchDispatchMode):
-    """Refuses what a recording cannot show: h += z, taken for h = h + z, and random numbers."""
+def called_as_recorded(graph: fx.GraphModule, module: nn.Module, *inputs: Tensor) -> Any:
+    """What a module answers; Unknown where it runs other operations than those that were recorded of it.
+
+    Code that asks for a value, to go another way elsewhere, runs more than what torch.fx sees.
+    """
+    with _Listed() as recorded:
+        graph(*inputs)
+    with _Listed() as called:
+        answer = module(*inputs)
+    if called.operations != recorded.operations:
+        raise Unknown("the code runs other operations than those that were recorded of it.")
+    return answer
+
+
+class _Listed(TorchDispatchMode):
+    """Lists what is run, and refuses what a recording cannot show: h += z, taken for h = h + z, and chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operation of torch, as it is run."""
         name = func.overloadpacket.__name__
+        self.operations.append(str(func))
         if func._schema.is_mutable:
             raise Unknown(f"the code changes a tensor in place ({name}): h = h + z makes a new one.")
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -250,6 +269,8 @@ def _of_two(target: Any, args: tuple, value: Tensor) -> Moved | None:
     if any(v.value.shape != value.shape for v in moved):
         return None  # an entry that is spread over many moves all of them
     if target in _SUMS:
+        if any(_too_long(a) for a in args):
+            return None
         with_z = sum((v.with_z for v in moved), Interval(0.0))
         with_x = sum((v.with_x for v in moved), Interval(0.0))
         off = above_all(sum((v.off for v in moved), rounding(1, value)))
@@ -265,6 +286,14 @@ def _of_two(target: Any, args: tuple, value: Tensor) -> Moved | None:
         if v is args[0] and not isinstance(other, Tensor) and size:
             return v.times(value, 1 / Interval(size), rounding(1, value))
     return None
+
+
+def _too_long(number: Any) -> bool:
+    """Whether a number, or a fixed tensor, may hold an integer that float64 would round."""
+    if isinstance(number, int):
+        return float(number) != number
+    wide = isinstance(number, Tensor) and number.dtype in (torch.int64, torch.uint64)
+    return wide and bool((number.double().abs() > 2.0**53).any())
 
 
 def _of_the_input(layer: nn.Module, v: Moved) -> Moved | None:
@@ -331,8 +360,9 @@ def _slope(layer: nn.Module, v: Tensor) -> float | Interval | None:
             return _at_least_one(layer.alpha)
         case nn.Softplus() if type(layer) is nn.Softplus:
             # Above `threshold` torch takes t for softplus(t). From 20 on both differ by rounding, less than
-            # 2e-9/beta; a lower threshold is a step down, over which no constant holds.
-            return 1.0 if layer.beta > 0 and layer.threshold >= 20 else None
+            # 2e-9/beta; a lower threshold is a step down, over which no constant holds. Below one above 88
+            # it takes ∞, for exp overflows in float32.
+            return 1.0 if layer.beta > 0 and 20 <= layer.threshold <= 80 else None
         case nn.Flatten() if type(layer) is nn.Flatten and layer.start_dim == 1:
             return 1.0
         case nn.Dropout() if type(layer) is nn.Dropout and not layer.training:

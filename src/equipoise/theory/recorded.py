@@ -8,6 +8,7 @@ layers around such equilibria is bounded the same way: an equilibrium is one mor
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..models.cell import Equilibrium
 from ..solve import Stop
 from .common import declared, not_finite
 from .lipschitz import Bounds, RowScores
-from .moves import RECORDED, ROUNDED, Moved, Unchanging, Unknown, Walk, above_all, sizes
+from .moves import RECORDED, ROUNDED, Moved, Unknown, Walk, above_all, called_as_recorded, sizes
 from .register import has_own_facts
 
 AT_ONCE = 2048  # samples that are bounded together
@@ -78,9 +79,7 @@ class RecordedCell:
         moved = self.walk.run(Moved.given(z, 1.0, 0.0), Moved.given(x, 0.0, 1.0))
         if not isinstance(moved, Moved) or moved.value.shape != z.shape:
             raise Unknown("the cell does not return a tensor that is shaped like the state.")
-        with Unchanging():
-            again = self.cell(z, x)
-        if not torch.equal(moved.value, again):
+        if not torch.equal(moved.value, called_as_recorded(self.walk.module, self.cell, z, x)):
             raise Unknown("the cell gives another answer than the operations that were recorded of it.")
         return moved
 
@@ -179,8 +178,7 @@ class RecordedBounds(Bounds):
             parent, _, own = name.rpartition(".")
             setattr(same.get_submodule(parent), own, _Answers(found))
         try:
-            with Unchanging():
-                again = same(x)
+            again = called_as_recorded(fx.GraphModule(same, self.walk.graph), same, x)
         except Unknown:
             raise
         except Exception as error:
@@ -199,11 +197,11 @@ class RecordedBounds(Bounds):
 
 
 class _Answers(nn.Module):
-    """An equilibrium layer that says again what was found."""
+    """An equilibrium layer that says again what was found, one call after the other, as often as asked."""
 
     def __init__(self, answers: list[Tensor]) -> None:
         super().__init__()
-        self.answers = iter(answers)
+        self.answers = itertools.cycle(answers)
 
     def forward(self, x: Tensor) -> Tensor:
         """The equilibria of the next call."""

@@ -70,8 +70,8 @@ class CellFacts(Facts):
         return Certificate(
             claims=(claim,),
             promise=(
-                f"every input has exactly one equilibrium ({reason}); each step of plain iteration brings "
-                f"the iterate nearer by a factor {q.hi:.6g}."
+                f"every input of this shape has exactly one equilibrium ({reason}); each step of plain "
+                f"iteration brings the iterate nearer by a factor {q.hi:.6g}."
             ),
             constants=constants,
             **frame,
