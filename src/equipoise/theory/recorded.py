@@ -65,7 +65,8 @@ class RecordedCell:
         if not has_own_facts(layer) or not isinstance(cell, nn.Module):
             raise Unknown("only an Equilibrium of a cell that is an nn.Module can be recorded.")
         self.cell = cell
-        self.walk = Walk(recorded(cell, 2, "cell"))
+        self.graph = recorded(cell, 2, "cell")
+        self.walk = Walk(self.graph)
 
     def start(self, x: Tensor) -> Tensor:
         """Where solves begin."""
@@ -79,7 +80,7 @@ class RecordedCell:
         moved = self.walk.run(Moved.given(z, 1.0, 0.0), Moved.given(x, 0.0, 1.0))
         if not isinstance(moved, Moved) or moved.value.shape != z.shape:
             raise Unknown("the cell does not return a tensor that is shaped like the state.")
-        if not torch.equal(moved.value, called_as_recorded(self.walk.module, self.cell, z, x)):
+        if not torch.equal(moved.value, called_as_recorded(self.graph, self.cell, z, x)):
             raise Unknown("the cell gives another answer than the operations that were recorded of it.")
         return moved
 
