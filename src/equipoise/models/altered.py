@@ -60,50 +60,56 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool 
     for name, module in model.named_modules():
         if name.partition(".")[0] in outside:
             continue
-        where = f"{type(model).__name__}.{name}" if name else type(model).__name__
-        tensors = [n for n, value in vars(module).items() if isinstance(value, Tensor)]
-        compiled = module._compiled_call_impl
-        kinds = {n: type(p) for n, p in module._parameters.items() if p is not None}
-        own_kinds = [n for n, kind in kinds.items() if kind not in (nn.Parameter, Tensor)]
-        if parametrize.is_parametrized(module):
-            first = next(iter(module.parametrizations))
-            what = f"a parametrised weight (parametrizations.{first})"
-            remedy = "parametrize.remove_parametrizations(…)"
-        elif made := [n for n in tensors if any(n + end in module._parameters for end in _SOURCES)]:
-            what, remedy = f"{made[0]} computed at each call", "remove_spectral_norm(…) or prune.remove(…)"
-        elif tensors:
-            what = f"a tensor {tensors[0]} that is no parameter"
-            remedy = f"nn.Parameter({tensors[0]}) in its place, or del model.{tensors[0]},"
-        elif module._forward_pre_hooks or module._forward_hooks:
-            what, remedy = "a hook around forward", "handle.remove()"
-        elif own_kinds:
-            what = f"a parameter {own_kinds[0]} of a class of its own, which may change what torch computes"
-            remedy = f"nn.Parameter of its numbers in place of {own_kinds[0]}"
-        elif compiled and getattr(compiled, "_torchdynamo_orig_callable", None) != module._call_impl:
-            what, remedy = "a compiled call that is not its own", "module._compiled_call_impl = None"
-        elif own := [n for n in vars(module) if callable(getattr(type(module), n, None))]:
-            what = f"an attribute {own[0]} in place of its method"
-            remedy = f"del model.{own[0]}"
-        elif changed := list(dict.fromkeys(_overridden(module))):
-            kind, family = type(module).__name__, family_of(type(module)).__name__
-            what = f"{kind} changes {', '.join(changed)} of {family}: {kind}"
-            if name:
-                place = re.sub(r"[.]([0-9]+)", r"[\1]", name)
-                what = f"{place} is of the class {kind}, which"
+        if changed := list(dict.fromkeys(_overridden(module))):
+            return _of_another_class(name, module, changed)
+        what, remedy = _change(module, patched)
+        if what:
+            where = f"{type(model).__name__}.{name}" if name else type(model).__name__
             return (
-                f"{what} may compute otherwise than {family}, which is known. Take a {family} with its "
-                f"parameters (load_state_dict); modules of your own can stand around it."
+                f"{where} has {what}, so that a call may use other weights, or another map, than are known "
+                f"here: {remedy} leaves what can be certified."
             )
-        elif patched and (changed := list(dict.fromkeys(_patched(type(module))))):
-            what = f"a class whose {', '.join(changed)} was changed after its definition"
-            remedy = "the class as it was"
-        else:
-            continue
-        return (
-            f"{where} has {what}, so that a call may use other weights, or another map, than are known here: "
-            f"{remedy} leaves what can be certified."
-        )
     return ""
+
+
+def _change(module: nn.Module, patched: bool) -> tuple[str, str]:
+    """What a module has that may change a call, and what takes it off; empty if there is nothing."""
+    tensors = [n for n, value in vars(module).items() if isinstance(value, Tensor)]
+    if parametrize.is_parametrized(module):
+        first = next(iter(module.parametrizations))
+        return f"a parametrised weight (parametrizations.{first})", "parametrize.remove_parametrizations(…)"
+    if made := [n for n in tensors if any(n + end in module._parameters for end in _SOURCES)]:
+        return f"{made[0]} computed at each call", "remove_spectral_norm(…) or prune.remove(…)"
+    if tensors:
+        remedy = f"nn.Parameter({tensors[0]}) in its place, or del model.{tensors[0]},"
+        return f"a tensor {tensors[0]} that is no parameter", remedy
+    if module._forward_pre_hooks or module._forward_hooks:
+        return "a hook around forward", "handle.remove()"
+    kinds = {n: type(p) for n, p in module._parameters.items() if p is not None}
+    if loud := [n for n, kind in kinds.items() if kind not in (nn.Parameter, Tensor)]:
+        what = f"a parameter {loud[0]} of a class of its own, which may change what torch computes"
+        return what, f"nn.Parameter of its numbers in place of {loud[0]}"
+    compiled = module._compiled_call_impl
+    if compiled and getattr(compiled, "_torchdynamo_orig_callable", None) != module._call_impl:
+        return "a compiled call that is not its own", "module._compiled_call_impl = None"
+    if own := [n for n in vars(module) if callable(getattr(type(module), n, None))]:
+        return f"an attribute {own[0]} in place of its method", f"del model.{own[0]}"
+    if patched and (changed := list(dict.fromkeys(_patched(type(module))))):
+        return f"a class whose {', '.join(changed)} was changed after its definition", "the class as it was"
+    return "", ""
+
+
+def _of_another_class(name: str, module: nn.Module, changed: list[str]) -> str:
+    """Why nothing is known of a module whose class changes methods of its family."""
+    kind, family = type(module).__name__, family_of(type(module)).__name__
+    what = f"{kind} changes {', '.join(changed)} of {family}: {kind}"
+    if name:
+        place = re.sub(r"[.]([0-9]+)", r"[\1]", name)
+        what = f"{place} is of the class {kind}, which"
+    return (
+        f"{what} may compute otherwise than {family}, which is known. Take a {family} with its "
+        f"parameters (load_state_dict); modules of your own can stand around it."
+    )
 
 
 def family_of(kind: type) -> type:

@@ -131,7 +131,7 @@ def called_as_recorded(graph: fx.GraphModule, module: nn.Module, *inputs: Tensor
 
 
 class _Listed(TorchDispatchMode):
-    """Lists what is run, and refuses what a recording cannot show: h += z, taken for h = h + z, and chance."""
+    """Lists what is run; refuses what a recording cannot show: h += z, taken for h = h + z, and chance."""
 
     def __init__(self) -> None:
         super().__init__()
