@@ -76,7 +76,7 @@ def _change(module: nn.Module, patched: bool) -> tuple[str, str]:
     """What a module has that may change a call, and what takes it off; empty if there is nothing."""
     tensors = [n for n, value in vars(module).items() if isinstance(value, Tensor)]
     if parametrize.is_parametrized(module):
-        first = next(iter(module.parametrizations))
+        first = next(iter(vars(module)["_modules"]["parametrizations"]))
         return f"a parametrised weight (parametrizations.{first})", "parametrize.remove_parametrizations(…)"
     if made := [n for n in tensors if any(n + end in module._parameters for end in _SOURCES)]:
         return f"{made[0]} computed at each call", "remove_spectral_norm(…) or prune.remove(…)"

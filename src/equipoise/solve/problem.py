@@ -215,6 +215,8 @@ class Map:
     working: Tensor | None = None  # (n,) rows not yet ended, when some have
     rounding: torch.dtype | None = None
     gap: Tensor | None = None  # f(z) − z, if the last check computed it
+    given: int = 0  # evaluations of f that were watched; −1 once f is seen to write into memory it gave away
+    last: Tensor | None = None  # the first answer of f, while its memory is watched
 
     @property
     def affine(self) -> AffineMap | None:
@@ -234,7 +236,25 @@ class Map:
     def __call__(self, z: Tensor) -> Tensor:
         self.counts.evaluations += 1
         self.counts.row_evaluations += z.shape[0]
-        return self._flat_output(self._call(z), z)
+        if self.given > 1 or self.affine is not None:
+            return self._flat_output(self._call(z), z)
+        return self._watched(z)
+
+    def _watched(self, z: Tensor) -> Tensor:
+        """f(z) as a copy, of a copy: f may write into z, or each answer where the one before it is.
+
+        Either would make z equal to f(z) by itself. Two evaluations tell whether f does, and then all others
+        are copied too.
+        """
+        given = z.clone()
+        out = self._flat_output(self._call(given), z)
+        seen = [given] if self.last is None else [given, self.last]
+        changed = not given.is_inference() and given._version > 0
+        if changed or any(_memory(out) == _memory(t) for t in seen):
+            self.given = -1
+        if self.given >= 0:
+            self.given, self.last = self.given + 1, None if self.given else out
+        return out.clone()
 
     def _call(self, z: Tensor) -> State:
         if self.rounding is not None and self.affine is None:
@@ -306,6 +326,14 @@ class Map:
     def rounded(self, z: Tensor) -> Tensor:
         """An iterate as the dtype of the problem can hold it."""
         return z if self.rounding is None else z.to(self.rounding).to(z.dtype)
+
+
+def _memory(t: Tensor) -> int:
+    """Where the numbers of a tensor lie; a number of its own for those of torch.func, which lie nowhere."""
+    try:
+        return t.untyped_storage().data_ptr() or id(t)
+    except (RuntimeError, NotImplementedError):
+        return id(t)
 
 
 def _jacobian_product(f: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Tensor], Tensor]:
