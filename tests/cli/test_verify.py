@@ -1,5 +1,6 @@
 """equipoise verify: of a run and of a model file, going on where it stopped."""
 
+import csv
 import json
 
 import pytest
@@ -145,3 +146,22 @@ def test_a_ball_of_pixels_is_a_ball_of_what_the_network_takes(tmp_path, equipois
         moved = task.prepare(x).double()
         assert bool(((moved >= sets["box"][0]) & (moved <= sets["box"][1])).all())
         assert bool(((moved - task.prepare(task.X).double()).norm(dim=1) <= sets["epsilon"]).all())
+
+
+def test_rows_of_a_class_that_was_never_trained_on_are_refused(equipoise, trained, tmp_path):
+    """Such a class was read as the one after it in the alphabet, and its rows were proved to be of that."""
+    classes = verified.VerifyTask.of(trained.path, str(trained.table), rows=1).classes
+    strange = classes[-1][:2]  # comes before the last class
+    assert classes[-2] < strange < classes[-1]
+    with open(trained.table, newline="") as file:
+        rows = list(csv.reader(file))
+    at = rows[0].index(json.loads((trained.path / "data.json").read_text())["target"])
+    assert rows[3][at] in classes
+    rows[3][at] = strange
+    with open(tmp_path / "strange.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows[:4])
+    asked = ("verify", trained.path, "--data", tmp_path / "strange.csv", "--epsilon", "0.01", "--out", "v")
+    result = equipoise(*asked)
+    assert result.exit_code != 0
+    assert f"Got {strange} in row 2" in " ".join(result.stderr.replace("│", " ").split())
+    assert not (tmp_path / "v" / "verified.json").exists()

@@ -124,3 +124,13 @@ def test_the_file_reaches_the_disk_before_it_gets_its_name(path, monkeypatch):
         eq.GaussianReLU(3, 4).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["m.safetensors"]
+
+
+def test_integers_in_place_of_weights_are_damage(path):
+    with safetensors.safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in list(file.keys())}
+    name = next(n for n, t in tensors.items() if t.is_floating_point())
+    wide = {8: torch.int64, 4: torch.int32}[tensors[name].itemsize]
+    safetensors.torch.save_file(tensors | {name: tensors[name].view(wide)}, path, about)
+    with pytest.raises(Damaged, match=f"{name} holds torch.int"):
+        eq.load(path)

@@ -226,3 +226,11 @@ def test_an_interval_grows_by_what_a_perturbation_may_do(targets):
     np.testing.assert_allclose(robust - plain, np.broadcast_to([-0.25, 0.25], robust.shape), rtol=1e-12)
     with pytest.raises(ValueError, match="change must be"):
         Conformal.of_numbers(said, y).intervals(said, 0.8, -1.0)
+
+
+def test_a_prediction_that_is_no_number_rules_out_no_number():
+    found = Conformal.of_numbers(np.arange(20.0), np.arange(20.0) + 0.1)
+    ends = found.intervals([math.nan, math.inf, 1.0], 0.9)
+    assert ends[0].tolist() == [-math.inf, math.inf]
+    assert ends[1][1] == math.inf
+    assert 0.8 < ends[2][0] < ends[2][1] < 1.2

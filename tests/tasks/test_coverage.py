@@ -9,7 +9,7 @@ from scipy.stats import betabinom, binom
 from sklearn import datasets
 
 import equipoise as eq
-from equipoise.tasks import Recipe, fit, load, save
+from equipoise.tasks import Recipe, fit, load, robust_sets, save
 from equipoise.tasks.covered import covered
 from equipoise.tasks.keeping import CONFORMAL
 from equipoise.tasks.robust_sets import reach
@@ -148,6 +148,22 @@ def test_robust_sets_hold_the_set_of_every_row_that_may_have_been_moved(fitted):
             assert bool((moved >= plain).all())
             sizes.append(moved.sum(axis=1).mean())
         assert plain.sum(axis=1).mean() < np.mean(sizes) < 3
+
+
+def test_a_row_whose_error_is_not_bounded_keeps_every_class(fitted, monkeypatch):
+    real, calls = robust_sets.certified_outputs, []
+
+    def unbounded(model, X):
+        said, error = real(model, X)
+        calls.append(len(X))
+        return said, error if len(calls) == 1 else torch.where(torch.arange(len(X)) == 1, math.inf, error)
+
+    monkeypatch.setattr(robust_sets, "certified_outputs", unbounded)
+    X, _ = _classes(4, seed=7)
+    sets = fitted.predict_set(X, epsilon=0.01)
+    assert len(calls) == 2  # rows that calibrate, and these
+    assert sets[1].all()
+    assert not sets[0].all()
 
 
 def test_robust_intervals_hold_and_are_as_wide_as_the_steepest_direction_asks():

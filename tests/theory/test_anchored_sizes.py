@@ -109,6 +109,16 @@ def test_a_ridge_with_which_the_sizes_of_f_underflow_is_refused_and_divides_noth
     assert tiny_weights(ridge=1e-300, decay=0.0)[-1].verdict == "hypotheses_fail"
 
 
+def test_weights_and_a_ridge_whose_product_with_f_underflows_divide_nothing_by_zero():
+    model = network("ling2023", width=4, inputs=3, outputs=3)
+    X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    w = (0.0, *[1e-300] * 5)
+    found = eq.certify(
+        model, X, torch.arange(6) % 3, theorem="anchored", ridge=1e-300, sample_weight=w, loss="cross_entropy"
+    )
+    assert found.verdict in ("hypotheses_fail", "inconclusive") or found.constants["F_start"] >= 0
+
+
 @pytest.mark.parametrize(("ridge", "decay"), [(1e300, 0.0), (1.0, 1e300)])
 def test_penalties_beyond_the_range_of_the_network_neither_break_a_run_nor_its_promise(ridge, decay):
     """λ and κ are no numbers of float32."""

@@ -109,6 +109,9 @@ def load(path: str | Path, device: torch.device | str = "cpu", **overrides: Any)
     try:
         with _Within(8 * sum(t.numel() for t in tensors.values()) + 10_000):
             model = family(**config, dtype=floating[0] if floating else None, device=device)
+        for name, own in model.state_dict().items():
+            if name in tensors and tensors[name].is_floating_point() != own.is_floating_point():
+                raise RuntimeError(f"{name} holds {tensors[name].dtype} in place of {own.dtype}.")
         model.load_state_dict(tensors)
     except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if overrides or "must be" in str(error):

@@ -74,7 +74,8 @@ class Conformal:
         radius = np.array([threshold(column, coverage) for column in columns]) + change
         radius = np.nextafter(radius[0] if self.scores.ndim == 1 else radius, np.inf)
         low, high = (np.asarray(predicted, dtype=np.float64) + r for r in (-radius, radius))
-        return np.stack([np.nextafter(low, -np.inf), np.nextafter(high, np.inf)], axis=-1)
+        ends = np.stack([np.nextafter(low, -np.inf), np.nextafter(high, np.inf)], axis=-1)
+        return np.where(np.isnan(ends), [-np.inf, np.inf], ends)  # NaN rules out no number
 
 
 def jackknife_plus(Z: Array, y: Array, new: Array, *, ridge: float, coverage: float) -> Array:

@@ -44,7 +44,7 @@ def robust_sets(fitted: Fitted, X: Any, epsilon: float, norm: str) -> Array:
     far = reach(fitted.preparation, rows, epsilon, norm)[:, None, None]
     moved = far * _pair_bounds(fitted)
     most = _shares(sharp * (ahead - error - moved * _UP)) * _ROUNDED
-    return 1 - most - 2.0**-50 <= limit
+    return ~(1 - most - 2.0**-50 > limit)  # NaN rules out no class
 
 
 def robust_intervals(fitted: Fitted, X: Any, epsilon: float, norm: str) -> Array:
@@ -62,6 +62,7 @@ def robust_intervals(fitted: Fitted, X: Any, epsilon: float, norm: str) -> Array
     middle = prepared.answers(said).reshape(wide.shape)
     wide = wide + 1e-12 * (np.abs(middle) + np.abs(prepared.target_mean))
     ends = np.stack([middle - wide, middle + wide], axis=-1)
+    ends = np.where(np.isnan(ends), [-np.inf, np.inf], ends)
     return ends[:, 0] if prepared.flat else ends
 
 
@@ -106,7 +107,7 @@ def _differences(fitted: Fitted, X: Any) -> tuple[Array, Array, Tensor]:
         outputs = np.column_stack([np.zeros(len(outputs)), outputs])
     C = outputs.shape[1]
     off = (error.numpy() + 2.0**-49 * np.abs(outputs).max(axis=1, initial=0.0)) * _UP
-    return outputs[:, None] - outputs[:, :, None], off[:, None, None] * (1 - np.eye(C)), rows
+    return outputs[:, None] - outputs[:, :, None], np.where(np.eye(C), 0.0, off[:, None, None]), rows
 
 
 def _pair_bounds(fitted: Fitted) -> Array:

@@ -264,6 +264,12 @@ def _of_run(
     found = read_rows(data, stored.run.data, columns, None, data_dir)
     if found.y is None or np.isnan(found.X[:rows]).any():
         raise DataError(f"{data} must hold the class of every row, and no missing value.")
+    unknown = np.flatnonzero(~np.isin(found.y[:rows], preparation.classes))
+    if len(unknown):
+        raise DataError(
+            f"{data} must hold classes that the network was trained on. Got {found.y[unknown[0]]!s} in row "
+            f"{unknown[0]} instead, which it can never answer: leave such rows out."
+        )
     labels = np.searchsorted(preparation.classes, found.y[:rows])
     scale = _brightest(load(data, data_dir)) if is_named(data) else 1.0
     X = torch.from_numpy(np.asarray(found.X[:rows], dtype=np.float64) / scale)

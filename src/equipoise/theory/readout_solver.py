@@ -143,7 +143,8 @@ class _Newton:
         self.a = a
         F, G = self.value_and_gradient()
         for _ in range(_POLISH):
-            share = float(G.square().sum()) / (2 * self.ridge * F) if F > 0 else 0.0
+            size = 2 * self.ridge * F  # 0 of tiny weights and a tiny ridge
+            share = float(G.square().sum()) / size if size > 0 else 0.0
             self.a = a + self._direction(G, share)
             F, new = self.value_and_gradient()
             if not float(new.norm()) < 0.1 * float(G.norm()):
