@@ -101,3 +101,19 @@ def test_rows_are_needed():
     model = eq.GaussianReLU(inputs=3, width=8, outputs=2).eval()
     with pytest.raises(ValueError, match="at least one row"):
         smoothed_predictions(model, torch.randn(0, 3), sigma=0.1)
+
+
+class Averaged(nn.Module):
+    def forward(self, z, x):
+        return 0.3 * z + x.mean(dim=0, keepdim=True) + 0 * x
+
+
+def test_copies_that_average_their_noise_away_are_refused():
+    """Of 1,000 copies all were of the first class, and 2.5 was said where .7 is true."""
+    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    alone = eq.Equilibrium(Averaged()).eval()
+    with pytest.raises(ValueError, match="mixes samples"):
+        smoothed_predictions(alone, x, sigma=1.0)
+    head = lambda z: z.mean(dim=0, keepdim=True).expand_as(z)
+    with pytest.raises(ValueError, match="the head"):
+        smoothed_predictions(eq.Equilibrium(Halved()).eval(), x, sigma=1.0, head=head)

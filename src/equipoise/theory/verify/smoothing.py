@@ -19,6 +19,7 @@ from torch import Tensor
 from ...models.base import EquilibriumModel
 
 _BATCH = 500  # copies that are solved together
+_MIXED = 1e-3  # more than solves to the tolerance of a model differ by, as a share of the scores
 _SLACK = 1e-9  # more than the relative error of the quantiles
 Answer = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -60,7 +61,8 @@ def smoothed_predictions(
 
     Noisy copies of a row are solved to the tolerance of the model, all from the equilibrium of the row: a
     fixed start keeps them independent. A copy whose solve failed, or whose scores are no numbers, counts
-    against the class.
+    against the class. One copy of each batch is also solved alone: if its scores are then others, by more
+    than a thousandth, the copies depend on each other, and this is a ValueError.
 
     Args:
         model: such as `Equilibrium(cell)`, in `eval()` mode.
@@ -124,6 +126,17 @@ def _answers(model: EquilibriumModel, head: Callable[[Any], Tensor], x: Tensor) 
     return answer
 
 
+def _check_alone(answer: Answer, copy: Tensor, scores: Tensor, solved: Tensor) -> None:
+    """Refuse answers that depend on the other copies, which average the noise away."""
+    alone, again = answer(copy)
+    off, size = (alone - scores).abs().amax(), scores.abs().amax()
+    if bool(solved.all() & again.all() & (off > _MIXED * size)):
+        raise ValueError(
+            f"scores must be those of each copy alone. Got scores that change by {float(off / size):.1g} of "
+            f"their size with the other copies of the batch: the cell, or the head, mixes samples."
+        )
+
+
 def _votes(answer: Answer, x: Tensor, sigma: float, generator: torch.Generator, draws: int) -> Tensor:
     """The class of every noisy copy of x, −1 where it has none, (draws,)."""
     votes = []
@@ -136,6 +149,7 @@ def _votes(answer: Answer, x: Tensor, sigma: float, generator: torch.Generator, 
                 "scores must be (copies, classes) with two classes or more: the largest names the class. "
                 f"Got {tuple(scores.shape)} instead. Give head=, a function from equilibria to such scores."
             )
+        _check_alone(answer, x + sigma * noise[:1], scores[:1], solved[:1])
         good = solved & torch.isfinite(scores).all(dim=1)
         votes.append(torch.where(good, scores.argmax(dim=1), -1).cpu())
     return torch.cat(votes)
