@@ -343,3 +343,21 @@ def test_an_integer_that_float64_rounds_has_no_error_that_is_known():
     layer.cell.make = lambda c, z, x: 0.5 * z + (x + c.long)
     layer.cell.register_buffer("long", torch.tensor(2**60 + 1))
     assert eq.equilibrium_error(layer, X, Z) >= 2 * math.sqrt(M)
+
+
+def test_a_cell_that_no_layer_solves_is_not_certified():
+    layer = eq.Equilibrium(Parts(PROVED["tanh"][0]), state=(M,))
+    layer.cell.unused = nn.RReLU()  # a layer refuses it in training
+    found = eq.certify(layer, rows())
+    assert found.verdict == "inconclusive"
+    assert "draws anew" in found.claims[0].remedy
+    assert eq.certify(layer.eval(), rows()).proved
+
+
+def test_a_cell_that_goes_another_way_for_many_rows_is_not_certified():
+    def by_size(c, z, x):
+        return c.W(z) * (9 if isinstance(x, torch.Tensor) and len(x) > 2 else 1) + c.U(x)
+
+    _, found = certified(by_size)
+    assert found.verdict == "inconclusive"
+    assert "another answer" in found.claims[0].remedy

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from ..linalg import Interval
 from ..models.altered import altered, double
 from ..models.cell import Equilibrium
+from ..models.cell_equation import refuse_unsteady
 from ..solve import Stop
 from .common import declared, not_finite
 from .lipschitz import Bounds, RowScores
@@ -67,6 +68,10 @@ class RecordedCell:
         self.cell = cell
         self.graph = recorded(cell, 2, "cell")
         self.walk = Walk(self.graph)
+        try:
+            refuse_unsteady(cell)
+        except ValueError as unsteady:  # a layer that draws anew, even one that plays no part in f
+            raise Unknown(str(unsteady)) from None
 
     def start(self, x: Tensor) -> Tensor:
         """Where solves begin."""

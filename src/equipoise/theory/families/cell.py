@@ -50,11 +50,13 @@ class CellFacts(Facts):
         if altered_or_nan:
             return Certificate(claims=(), obstacle=altered_or_nan, **frame)
         reason, method, remedy = "the cell contracts in z", "the Lipschitz constants of its parts", _SMALLER
-        x = exact_inputs(X)
+        x, error = exact_inputs(X), math.inf
         try:
             cell = RecordedCell(model)
             moved = cell.anywhere(x)
             q, follows = Interval(0.0, moved.with_z.hi), moved.with_x.hi
+            if q.hi < 1:
+                error = _error(cell, cell.solve(x), x)
         except Unknown as unknown:
             q, follows, remedy = Interval(0.0, math.inf), math.inf, unknown.what
         claim = Claim("‖∂cell/∂z‖ < 1", reason, q, "<", Interval(1.0), method, remedy=remedy)
@@ -65,7 +67,7 @@ class CellFacts(Facts):
         lipschitz = (Interval(follows) * R).hi
         if math.isfinite(lipschitz):
             constants["lipschitz"] = lipschitz
-        if math.isfinite(error := _error(cell, cell.solve(x), x)):
+        if math.isfinite(error):
             constants["error"] = error
         return Certificate(
             claims=(claim,),
