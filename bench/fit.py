@@ -276,8 +276,8 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
 PARTS |= {f"certified-{name.split(',')[0]}": partial(_pair, name) for name in _pairs(False)}
 PARTS["ranks"] = _ranks_of_stored
 REASONS = {
-    "MLP": "the MLP stops after a few epochs of steps that are two products each, before it has learned much. "
-    "Ours takes 20 to 60 epochs, and each step seeks an equilibrium and an adjoint by ten products or more.",
+    "MLP": "the MLP stops after a few epochs of steps of two products each, before it has learned much. Ours "
+    "takes 20 to 60 epochs, and each step seeks an equilibrium and an adjoint by ten products or more.",
     "free": "in a profile of digits two fifths of what a certificate adds are its end, where features are "
     "found to 1e-9 and the readout to a millionth of F, and more than a quarter is the start. The rest are "
     "two checkpoints between them and the choice of the penalty.",
