@@ -8,15 +8,13 @@ from __future__ import annotations
 import importlib
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 from bench import BENCHMARKS
 from bench.measure import Row
-from bench.table import RESULTS, asked
+from bench.table import DOCS, RESULTS, asked
 from equipoise.files import write_atomically
 
-DOCS = Path(__file__).parent.parent / "docs"
 INTRODUCTION = """# Benchmarks
 
 This page was written by `make bench` (`python -m bench page`): no number in its tables was written by hand.

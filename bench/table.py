@@ -13,6 +13,7 @@ from bench.measure import Row
 from equipoise.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def show(name: str, rows: list[Row], facts: dict[str, Any]) -> None:
@@ -65,14 +66,18 @@ def asked(row: Row) -> str:
 def store(name: str, rows: list[Row], facts: dict[str, Any], merge: bool = False) -> dict[str, Any]:
     """The rows and what they were measured on and with, as JSON; returned as it is written.
 
-    `merge`: rows of other works that were stored before stay, and the times and loads are those of all.
+    `merge`: rows of other works that were stored before, or stand on the page, stay; the times and loads are
+    those of all.
     """
     RESULTS.mkdir(exist_ok=True)
     suffix = "" if facts["threads"] == 1 else f"-{facts['threads']}"
     path = RESULTS / f"{name}{suffix}{'-quick' if facts['quick'] else ''}.json"
     kept: list[dict[str, Any]] = []
-    if merge and path.exists():
-        before, works = json.loads(path.read_text(encoding="utf-8")), {row.work for row in rows}
+    before = _read(path) if path.exists() else None
+    if before is None and path.stem == name and (DOCS / "benchmarks.json").exists():
+        before = _read(DOCS / "benchmarks.json").get(name)
+    if merge and before is not None:
+        works = {row.work for row in rows}
         kept = [row for row in before["rows"] if row["work"] not in works]
         facts = facts | {
             "seconds": facts["seconds"] + before["seconds"],
@@ -81,6 +86,10 @@ def store(name: str, rows: list[Row], facts: dict[str, Any], merge: bool = False
     document = {"benchmark": name, **facts, "rows": [*kept, *(row.as_dict() for row in rows)]}
     write_atomically(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return document
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _print(table: Table) -> None:

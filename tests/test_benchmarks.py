@@ -34,6 +34,7 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "DOCS", tmp_path)
     monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
     monkeypatch.setattr("bench.table.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("bench.table.DOCS", tmp_path)
     (tmp_path / "images").mkdir()
     return tmp_path
 
@@ -76,6 +77,8 @@ def test_parts_and_later_runs_replace_their_own_rows_alone(measured, capsys):
     assert [(r["work"], r["ratio"]) for r in found["forward"]["rows"]] == [("one", 3.0), ("two", 4.0)]
     assert [r["ratio"] for r in found["tangent"]["rows"]] == [5.0]
     assert list(found) == [name for name in BENCHMARKS if name in found]
+    store("forward", [row("two", 6.0)], FACTS, merge=True)  # where nothing but the page is left
+    assert [(r["work"], r["ratio"]) for r in page.stored()["forward"]["rows"]] == [("one", 3.0), ("two", 6.0)]
 
 
 def test_a_quick_run_never_reaches_the_page(measured):
