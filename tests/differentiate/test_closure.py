@@ -159,3 +159,10 @@ def test_every_hiding_place_is_named(weight):
     assert closed_over(nn.Linear(3, 3).forward, lambda t: t.requires_grad) == ["`Linear`"]
     assert closed_over(nn.Linear(3, 3), lambda t: True) == []
     assert closed_over(torch.tanh, which) == []
+
+
+def test_a_variable_that_has_no_value_yet_holds_no_tensor(weight):
+    cell = lambda z, x: (z @ weight, later)
+    assert closed_over(cell, torch.is_tensor) == ["`weight`"]
+    later = weight
+    assert sorted(closed_over(cell, torch.is_tensor)) == ["`later`", "`weight`"]

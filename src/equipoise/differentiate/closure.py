@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from .equation import Equation
+
+_EMPTY = types.CellType()  # a variable of a closure that has no value yet
 
 
 def closed_over(cell: Any, which: Callable[[Tensor], bool]) -> list[str]:
@@ -44,8 +47,10 @@ def _held(cell: Any) -> Iterator[tuple[str, Any]]:
     call = getattr(cell, "forward", None) or (cell if inspect.isroutine(cell) else type(cell).__call__)
     function = inspect.unwrap(getattr(call, "__func__", call))
     if inspect.isfunction(function):
-        variables = inspect.getclosurevars(function)
-        yield from {**variables.globals, **variables.nonlocals}.items()
+        code, known = function.__code__, function.__globals__
+        yield from ((name, known[name]) for name in code.co_names if name in known)
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        yield from ((name, held.cell_contents) for name, held in cells if held != _EMPTY)
 
 
 def refuse_closed_over(equation: Equation, start: Tensor, tensors: Sequence[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -46,13 +47,17 @@ class CellEquation(Equation):
         module = cell if isinstance(cell, nn.Module) else None
         named = tensors_of(module) if module is not None else {}
         self.names = list(named)
-        self.places = places_of(module) if module is not None else {}
         self.weights = HeldWeights(cell)
         self.slots = [i for i, a in enumerate(self.inputs) if isinstance(a, Tensor)]
         batched = [a for a in args if isinstance(a, Tensor)]
         unbatched = [a for a in shared if isinstance(a, Tensor)]
         self.tensors = (*batched, *self.masks.values(), *unbatched, *named.values())
         self.inputs_batched, self.batched = len(batched), len(batched) + len(self.masks)
+
+    @functools.cached_property
+    def places(self) -> dict[str, str]:
+        """Where the cell holds its tensors; asked for only where others take their place."""
+        return places_of(self.cell) if isinstance(self.cell, nn.Module) else {}
 
     def __call__(self, z: Tensor, *tensors: Tensor) -> Tensor:
         state, inputs = self.layout.unflat(z), self.inputs
@@ -100,6 +105,8 @@ class CellEquation(Equation):
         return self.weights.known is not None and all(a is b for a, b in zip(values, own, strict=True))
 
     def _flat(self, out: Any, z: Tensor) -> Tensor:
+        if self.layout.passes(out, z):
+            return out
         plain = not self.layout.is_tuple and isinstance(out, Tensor) and out.dtype == z.dtype
         if plain and out.shape == (len(z), *self.layout.shapes[0]):  # as it is in almost every step
             return self.layout.flat(out)

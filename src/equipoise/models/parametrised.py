@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,13 +23,13 @@ def advance_parametrisations(cell: Any) -> None:
     if not isinstance(cell, nn.Module) or under_transform():
         return
     with torch.no_grad():
-        for one in _lists(cell):
+        for one in _lists(cell.modules()):
             if one.training and next(one.buffers(), None) is not None:
                 one()
 
 
-def _lists(cell: nn.Module) -> list[ParametrizationList]:
-    return [m for m in cell.modules() if isinstance(m, ParametrizationList)]
+def _lists(modules: Iterable[nn.Module]) -> list[ParametrizationList]:
+    return [m for m in modules if isinstance(m, ParametrizationList)]
 
 
 class HeldWeights:
@@ -39,11 +39,9 @@ class HeldWeights:
     """
 
     def __init__(self, cell: Any) -> None:
-        module = cell if isinstance(cell, nn.Module) else None
-        self.lists = [] if module is None else _lists(module)
-        self.compiled = module is not None and any(
-            hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in module.modules()
-        )
+        modules = list(cell.modules()) if isinstance(cell, nn.Module) else []
+        self.lists = _lists(modules)
+        self.compiled = any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in modules)
         self.known: dict[tuple[int, torch.dtype], Tensor] | None = None  # while held: in a call of the layer
 
     @contextmanager

@@ -86,12 +86,14 @@ class Anderson(Solver):
             return (fz if self.damping == 1 else z.lerp(fz, self.damping)), state
         slot, used = self._window(step, state)
         state.used = used
-        df, dg, gram = state.df[:, :used], state.dg[:, :used], state.gram[:, :used, :used]
-        torch.sub(fz, f_last, out=df[:, slot])
-        torch.stack((torch.sub(g, g_last, out=dg[:, slot]), g), dim=1, out=state.pair)
-        both = torch.bmm(state.pair, dg.mT)  # (n, 2, used), in one pass over dg
-        gram[:, slot] = gram[:, :, slot] = both[:, 0]
-        weights = self._weights(f, gram, both[:, 1])
+        df, dg = state.df.narrow(1, 0, used), state.dg.narrow(1, 0, used)
+        gram = state.gram.narrow(1, 0, used).narrow(2, 0, used)
+        torch.sub(fz, f_last, out=df.select(1, slot))
+        torch.stack((torch.sub(g, g_last, out=dg.select(1, slot)), g), dim=1, out=state.pair)
+        new, rhs = torch.bmm(state.pair, dg.mT).unbind(1)  # (n, used) each, in one pass over dg
+        gram.select(1, slot).copy_(new)
+        gram.select(2, slot).copy_(new)
+        weights = self._weights(f, gram, rhs)
         accelerated = torch.sub(fz, combined(weights, df))
         if self.damping < 1:
             rest = g - combined(weights, dg)

@@ -84,13 +84,8 @@ class _Best:
     """The state of each row that had the lowest residual so far: what a row that fails hands back."""
 
     value: Tensor  # (n, D)
-    residual: Tensor  # (n,) infinite before the first check
+    residual: Tensor  # (n,)
     scale: Tensor  # (n,)
-
-    @classmethod
-    def begin(cls, z: Tensor) -> _Best:
-        inf = torch.full((z.shape[0],), math.inf, dtype=norm_dtype(z), device=z.device)
-        return cls(z, inf, inf)
 
     def take(self, rows: Tensor) -> _Best:
         return _Best(self.value[rows], self.residual[rows], self.scale[rows])
@@ -204,8 +199,8 @@ class _Iteration:
         self.progress = Progress.begin(f, z, run.rate, run.begun)
         self.kept: Tensor | None = None  # the rows that the last check left at work, if it dropped some
         # A closure sees the whole batch, whose rows it may mix: their last states belong together.
-        alone = f.compactable or len(z) == 1
-        self.best = _Best.begin(z) if alone and not solver.selects else None
+        self.alone = f.compactable or len(z) == 1
+        self.best: _Best | None = None  # from the first check on
 
     def run(self) -> None:
         solver, stop, due = self.solver, self.stop, 0
@@ -239,6 +234,8 @@ class _Iteration:
         tolerance = progress.tolerance(k, f, self.z, residual, scale, self.stop)
         if self.best is not None:
             self.best.see(self.z, residual, scale)
+        elif self.alone and not self.solver.selects:
+            self.best = _Best(self.z, residual, scale)
         if self.ahead:
             self._step(fz)
         if self.how.record is not None:
@@ -249,13 +246,17 @@ class _Iteration:
         if status is None:
             return False
         ended = (status >= 0) & ~progress.done
-        if not bool(ended.any()):
+        count = int(torch.count_nonzero(ended))
+        if not count:
             return False
-        self._keep(k, ended, status, fz, residual, scale)
+        if count == len(self.out.value):
+            self._keep_all(k, ended, status, fz, residual, scale)
+            return True
+        self._keep(k, ended, status, residual, scale)
         progress.done |= ended
         at_work = torch.nonzero(~progress.done).flatten()
         if not len(at_work):
-            if int(ended.sum()) < len(self.rows) and not self.ahead:
+            if count < len(self.rows) and not self.ahead:
                 if f.affine is not None or self.out.dropped:
                     self.out.dropped = True
                 else:
@@ -264,29 +265,40 @@ class _Iteration:
         self._drop(at_work)
         return False
 
-    def _keep(
+    def _keep_all(
         self, k: int, ended: Tensor, status: Tensor, fz: Tensor, residual: Tensor, scale: Tensor
     ) -> None:
+        """The result where all rows end at once: nothing is copied but z, if somebody else may hold it."""
+        out = self.out
+        out.value = self.z if self.how.ours and self.f.affine is not None else self.z.clone()
+        out.image = None if self.ahead else fz
+        out.status, out.residual, out.scale, out.floor = status, residual, scale, self.progress.floor
+        out.steps.fill_(k + self.ahead)
+        self._finish(self.rows, ended)
+
+    def _keep(self, k: int, ended: Tensor, status: Tensor, residual: Tensor, scale: Tensor) -> None:
         """Write down the result of the rows that have ended."""
         out, at = self.out, self.rows[ended]
-        if len(at) < len(out.value):
-            out.value[at] = self.z[ended]
-        else:  # all at once: no copy if nobody else can hold z
-            out.value = self.z if self.how.ours and self.f.affine is not None else self.z.clone()
-            out.image = None if self.ahead else fz
+        out.value[at] = self.z[ended]
         out.status[at], out.steps[at] = status[ended], k + self.ahead
         out.residual[at], out.scale[at] = residual[ended], scale[ended]
         out.floor[at] = self.progress.floor[ended]
+        self._finish(at, ended)
+
+    def _finish(self, at: Tensor, ended: Tensor) -> None:
+        """What is handed back of rows that have ended besides their last state."""
         self._hand_back_best(at, ended)
         if self.how.history and self.state is not None:
             estimate = self.solver.adjoint_estimate(self.state, torch.nonzero(ended).flatten())
-            out.estimates += [] if estimate is None else [(at, estimate)]
+            self.out.estimates += [] if estimate is None else [(at, estimate)]
 
     def _hand_back_best(self, at: Tensor, ended: Tensor) -> None:
         """The best state in place of the last one, for rows that have ended in a failure."""
         out, best = self.out, self.best
+        if best is None or best.value is self.z:  # the last state is the best one of every row
+            return
         failed = (out.status[at] != Status.converged) & (out.status[at] != Status.nonfinite)
-        if best is None or not bool(failed.any()):
+        if not bool(failed.any()):
             return
         best = best.take(ended)
         # With `ahead` the last state has not been evaluated, and its residual is that of the best one.

@@ -144,6 +144,10 @@ class Layout:
         parts = z if isinstance(z, tuple) else (z,)
         return cls([p.shape[1:] for p in parts], isinstance(z, tuple), _has_channels_last(z))
 
+    def passes(self, out: Any, z: Tensor) -> bool:
+        """Whether `out` is flat rows like z already, as in almost every step of a small cell."""
+        return self.plain and isinstance(out, Tensor) and out.shape == z.shape and out.dtype == z.dtype
+
     def flat(self, z: State) -> Tensor:
         """A state as flat rows, (N, D)."""
         if self.plain:
@@ -262,8 +266,8 @@ class Map:
         return self.f(self.layout.unflat(z), *self.args, *self.shared)
 
     def _flat_output(self, out: State, z: Tensor) -> Tensor:
-        if self.layout.plain and isinstance(out, Tensor) and out.shape == z.shape and out.dtype == z.dtype:
-            return out
+        if self.layout.passes(out, z):
+            return cast(Tensor, out)
         wrong = self.layout.mismatch(out, z.shape[0])
         if wrong:
             raise ValueError(

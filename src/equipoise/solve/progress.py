@@ -47,7 +47,8 @@ class Progress:
         inf = torch.full((z.shape[0],), math.inf, dtype=norm_dtype(z), device=z.device)
         zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
         floor = torch.full_like(inf, torch.finfo(f.rounding or z.dtype).tiny)
-        return cls(floor, inf, inf.clone(), inf.clone(), zero, zero.bool(), rate=rate, begun=begun)
+        # Several may be one tensor: all but `done` are replaced, and never written into.
+        return cls(floor, inf, inf, inf, zero, zero.bool(), rate=rate, begun=begun)
 
     def take(self, rows: Tensor) -> Progress:
         """What is known of some of the rows."""
@@ -99,11 +100,15 @@ class Progress:
         Early in a solve it returns None if no row has ended, which takes a fraction of the time to see.
         """
         share = min(self.rate, 1.0) if ahead else 1.0
-        if 0 < k < min(stop.patience, stop.max_steps):  # too early for a row to stall
+        if k < min(stop.patience, stop.max_steps):  # too early for a row to stall
             least, worst = map(float, torch.aminmax(residual / tolerance))
             # Both are NaN where one entry is, and then nothing below holds.
-            if share * least > 1 and worst < math.inf and float(residual.max()) <= stop.growth * self.lowest:
-                if k >= self.noted + _NOTED:
+            early = share * least > 1 and worst < math.inf
+            if early and (k == 0 or float(residual.max()) <= stop.growth * self.lowest):
+                if k == 0:  # no residual is below its tolerance
+                    self.first, self.asked, self.best = residual, tolerance, residual
+                    self.lowest = float(residual.min())
+                elif k >= self.noted + _NOTED:
                     self._note(k, residual)
                 else:
                     self.recent = residual if self.recent is None else torch.minimum(self.recent, residual)
