@@ -15,6 +15,7 @@ from rich.text import Text
 from cli.commands import SMALL
 from equipoise.cli.failures import explain
 from equipoise.cli.output import Output, PlainConsole, as_csv
+from equipoise.cli.watching import Watch
 from equipoise.plain import plain
 
 ESC, RLO, CSI = "\x1b", "\u202e", "\x9b"
@@ -100,3 +101,12 @@ def test_a_want_of_memory_is_told_in_the_words_of_the_library():
     told = explain(MemoryError("a kernel of 9 × 9 pairs of rows would need 5 TB"))
     assert told.title == "There is not enough memory"
     assert told.message == "a kernel of 9 × 9 pairs of rows would need 5 TB"
+
+
+def test_a_line_of_progress_is_not_wrapped_where_it_is_piped(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    watch = Watch(total=1, unit="epoch", shown=True)
+    watch.record({"epoch": 1, "loss": 0.25, "learning_rate": 0.01, "forward_steps": 12, "adjoint_steps": 14})
+    said = capsys.readouterr().err
+    assert len(said) > 60
+    assert said.count("\n") == 1

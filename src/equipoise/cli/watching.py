@@ -56,12 +56,12 @@ class Watch:
             self.task, description=where, total=self.total, completed=at, numbers=numbers, refresh=False
         )
         if self.shown and not self.console.is_terminal and self._due(at):
-            self.console.print(f"{where}  {numbers}  {duration(time.monotonic() - self._began)}")
+            self._line(f"{where}  {numbers}  {duration(time.monotonic() - self._began)}")
 
     def begin(self, expected: Forecast) -> None:
         """Say what the training will take, as it was estimated from a few steps."""
         self.console.quiet = not self.shown
-        self.console.print(f"takes about {duration(expected.seconds)} and {amount(expected.bytes)} of memory")
+        self._line(f"takes about {duration(expected.seconds)} and {amount(expected.bytes)} of memory")
         self._began = self._told = time.monotonic()
 
     def progress(self, step: int, loss: float) -> None:
@@ -78,7 +78,11 @@ class Watch:
         self.bar.update(self.task, total=self.total, completed=step / self.batches, left=words, refresh=False)
         if self.shown and not self.console.is_terminal and time.monotonic() - self._told > _QUIET:
             self._told = time.monotonic()
-            self.console.print(f"{100 * done:.0f} %  loss {number(loss)}  {words}")
+            self._line(f"{100 * done:.0f} %  loss {number(loss)}  {words}")
+
+    def _line(self, words: str) -> None:
+        """One line, however long: what reads a pipe takes a line for a record."""
+        self.console.print(words, soft_wrap=True)
 
     def _due(self, at: int) -> bool:
         """Whether a line is due: at the first and the last step, and at every tenth of the way."""

@@ -27,11 +27,15 @@ _FREE |= {"extra_repr", "described", "config", "settings"}
 _FREE |= {"__annotations__", "__annotate__", "__annotate_func__", "__static_attributes__", "__firstlineno__"}
 _FREE |= {"__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__qualname__"}
 _SEALED: dict[type, dict[str, Any]] = {}  # the members that a family of the library was defined with
+# Functions of torch that compute nothing, of which other libraries replace some.
+_SIDE = {"load", "save", "compile", "seed", "initial_seed", "manual_seed", "set_printoptions"}
+_SIDE |= {"get_num_threads", "set_num_threads", "get_num_interop_threads", "set_num_interop_threads"}
+_SIDE |= {"__repr__", "__str__", "__format__", "__dir__", "__reduce__", "__reduce_ex__", "__setstate__"}
 _TORCH = [
     (room, name, getattr(room, name))
     for room in (torch, F, Tensor)
     for name in dir(room)
-    if inspect.isroutine(getattr(room, name))
+    if name not in _SIDE and inspect.isroutine(getattr(room, name))
 ]  # functions and methods, as they were when this was imported
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -86,7 +86,6 @@ def smoothed_predictions(
         raise ValueError("X must hold at least one row. Got none.")
     generator = torch.Generator().manual_seed(seed)
     found: list[tuple[int, float, float, int]] = []
-    double = torch.float64
     for x in X:
         noisy = (_answers(model, head or model.readout, x), x, sigma, generator)
         chosen = _votes(*noisy, selection)
@@ -102,8 +101,8 @@ def smoothed_predictions(
     classes, radii, probabilities, failed = zip(*found, strict=True)
     return Smoothed(
         torch.tensor(classes),
-        torch.tensor(radii, dtype=double),
-        torch.tensor(probabilities, dtype=double),
+        torch.tensor(radii, dtype=torch.float64),
+        torch.tensor(probabilities, dtype=torch.float64),
         torch.tensor(failed),
         alpha,
     )
