@@ -155,7 +155,12 @@ def picture(found: dict[str, dict[str, Any]]) -> bytes:
     axes.xaxis.set_minor_locator(LogLocator(subs=()))
     axes.margins(x=0.12, y=0.01)
     axes.invert_yaxis()
-    axes.set_yticks(range(len(shown)), [f"{row.work}: {row.peer}" for _, row in shown], fontsize=8)
+    plain = [f"{row.work}: {row.peer}" for _, row in shown]
+    names = [
+        f"{row.work}, {row.ours}: {row.peer}" if plain.count(name) > 1 else name
+        for name, (_, row) in zip(plain, shown, strict=True)
+    ]
+    axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.set_xlabel("time of the other / time of equipoise\nblack: the target; red: missed")
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=120, metadata={"Software": None})

@@ -64,7 +64,8 @@ def altered(model: nn.Module, outside: Collection[str] = OUTSIDE, patched: bool 
     for name, module in model.named_modules():
         if name.partition(".")[0] in outside:
             continue
-        if changed := list(dict.fromkeys(_overridden(module))):
+        own = not parametrize.is_parametrized(module)  # torch gives a parametrised module a class of its own
+        if own and (changed := list(dict.fromkeys(_overridden(module)))):
             return _of_another_class(name, module, changed)
         what, remedy = _change(module, patched)
         if what:

@@ -195,7 +195,7 @@ def test_what_the_loop_does_is_measured():
         model.layers[0].W.zero_()  # f_1 = 0, so that T = f_2(0) and nothing comes before the last layer
     found = segmentation.balance(model, x, y)
     assert found["feedback"] == [0, 0]
-    assert found["beyond"] == 0
+    assert found["beyond"] < 1e-6  # the same sums in float32, of images that lie differently in memory
     assert found["alone"] == Scores.of(segmentation.predict(model, x), y, 11).miou
 
 
