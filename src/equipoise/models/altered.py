@@ -30,7 +30,7 @@ _SEALED: dict[type, dict[str, Any]] = {}  # the members that a family of the lib
 # Functions of torch that compute nothing, of which other libraries replace some.
 _SIDE = {"load", "save", "compile", "seed", "initial_seed", "manual_seed", "set_printoptions"}
 _SIDE |= {"get_num_threads", "set_num_threads", "get_num_interop_threads", "set_num_interop_threads"}
-_SIDE |= {"__repr__", "__str__", "__format__", "__dir__", "__reduce__", "__reduce_ex__", "__setstate__"}
+_SIDE |= {"__repr__", "__str__", "__format__", "__dir__"}  # not what copies tensors: a copy is certified
 _TORCH = [
     (room, name, getattr(room, name))
     for room in (torch, F, Tensor)
